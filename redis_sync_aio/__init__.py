@@ -1,0 +1,43 @@
+"""Distributed locks for asyncio on Redis and Valkey: pushed hand-over, honest leases, fences."""
+
+from .backoff import Backoff, wait_until
+from .coordinator import Coordinator
+from .errors import (
+    AcquireTimeout,
+    CommandRefused,
+    CoordinatorClosed,
+    LeaseLost,
+    LinkUnavailable,
+    NotHeld,
+    OutOfMemory,
+    PermissionRefused,
+    SyncError,
+    Unreachable,
+    WrongContext,
+    WrongKeyType,
+)
+from .lease import Lease
+from .lock import AsyncLock, LockStatistics, synchronized
+
+__all__ = [
+    "AcquireTimeout",
+    "AsyncLock",
+    "Backoff",
+    "CommandRefused",
+    "Coordinator",
+    "CoordinatorClosed",
+    "Lease",
+    "LeaseLost",
+    "LinkUnavailable",
+    "LockStatistics",
+    "NotHeld",
+    "OutOfMemory",
+    "PermissionRefused",
+    "SyncError",
+    "Unreachable",
+    "WrongContext",
+    "WrongKeyType",
+    "synchronized",
+    "wait_until",
+]
+__version__ = "0.1.0"

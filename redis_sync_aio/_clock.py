@@ -1,0 +1,28 @@
+"""The one source of local time: a monotonic clock that also counts time asleep.
+
+A lease runs on while a laptop or a virtual machine is suspended. ``time.monotonic()`` stands still then on
+Linux and macOS, so deadlines measured with it would be too late by the whole suspension. CLOCK_BOOTTIME
+(Linux) and CLOCK_MONOTONIC (macOS, where Python's own monotonic clock is another one) count it.
+
+Timers of the event loop run on ``time.monotonic()``; `Coordinator` therefore looks at its leases once a
+second at least while it holds any, so that a suspension is noticed within a second of waking up.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+
+def _suspension_aware() -> Callable[[], float]:
+    if sys.platform == "linux":
+        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":
+        return partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+    return time.monotonic
+
+
+now: Callable[[], float] = _suspension_aware()
+"""Seconds on a clock that never goes back and never stands still. Only differences mean anything."""

@@ -1,0 +1,56 @@
+"""What happens to the body of an ``async with`` when its lease is lost, and which exception leaves (P7).
+
+The guard cancels the task that entered, the way `asyncio.timeout` does: one ``task.cancel()``, taken back by
+``task.uncancel()`` at the exit, so that a cancellation from outside is never mistaken for ours, nor ours
+for one from outside. An anyio CancelScope would not do: it must be left in the task that entered it, and
+fixtures, exit stacks and generators are often left in another.
+
+On Python < 3.12 redis-py (with a socket timeout) can swallow a cancellation that meets its reply. There the
+cancel is repeated once a second while the body runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from .lease import Lease
+
+REPEAT = 1.0 if sys.version_info < (3, 12) else None
+
+
+class Guard:
+    """Watches over one body. Armed at entry, finished at exit."""
+
+    __slots__ = ("_before", "_cancels", "_lease", "_repeat", "_task")
+
+    def __init__(self, lease: Lease, cancel: bool) -> None:
+        self._lease = lease
+        self._task = asyncio.current_task()
+        self._before = self._task.cancelling() if self._task is not None else 0
+        self._cancels = 0  # ours, not taken back yet
+        self._repeat: asyncio.TimerHandle | None = None
+        if cancel:
+            lease.on_loss = self._cancel
+
+    def _cancel(self) -> None:
+        task = self._task
+        if task is None or task.done():
+            return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
+        self._cancels += 1
+        task.cancel(f"the lease on {self._lease.name!r} was lost")
+        if REPEAT is not None:
+            self._repeat = task.get_loop().call_later(REPEAT, self._cancel)
+
+    def finish(self, error: BaseException | None) -> bool:
+        """Disarm; return whether ``error`` is nothing but our own cancellation of the body."""
+        self._lease.on_loss = None
+        if self._repeat is not None:
+            self._repeat.cancel()
+        ours, self._cancels = self._cancels, 0
+        if not ours or self._task is None or self._task.done():
+            return False
+        left = self._task.cancelling()
+        for _ in range(ours):
+            left = self._task.uncancel()
+        return isinstance(error, asyncio.CancelledError) and left <= self._before

@@ -1,0 +1,87 @@
+"""Where redis-py's connection ends and ours begins. Nothing else in this package touches its insides.
+
+redis-py opens, encrypts, authenticates and sets up a connection exactly as the caller's client is
+configured (URL, TLS, unix socket, ACL user, credential provider, Sentinel, db). Then the transport gets our
+protocol, and redis-py's object is only kept to close it. The attributes used are `_reader`, `_writer` of a
+connection and `_in_use_connections` of a pool; they have been there since redis-py 4.2, and the suite runs
+on the oldest version we admit and on the newest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+
+class NotAdoptable(Exception):
+    """The client's connections are not asyncio streams that could be taken over."""
+
+
+class Adopted:
+    """A connection that redis-py opened and we drive."""
+
+    def __init__(self, pool: ConnectionPool, connection: AbstractConnection) -> None:
+        self._pool: Any = pool
+        self._connection: Any = connection
+        reader, writer = self._connection._reader, self._connection._writer
+        if not isinstance(writer, asyncio.StreamWriter):
+            raise NotAdoptable(f"{type(connection).__name__} does not use asyncio streams")
+        self.transport = cast("asyncio.Transport", writer.transport)
+        self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
+        self.leftover = bytes(reader._buffer)
+        self.closed_by_client = False
+        self._watch_disconnect()
+        # In the pool's books, and one above its limit: so closing the client closes this connection too,
+        # and the caller's own commands never compete with it for a place.
+        self._counted = hasattr(pool, "_in_use_connections")
+        if self._counted:
+            self._pool._in_use_connections.add(connection)
+            self._pool.max_connections += 1
+
+    def _watch_disconnect(self) -> None:
+        disconnect: Callable[..., Awaitable[None]] = self._connection.disconnect
+
+        async def noted(*args: object, **kwargs: object) -> None:
+            self.closed_by_client = True
+            await disconnect(*args, **kwargs)
+
+        self._connection.disconnect = noted
+
+    def take(self, protocol: asyncio.Protocol) -> None:
+        """Let ``protocol`` receive what arrives from now on."""
+        self.transport.set_protocol(protocol)
+
+    def lost(self, error: Exception | None) -> None:
+        """Tell redis-py that its transport is gone: whoever waits for it to be closed goes on."""
+        self._leave_pool()
+        if isinstance(self._redis_protocol, asyncio.Protocol):
+            self._redis_protocol.connection_lost(error)
+        self._connection._reader = self._connection._writer = None
+
+    def _leave_pool(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._pool._in_use_connections.discard(self._connection)
+            self._pool.max_connections -= 1
+
+
+async def open_connection(client: Redis) -> Adopted:
+    """Open one more connection of ``client``, beside its pool, with one attempt.
+
+    Raises what redis-py raises, and NotAdoptable.
+    """
+    pool = cast("ConnectionPool", client.connection_pool)
+    connection = cast("AbstractConnection", pool.make_connection())
+    connection.retry = Retry(NoBackoff(), 0)  # our own back-off decides, with deadlines
+    try:
+        await connection.connect()
+        return Adopted(pool, connection)
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise

@@ -1,0 +1,139 @@
+"""One command on its way to the server, and what the server's error answers mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+from .._scripts import Script
+from .._types import text
+from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, WrongKeyType
+
+Reply: TypeAlias = Any
+"""What hiredis made of the server's answer: int, bytes, None, list, dict …; decoded by the engine."""
+
+Argument: TypeAlias = bytes | int
+
+
+class ReplyError(Exception):
+    """An error answer of the server, verbatim."""
+
+
+class Call:
+    """A command, sent until it is answered or until ``expires``; then ``done(call)`` runs, exactly once.
+
+    Every command of this package is idempotent for its token, so a call whose connection was lost is sent
+    again as it is. ``ambiguous`` says that an earlier copy may have been executed.
+
+    Invariant: ``over`` is set before ``done`` is called; after that the call is never sent or done again.
+    """
+
+    __slots__ = (
+        "ambiguous",
+        "arguments",
+        "attempts",
+        "done",
+        "error",
+        "expires",
+        "name",
+        "once",
+        "over",
+        "reply",
+        "script",
+        "sent",
+        "trouble",
+    )
+
+    def __init__(
+        self,
+        name: bytes,
+        script: Script | None,
+        arguments: tuple[Argument, ...],
+        expires: float,
+        done: Callable[[Call], None],
+        once: bool = False,
+    ) -> None:
+        self.name = name
+        self.script = script
+        self.arguments = arguments
+        self.expires = expires  # local clock: stop trying then
+        self.done = done
+        self.once = once  # not idempotent: never sent a second time
+        self.reply: Reply = None
+        self.error: SyncError | None = None
+        self.trouble: SyncError | None = None  # why it has not been answered yet
+        self.sent = 0.0  # local clock, from before the last copy was sent (P6)
+        self.attempts = 0
+        self.ambiguous = False
+        self.over = False
+
+    def command(self) -> tuple[Argument, ...]:
+        """Return the words of the command."""
+        if self.script is None:
+            return self.arguments
+        return (b"EVALSHA", self.script.sha, *self.arguments)
+
+    def command_with_source(self) -> tuple[Argument, ...]:
+        """Return the command for a server that does not know the script yet; it is cached from then on."""
+        assert self.script is not None
+        return (b"EVAL", self.script.source, *self.arguments)
+
+    def answer(self, reply: Reply) -> None:
+        """Finish with the server's answer."""
+        if not self.over:
+            self.over = True
+            self.reply = reply
+            self.done(self)
+
+    def fail(self, error: SyncError) -> None:
+        """Finish without an answer."""
+        if not self.over:
+            self.over = True
+            self.error = error
+            self.done(self)
+
+    def drop(self) -> None:
+        """Nobody wants the answer any more: never send it again, and stay silent when it arrives."""
+        self.over = True
+
+
+class Executor(Protocol):
+    """What carries calls to the server. Calls that share a name are executed in the order of ``send``."""
+
+    pushes: bool
+    """Whether grants are pushed; if not, waiters poll."""
+
+    def send(self, call: Call) -> None:
+        """Send ``call``. Returns at once, never raises; ``call.done`` runs later, never inside."""
+
+    async def close(self) -> None:
+        """Give up whatever is under way and close connections and tasks."""
+
+
+# Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
+TRANSIENT = frozenset(
+    {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"}
+)
+
+_REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
+    "OOM": (OutOfMemory, "free memory or raise maxmemory; releases and renewals still work"),
+    "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),
+    "NOAUTH": (PermissionRefused, "give the client a username and password"),
+    "WRONGTYPE": (WrongKeyType, "choose another name for the lock, or delete that key"),
+}
+# Redis 6.2 wraps the error of a command that a script ran; later versions put its code first.
+_WRAPPED = re.compile(r"^ERR Error running script.*?: -?([A-Z]{3,}) (.*)$", re.DOTALL)
+
+
+def error_code(message: str) -> str:
+    """Return the code of an error answer, its first word."""
+    wrapped = _WRAPPED.match(message)
+    return wrapped[1] if wrapped else message.split(" ", 1)[0]
+
+
+def refusal(name: bytes, message: str) -> CommandRefused:
+    """Return the typed error for an error answer about the lock ``name``."""
+    code = error_code(message)
+    kind, advice = _REFUSALS.get(code, (CommandRefused, "nothing was changed"))
+    return kind(f"the server refused a command for {text(name)!r}: {message} ({advice})", code=code)

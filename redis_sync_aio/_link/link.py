@@ -1,0 +1,408 @@
+"""The link: one RESP3 connection that carries every command and every push of a coordinator.
+
+Why one. Commands of all tasks leave in one write per turn of the loop, replies and pushes arrive in one
+ordered stream: the reply to an enqueue precedes its grant, a clean-up can not be overtaken by what it cleans
+up (both go through the same pipe), and a lost connection is one event, after which everything is
+re-checked. A task that is cancelled never tears a command in half, since the link writes, not the task.
+
+Losing it. Calls that were written and not answered are ambiguous; all our scripts are idempotent for their
+token, so they are sent again on the next connection, in their order, unless their caller withdrew them. A
+call is given up (`Unreachable`) when its `expires` passes.
+
+The old connection may still have unread commands in a buffer somewhere when the next one is already in
+use. So the first thing a new connection does is to kill the old one at the server (CLIENT KILL ID, if
+the ACL user may); what still slips through finds its token spent (see acquire.lua) or ends with its ttl.
+
+Liveness. A connection on which an answer is overdue for `response_timeout` is dropped. While somebody
+depends on pushes a PING goes out after `response_timeout` of silence, so a black-holed connection is
+noticed within twice `response_timeout` plus one tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import redis.exceptions
+from redis.asyncio import Redis
+
+from .._clock import now
+from .._types import text
+from ..backoff import Backoff
+from ..errors import CommandRefused, LinkUnavailable, SyncError, Unreachable
+from .adopt import NotAdoptable, open_connection
+from .call import TRANSIENT, Argument, Call, Reply, error_code, refusal
+from .wire import Wire
+
+logger = logging.getLogger("redis_sync_aio")
+
+RECONNECT = Backoff(initial=0.02, cap=1.0)
+RETRY = Backoff(initial=0.01, cap=0.25)
+
+
+class LinkOwner(Protocol):
+    """What the link tells its coordinator. All of it is called from the event loop, none of it raises."""
+
+    def link_pushed(self, payload: bytes) -> None: ...
+    def link_down(self) -> None: ...
+    def link_up(self) -> None: ...
+    def link_refused(self, error: SyncError) -> None: ...
+    def link_client_closed(self) -> None: ...
+    def link_needed(self) -> bool: ...
+
+
+class Link:
+    """Connects when first used, reconnects while it is needed."""
+
+    pushes = True
+
+    def __init__(
+        self, client: Redis, inbox: bytes, owner: LinkOwner, response_timeout: float, connect_timeout: float
+    ) -> None:
+        self._client = client
+        self._inbox = inbox
+        self._owner = owner
+        self._response_timeout = response_timeout
+        self._connect_timeout = connect_timeout
+        self._loop = asyncio.get_running_loop()
+        self._wire: Wire | None = None
+        self._handshake: _Handshake
+        self._delays = iter(RECONNECT)
+        self._since = -1.0  # when the newest connection was established
+        self._connecting: asyncio.Task[None] | None = None
+        self._unsent: deque[Call] = deque()
+        self._retries: dict[Call, asyncio.TimerHandle] = {}
+        self._watch: asyncio.TimerHandle | None = None
+        self._client_id: int | None = None  # of the newest connection
+        self._trouble: Exception | None = None
+        self._closed = False
+        self.connections = 0
+
+    @property
+    def up(self) -> bool:
+        """Whether a connection is established."""
+        return self._wire is not None
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why there is no connection, if there is none."""
+        return self._trouble
+
+    # -- sending ---------------------------------------------------------------------------------------
+
+    def send(self, call: Call) -> None:
+        """Send ``call`` now, or as soon as there is a connection."""
+        wire = self._wire
+        if wire is not None:
+            wire.send(call)
+            return
+        self._unsent.append(call)
+        self.connect()
+
+    def _on_error(self, call: Call, message: str) -> None:
+        """An error answer: nothing was executed."""
+        code = error_code(message)
+        if call.over:
+            return
+        if code == "NOSCRIPT" and self._wire is not None:
+            self._wire.send(call, call.command_with_source())
+        elif code in TRANSIENT and now() < call.expires:
+            call.trouble = refusal(call.name, message)
+            self._retry_later(call)
+            if code == "READONLY":
+                self._drop(f"the server is a replica now: {message}")
+        else:
+            call.fail(refusal(call.name, message))
+
+    def _retry_later(self, call: Call) -> None:
+        delay = RETRY.bound(call.attempts) * (0.5 + RETRY.random() / 2)
+
+        def again() -> None:
+            del self._retries[call]
+            if not call.over:
+                self.send(call)
+
+        self._retries[call] = self._loop.call_later(delay, again)
+
+    # -- connecting ------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Start connecting, unless that is done or under way."""
+        if self._wire is None and self._connecting is None and not self._closed:
+            self._connecting = self._loop.create_task(self._connect(), name="redis_sync_aio link")
+            self._start_watch()
+
+    async def _connect(self) -> None:
+        """Try until connected, refused for good, or no longer needed."""
+        try:
+            if now() - self._since < 1.0:  # it did not last: do not spin
+                await asyncio.sleep(next(self._delays))
+            else:
+                self._delays = iter(RECONNECT)
+            for delay in self._delays:
+                try:
+                    wire = await self._open()
+                except _REFUSED as error:
+                    self._trouble = error
+                    self._refuse(error)
+                    return
+                except _OUT_OF_REACH as error:
+                    self._trouble = error
+                    self._expire_calls()
+                    if not self._unsent and not self._retries and not self._owner.link_needed():
+                        return
+                    await asyncio.sleep(delay)
+                else:
+                    self._established(wire)
+                    return
+        finally:
+            self._connecting = None
+
+    async def _open(self) -> Wire:
+        # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
+        async with asyncio.timeout(self._connect_timeout):
+            adopted = await open_connection(self._client)
+            wire = Wire(adopted, self._on_error, self._on_push, self._on_lost)
+            try:
+                await self._introduce(wire)
+            except BaseException:
+                wire.abort()
+                raise
+        if self._closed:  # redis-py may swallow a cancellation on Python < 3.12
+            wire.abort()
+            raise asyncio.CancelledError
+        return wire
+
+    async def _introduce(self, wire: Wire) -> None:
+        """Switch to RESP3, retire the previous connection, subscribe the inbox and prove that it hears."""
+        self._handshake = handshake = _Handshake(wire, self._inbox)
+        hello = handshake.ask(b"HELLO", 3)
+        if self._client_id is not None:
+            handshake.ask(b"CLIENT", b"KILL", b"ID", self._client_id)
+        client_id = handshake.ask(b"CLIENT", b"ID")
+        subscribed = handshake.ask(b"SUBSCRIBE", self._inbox)
+        published = handshake.ask(b"PUBLISH", self._inbox, b"")
+        rights = "SUBSCRIBE and PUBLISH on rsa:*"
+        for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (published, rights)):
+            try:
+                await answer
+            except CommandRefused as error:
+                if error.code in TRANSIENT:
+                    raise redis.exceptions.ConnectionError(str(error)) from error
+                raise LinkUnavailable(
+                    f"the server does not allow {what}, which pushed wake-ups need: {error}; allow it, or use "
+                    'Coordinator(client, push="never") to poll instead'
+                ) from error
+        await handshake.heard
+        try:
+            self._client_id = int(await client_id)
+        except CommandRefused:
+            self._client_id = None  # not permitted; see the essay above
+
+    def _established(self, wire: Wire) -> None:
+        self._wire = wire
+        self._trouble = None
+        self._since = now()
+        self.connections += 1
+        # Before anything else: every lease and every waiter looks whether it still is what it was.
+        self._owner.link_up()
+        unsent, self._unsent = self._unsent, deque()
+        for call in unsent:
+            if not call.over:
+                wire.send(call)
+
+    def _refuse(self, error: Exception) -> None:
+        """The server, or the client's configuration, says no: everybody is told, nothing is retried."""
+        if isinstance(error, SyncError):
+            known = error
+        elif isinstance(error, NotAdoptable):
+            known = LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
+        else:
+            known = refusal(self._inbox, f"{_code(error)} {error}")
+        self._owner.link_refused(known)
+        for call in self.take_unsent():
+            call.fail(known)
+
+    def take_unsent(self) -> list[Call]:
+        """Hand over all calls that wait for a connection or for their next attempt."""
+        calls = [call for call in (*self._unsent, *self._retries) if not call.over]
+        for timer in self._retries.values():
+            timer.cancel()
+        self._unsent.clear()
+        self._retries.clear()
+        return calls
+
+    # -- losing ----------------------------------------------------------------------------------------
+
+    def _on_push(self, push: list[Reply]) -> None:
+        if push[0] == b"message" and push[1] == self._inbox:
+            if push[2]:
+                self._owner.link_pushed(push[2])
+            else:
+                self._handshake.heard_ourselves()
+        elif push[0] == b"subscribe":
+            self._handshake.subscribed()
+
+    def _on_lost(self, wire: Wire, error: Exception | None) -> None:
+        """The connection is gone without our doing."""
+        if wire is not self._wire:
+            self._handshake.lost()
+            return
+        self._wire = None
+        self._trouble = error or ConnectionResetError("the server closed the connection")
+        resend: list[Call] = []
+        for call in wire.pending:
+            if call.over or call.script is None:
+                continue
+            call.ambiguous = True
+            if call.once:
+                call.fail(
+                    Unreachable(
+                        f"the connection was lost before the answer about {text(call.name)!r} arrived: it may "
+                        "or may not have happened; look at statistics()"
+                    )
+                )
+            else:
+                resend.append(call)
+        self._unsent.extendleft(reversed(resend))
+        self._owner.link_down()
+        if wire.closed_by_client:
+            self._owner.link_client_closed()
+        elif self._unsent or self._owner.link_needed():
+            self.connect()
+
+    def _drop(self, why: str) -> None:
+        """Give up the connection and open another."""
+        if self._wire is not None:
+            logger.info("redis_sync_aio drops its connection: %s", why)
+            self._wire.drop(ConnectionAbortedError(why))
+
+    # -- the watch -------------------------------------------------------------------------------------
+
+    def _start_watch(self) -> None:
+        if self._watch is None and not self._closed:
+            self._watch = self._loop.call_later(min(0.25, self._response_timeout / 4), self._look)
+
+    def _look(self) -> None:
+        """Once a tick: overdue answers, silent connections, calls whose time is up."""
+        self._watch = None
+        wire, time = self._wire, now()
+        self._expire_calls()
+        if wire is not None:
+            pending = wire.pending
+            overdue = bool(pending) and time - max(pending[0].sent, wire.heard) > self._response_timeout
+            if overdue:
+                self._drop(f"no answer for {self._response_timeout} seconds")
+            elif not pending and self._owner.link_needed() and time - wire.heard > self._response_timeout:
+                wire.send(Call(b"", None, (b"PING",), time + self._response_timeout, _ignore))
+        if self._wire is not None or self._connecting is not None or self._retries:
+            self._start_watch()
+
+    def _expire_calls(self) -> None:
+        time = now()
+        wire = self._wire
+        for call in (*self._unsent, *self._retries, *(wire.pending if wire else ())):
+            if not call.over and time >= call.expires:
+                call.fail(call.trouble or self.unreachable(call.name))
+        self._unsent = deque(call for call in self._unsent if not call.over)
+
+    def unreachable(self, name: bytes) -> Unreachable:
+        """Return the error for a command about ``name`` that could not be delivered."""
+        cause = self._trouble
+        error = Unreachable(
+            f"Redis did not answer a command for {text(name)!r} in time"
+            + (f": {type(cause).__name__}: {cause}" if cause else "")
+            + "; check the server and the network, or allow more time (retry_for, timeout)"
+        )
+        error.__cause__ = cause
+        return error
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Forget the connection without touching it: it belongs to the parent process (after a fork)."""
+        self._closed = True
+        self._wire = None
+
+    async def close(self) -> None:
+        """Close the connection; calls that are still under way are never answered."""
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self.take_unsent()
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
+            await asyncio.wait([connecting])
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.abort()
+            await wire.gone
+
+
+def _ignore(call: Call) -> None:
+    """Nobody waits for this answer."""
+
+
+class _Handshake:
+    """Commands of a connection that is being set up, each with a future for its answer."""
+
+    def __init__(self, wire: Wire, inbox: bytes) -> None:
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._inbox = inbox
+        self.heard: asyncio.Future[None] = self._loop.create_future()
+
+    def ask(self, *words: Argument) -> asyncio.Future[Reply]:
+        answer: asyncio.Future[Reply] = self._loop.create_future()
+
+        def done(call: Call) -> None:
+            if answer.done():
+                return
+            if call.error is None:
+                answer.set_result(call.reply)
+            else:
+                answer.set_exception(call.error)
+                answer.exception()  # looked at: some answers do not matter
+
+        self._wire.send(Call(self._inbox, None, words, 0.0, done))
+        return answer
+
+    def subscribed(self) -> None:
+        # In RESP3 the answer to SUBSCRIBE is a push, in its place among the replies; only a refusal is a reply.
+        self._wire.pending.popleft().answer(None)
+
+    def heard_ourselves(self) -> None:
+        if not self.heard.done():
+            self.heard.set_result(None)
+
+    def lost(self) -> None:
+        error = Unreachable("the connection was lost while it was being set up")
+        if not self.heard.done():
+            self.heard.set_exception(error)
+            self.heard.exception()
+        for call in self._wire.pending:
+            call.fail(error)
+
+
+def _code(error: Exception) -> str:
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return "NOPERM"
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        return "NOAUTH"
+    return "ERR"
+
+
+_REFUSED = (
+    LinkUnavailable,
+    NotAdoptable,
+    redis.exceptions.AuthenticationError,
+    redis.exceptions.AuthorizationError,
+    redis.exceptions.ResponseError,
+    redis.exceptions.DataError,
+)
+_OUT_OF_REACH = (Unreachable, redis.exceptions.RedisError, OSError, TimeoutError, CommandRefused)

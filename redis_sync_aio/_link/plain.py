@@ -1,0 +1,132 @@
+"""The executor without a link: the same scripts through the client's own pool, and no pushes.
+
+Used where a link is impossible (a proxy that speaks RESP2 only, a user without pub/sub) or not wanted.
+Every call runs in a task of its own, so the caller's cancellation never reaches redis-py (which swallows it
+on Python < 3.12 when its socket timeout is set) and never closes a pooled connection.
+
+A pool has many connections, so order must be made: the calls of one name run one after the other. That
+is what keeps a clean-up behind the command it cleans up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import redis.exceptions
+from redis.asyncio import Redis
+from redis.client import NEVER_DECODE
+
+from .._clock import now
+from .._types import text
+from ..backoff import Backoff
+from ..errors import SyncError, Unreachable
+from .call import TRANSIENT, Argument, Call, Reply, refusal
+
+RETRY = Backoff(initial=0.01, cap=0.5)
+
+# redis-py takes the code away from an error answer and makes it a class.
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (redis.exceptions.NoScriptError, "NOSCRIPT"),
+    (redis.exceptions.ReadOnlyError, "READONLY"),
+    (redis.exceptions.BusyLoadingError, "LOADING"),
+    (redis.exceptions.OutOfMemoryError, "OOM"),
+    (redis.exceptions.NoPermissionError, "NOPERM"),
+    (redis.exceptions.MasterDownError, "MASTERDOWN"),
+    (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (redis.exceptions.TryAgainError, "TRYAGAIN"),
+    (redis.exceptions.AuthenticationError, "NOAUTH"),
+)
+
+
+class PlainExecutor:
+    """Sends calls through ``client``, in order for each name."""
+
+    pushes = False
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._queues: dict[bytes, deque[Call]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, call: Call) -> None:
+        """Send ``call`` after the earlier calls about the same name."""
+        queue = self._queues.get(call.name)
+        if queue is not None:
+            queue.append(call)
+            return
+        self._queues[call.name] = deque([call])
+        task = asyncio.get_running_loop().create_task(self._work(call.name), name="redis_sync_aio calls")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, name: bytes) -> None:
+        queue = self._queues[name]
+        try:
+            while queue:
+                call = queue.popleft()
+                if not call.over:
+                    await self._run(call)
+        finally:
+            del self._queues[name]
+
+    async def _run(self, call: Call) -> None:
+        """Try until answered, refused or expired."""
+        for delay in RETRY:
+            call.sent = now()
+            call.attempts += 1
+            try:
+                async with asyncio.timeout(max(call.expires - call.sent, 0.001)):
+                    reply = await self._execute(call)
+            except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+                self._failed(call, error)
+            else:
+                call.answer(reply)
+            if call.over:
+                return
+            await asyncio.sleep(max(0.0, min(delay, call.expires - now())))
+
+    async def _execute(self, call: Call) -> Reply:
+        words: tuple[Argument, ...] = call.command()
+        try:
+            return await self._client.execute_command(*words, **{NEVER_DECODE: True})
+        except redis.exceptions.NoScriptError:
+            return await self._client.execute_command(*call.command_with_source(), **{NEVER_DECODE: True})
+
+    def _failed(self, call: Call, error: Exception) -> None:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+        if code is None and isinstance(error, redis.exceptions.ResponseError):
+            trouble: SyncError = refusal(call.name, str(error))
+            code = str(error).split(" ", 1)[0]
+        elif code is not None:
+            trouble = refusal(call.name, f"{code} {error}")
+        else:
+            call.ambiguous = True
+            trouble = _unreachable(call, error)
+        if call.over:
+            return
+        definite = code is not None and code not in TRANSIENT
+        if definite or call.once or now() >= call.expires:
+            call.fail(trouble)
+        else:
+            call.trouble = trouble
+
+    def unreachable(self, name: bytes) -> Unreachable:
+        """Return the error for a command about ``name`` that was not answered in time."""
+        return Unreachable(f"Redis did not answer a command for {text(name)!r} in time")
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def _unreachable(call: Call, error: Exception) -> Unreachable:
+    unreachable = Unreachable(
+        f"Redis did not answer a command for {text(call.name)!r} in time: {type(error).__name__}: {error}; "
+        "check the server and the network, or allow more time (retry_for, timeout)"
+    )
+    unreachable.__cause__ = error
+    return unreachable

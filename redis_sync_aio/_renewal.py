@@ -1,0 +1,223 @@
+"""Keeps the leases of one coordinator: renews them in one batch, notices their end, releases them.
+
+One timer for all of them, not a task per lease. A tick looks at every lease: those whose time has come are
+renewed, all in the same turn of the loop and so in one write; those whose deadline has passed are lost. A
+lease is due after a third of its time, and a tick takes along what would be due soon after.
+
+Unknown is not lost (P6): a renewal without an answer is repeated by the link until the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from ._clock import now
+from ._engine.lua import LuaEngine, Released, Renewed, read_renew
+from ._link.call import Call
+from .errors import CommandRefused, LossReason, SyncError, Unreachable
+from .lease import Lease, State
+
+logger = logging.getLogger("redis_sync_aio")
+
+TICK = 1.0
+"""Seconds between two looks at most, so that time asleep (suspension) is noticed soon after."""
+NEAR = 0.005
+"""Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
+
+
+class UnderWay:
+    """The releases and withdrawals without an answer yet, which a closing coordinator waits for."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        self._drained: asyncio.Event | None = None
+
+    def add(self, call: Call) -> None:
+        """Count ``call`` in."""
+        self._calls.add(call)
+
+    def discard(self, call: Call) -> None:
+        """``call`` was answered, or given up."""
+        self._calls.discard(call)
+        if not self._calls and self._drained is not None:
+            self._drained.set()
+
+    async def drained(self, timeout: float) -> None:
+        """Wait until all are answered, ``timeout`` seconds at most."""
+        if self._calls:
+            self._drained = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._drained.wait()
+
+
+class Renewals:
+    """The keeper of all leases of a coordinator."""
+
+    def __init__(
+        self,
+        engine: Callable[[], LuaEngine],
+        leases: Callable[[], Iterable[Lease]],
+        forget: Callable[[Lease], None],
+        retry_for: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._leases = leases
+        self._forget = forget
+        self._retry_for = retry_for
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_at = math.inf  # local clock
+        self.under_way = UnderWay()
+
+    # -- keeping ---------------------------------------------------------------------------------------
+
+    def watch(self, lease: Lease) -> None:
+        """Keep ``lease`` from now on."""
+        if lease.renew_at < self._tick_at or self._timer is None:
+            self._schedule(min(lease.renew_at, lease.deadline))
+
+    def _schedule(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = min(max(when - now(), NEAR), TICK)
+        self._tick_at = now() + delay
+        self._timer = self._loop.call_later(delay, self._tick)
+
+    def stop(self) -> None:
+        """Never look again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        time = now()
+        late = time - self._tick_at
+        self._timer, self._tick_at = None, math.inf
+        next_look = math.inf
+        for lease in list(self._leases()):
+            if lease.state is not State.HELD:
+                continue
+            if time >= lease.deadline:
+                # A renewal that was sent in good time and has no answer yet: nobody could be reached.
+                lease.lose("unreachable" if lease.renewing else "expired")
+                continue
+            if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
+                if late > lease.period / 3:
+                    _warn_late(lease, late)
+                self._renew(lease)
+            next_look = min(next_look, lease.deadline if lease.renewing else lease.renew_at, lease.deadline)
+        if next_look < math.inf:
+            self._schedule(next_look)
+
+    def recheck(self, lease: Lease) -> None:
+        """Ask the server at once whether the lease is still ours (after a reconnect)."""
+        if lease.state is State.HELD and lease.ttl_ms and not lease.renewing:
+            self._renew(lease)
+
+    def _renew(self, lease: Lease) -> None:
+        if not lease.auto_renew:
+            lease.renew_at = lease.deadline
+            return
+        left = lease.until - now()
+        ttl = min(lease.ttl_ms, math.floor(left * 1000)) if left < math.inf else lease.ttl_ms
+        if now() + ttl / 1000 <= lease.deadline:  # max_hold: nothing to gain any more
+            lease.renew_at = lease.deadline
+            return
+        lease.renewing = True
+
+        def done(call: Call) -> None:
+            lease.renewing = False
+            self._renewed(lease, ttl, call)
+
+        self._engine().renew(lease.keys, lease.wire_token, ttl, lease.deadline, done)
+
+    def _renewed(self, lease: Lease, ttl: int, call: Call) -> SyncError | None:
+        """Take the answer to a renewal; return what went wrong, if it did."""
+        if lease.state is not State.HELD:
+            return lease.loss() if lease.state is State.LOST else None
+        if call.error is not None:
+            lease.renew_at = now() + min(1.0, lease.period / 6)
+            if isinstance(call.error, CommandRefused):
+                logger.warning("the lease on %r could not be renewed: %s", lease.name, call.error)
+            elif now() >= lease.deadline:
+                lease.lose("unreachable")
+            self.watch(lease)
+            return call.error
+        outcome = read_renew(call.reply)
+        if outcome is not Renewed.RENEWED:
+            reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
+            lease.lose(reason)
+            return lease.loss()
+        lease.period = ttl / 1000
+        lease.deadline = call.sent + lease.period
+        lease.renew_at = call.sent + lease.period / 3 if lease.auto_renew else lease.deadline
+        self.watch(lease)
+        return None
+
+    # -- Keeper, for leases ----------------------------------------------------------------------------
+
+    def forget(self, lease: Lease) -> None:
+        """Keep ``lease`` no longer."""
+        self._forget(lease)
+
+    async def extend(self, lease: Lease, ttl: int) -> None:
+        """Renew ``lease`` now with another ttl."""
+        outcome: asyncio.Future[None] = self._loop.create_future()
+
+        def done(call: Call) -> None:
+            error = self._renewed(lease, ttl, call)
+            if error is None:
+                lease.ttl_ms = ttl
+            if outcome.done():
+                return
+            if error is None:
+                outcome.set_result(None)
+            else:
+                outcome.set_exception(error)
+
+        expires = min(lease.deadline, now() + self._retry_for)
+        self._engine().renew(lease.keys, lease.wire_token, ttl, expires, done)
+        await outcome
+
+    def release(self, lease: Lease) -> None:
+        """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
+        self._forget(lease)
+        expires = min(lease.deadline, now() + self._retry_for)
+
+        def done(call: Call) -> None:
+            self.under_way.discard(call)
+            lease.released(self._release_error(lease, call))
+
+        self.under_way.add(self._engine().release(lease.keys, lease.wire_token, b"", expires, done))
+
+    def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
+        if lease.state is State.LOST:  # closed, or found lost, meanwhile
+            return lease.loss()
+        if call.error is not None:
+            if isinstance(call.error, Unreachable) and call.sent == 0.0 and now() >= lease.deadline:
+                lease.lose("unreachable")
+                return lease.loss()
+            return call.error
+        found = Released(call.reply)
+        # An earlier copy of this very release may have been executed and its answer lost. Before our
+        # deadline nobody but us can have ended the lease, so that copy did it (P4).
+        if found is Released.RELEASED or (call.ambiguous and call.sent < lease.deadline):
+            return None
+        lease.lose("expired" if found is Released.GONE else "taken")
+        return lease.loss()
+
+
+def _warn_late(lease: Lease, late: float) -> None:
+    logger.warning(
+        "the renewal of the lease on %r came %.2f seconds late: the event loop was blocked; %.2f of %.2f seconds "
+        "are left. Move blocking work to a thread, or give the lock a longer ttl",
+        lease.name,
+        late,
+        lease.remaining(),
+        lease.period,
+    )

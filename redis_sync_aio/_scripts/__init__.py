@@ -1,0 +1,38 @@
+"""Every change on the server is one Lua script in a file of this folder; here they are loaded.
+
+A line ``-- include: part`` is replaced by ``parts/part.lua``. The header of each file documents its keys,
+arguments, replies, cost, and why running it twice is safe. Comments do not travel to the server.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+
+_INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
+_COMMENT = re.compile(r"(^|\s)--.*$", re.MULTILINE)
+_BLANK = re.compile(r"\n\s*\n+")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script as the server sees it."""
+
+    name: str
+    source: bytes
+    sha: bytes
+
+
+def _read(path: str) -> str:
+    return files(__package__).joinpath(path).read_text("utf-8")
+
+
+@cache
+def load(name: str) -> Script:
+    """Return the script ``name``.lua with its includes in place."""
+    text = _INCLUDE.sub(lambda match: _read(f"parts/{match[1]}.lua"), _read(f"{name}.lua"))
+    source = _BLANK.sub("\n", _COMMENT.sub("", text)).strip().encode()
+    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())

@@ -1,0 +1,33 @@
+-- Take the lock, or a place in its queue (or neither, when there is no ticket).
+-- KEYS  name, queue, fence, polls
+-- ARGV  1 token  2 ttl_ms (0 = for ever)  3 ticket ('' = do not queue)
+--       4 poll_ms: how long the ticket of a polling owner stays alive (0 = it has an inbox)
+--       5 '1' if the token is a caller's identity, which may be used again after a release
+-- REPLY fence                    GRANTED, for the whole ttl
+--       {code, fence, ms left (-1 = for ever, -2 = nobody holds it), server time in us, soon}
+--       code: 0 BUSY  2 QUEUED  3 OWN (held by this token already)  4 SPENT
+--       soon = 1: no release will wake us (a foreign holder, or a reservation): look again soon
+-- REPLAY  A token that holds the lock is told so and a ticket that is queued keeps its place: nothing
+--       changes. A copy that arrives after the release finds the token in FENCE and is SPENT.
+-- COST  O(log waiters)
+-- include: keys
+local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+-- include: uncontended
+-- include: lock
+local holder = redis.call('GET', NAME)
+local last, last_token = last_grant()
+local spent = not holder and last_token == token and ARGV[5] ~= '1'
+if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end
+if spent then return {4, 0, -2, now, 0} end
+if holder == token then
+  local fence = last_token == token and tonumber(last) or next_fence(token)
+  return {3, fence, redis.call('PTTL', NAME), now, 0}
+end
+if not holder and settle(ticket) == FREE then
+  if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end
+  if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
+  local fence = next_fence(token)
+  hold(token, ttl)
+  return fence
+end
+-- include: enqueue

@@ -1,0 +1,18 @@
+-- Look at a lock. Changes nothing.
+-- KEYS  name, queue, fence, polls
+-- ARGV  1 how many tickets to show
+-- REPLY {holder or nil, ms left (-1 = for ever, -2 = free), last fence or nil, its token or nil,
+--        number of tickets, the first tickets}
+-- REPLAY  Reads only.
+-- COST  O(log waiters + tickets shown)
+-- include: keys
+-- include: lock
+local fence, token = last_grant()
+return {
+  redis.call('GET', NAME),
+  redis.call('PTTL', NAME),
+  fence or false,
+  token or false,
+  redis.call('ZCARD', QUEUE),
+  redis.call('ZRANGE', QUEUE, 0, ARGV[1] - 1),
+}

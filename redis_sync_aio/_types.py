@@ -1,0 +1,59 @@
+"""Argument types and their checks: bad input fails at the call and changes nothing on the server."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TypeAlias
+
+Seconds: TypeAlias = float | timedelta
+"""A duration: seconds as int or float, or a timedelta."""
+
+Name: TypeAlias = str | bytes
+"""A name or an identity: text is encoded as the client encodes keys; bytes are taken as they are."""
+
+MIN_TTL_MS = 10
+MAX_TTL_MS = 10 * 365 * 86_400_000
+
+
+def seconds(value: object, what: str) -> float:
+    """Return the duration ``value`` as a finite, non-negative number of seconds.
+
+    Raises TypeError for anything but a number or timedelta (a bool is not a number here), ValueError
+    for NaN, infinity and negative durations.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{what} must be seconds (int, float) or a timedelta, not {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{what} must be finite and not negative, not {value!r}")
+    return float(value)
+
+
+def timeout_seconds(value: object, what: str = "timeout") -> float | None:
+    """Return a time limit in seconds; None means no limit."""
+    return None if value is None else seconds(value, what)
+
+
+def ttl_ms(value: object, what: str = "ttl") -> int:
+    """Return a time to live in whole milliseconds, rounded up.
+
+    Raises ValueError below 10 ms (a lease that short is over before its reply arrives) and above ten years.
+    """
+    ms = math.ceil(round(seconds(value, what) * 1000, 6))
+    if not MIN_TTL_MS <= ms <= MAX_TTL_MS:
+        raise ValueError(f"{what} must be between 0.01 seconds and ten years, not {value!r}")
+    return ms
+
+
+def require_bool(value: object, what: str) -> bool:
+    """Return ``value`` if it is a bool, else raise TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
+def text(value: bytes) -> str:
+    """Return bytes from the server as text that can be shown; undecodable bytes are escaped."""
+    return value.decode("utf-8", "backslashreplace")

@@ -1,0 +1,192 @@
+"""A name as this process sees it: who waits here, the tickets out, the leases held.
+
+What the server knows is a ticket; who waits in this process is known here. Today every waiter has a ticket
+of his own. The object exists while there is something to know and is forgotten afterwards.
+
+Healing (P3). A wake-up may be lost with its connection, and a holder may die. So somebody has to look again
+when the present holder's lease should have ended. One look per name is enough, since every script settles
+the whole queue: the oldest ticket repeats its request, which changes nothing if nothing happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from .._clock import now
+from .._engine.lua import LuaEngine, Push
+from .._keys import LockKeys
+from .._link.call import Call
+from .._types import text
+from ..backoff import Backoff
+from ..lease import Lease
+
+if TYPE_CHECKING:
+    from .._renewal import Renewals
+    from .ticket import Request, Ticket
+
+EARLY = 0.001
+"""Timers may fire this many seconds early or late; a look before the key has expired would be wasted."""
+
+
+class Hub(Protocol):
+    """What a name needs of its coordinator."""
+
+    loop: asyncio.AbstractEventLoop
+    engine: LuaEngine
+    renewals: Renewals
+    tickets: dict[int, Ticket]
+    token_prefix: bytes
+    claim_ms: int
+    poll_cap: float
+    poll: Backoff
+    retry_for: float
+
+    @property
+    def inbox(self) -> bytes: ...
+    @property
+    def poll_ms(self) -> int: ...
+    @property
+    def pushes(self) -> bool: ...
+    @property
+    def trouble(self) -> Exception | None: ...
+    def next_number(self) -> int: ...
+    def forget(self, local: LocalName) -> None: ...
+
+
+class LocalName:
+    """See the top of this module."""
+
+    __slots__ = ("_heal", "_look_at", "_polls", "hub", "keys", "leases", "name", "tickets")
+
+    def __init__(self, hub: Hub, keys: LockKeys) -> None:
+        self.hub = hub
+        self.keys = keys
+        self.name = text(keys.name)
+        self.tickets: dict[int, Ticket] = {}  # oldest first
+        self.leases: dict[Lease, None] = {}
+        self._heal: asyncio.TimerHandle | None = None
+        self._look_at = 0.0  # local clock; may be later than the timer, never earlier
+        self._polls: Iterator[float] | None = None
+
+    # -- tickets ---------------------------------------------------------------------------------------
+
+    def add(self, ticket: Ticket) -> None:
+        """Know ``ticket``, so that a grant finds it."""
+        self.tickets[ticket.number] = self.hub.tickets[ticket.number] = ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """Forget ``ticket``."""
+        if self.tickets.pop(ticket.number, None) is None:
+            return
+        del self.hub.tickets[ticket.number]
+        if not self.tickets:
+            self._stop_healing()
+            self.forget_if_idle()
+        elif self._heal is None:
+            # The look that was under way may have been this ticket's, and its answer is lost with it.
+            self._look_in(0.0)
+
+    def queued(self, left: float | None, soon: bool) -> None:
+        """A ticket is in the queue; the holder's lease ends in ``left`` seconds, if it is not renewed."""
+        if soon or not self.hub.pushes:  # nobody will wake us: poll, with back-off
+            if self._polls is None:
+                self._polls = iter(self.hub.poll)
+            self._look_in(next(self._polls, self.hub.poll.cap))
+        else:
+            self._polls = None
+            self._look_in(self.hub.poll_cap if left is None else min(left + EARLY, self.hub.poll_cap))
+
+    def announced(self, until: float) -> None:
+        """We are next, and the present holder's lease ends at ``until`` (local clock)."""
+        self._polls = None
+        self._look_in(min(max(until - now(), 0.0) + EARLY, self.hub.poll_cap))
+
+    def recheck(self) -> None:
+        """The connection was replaced: every ticket and every lease finds out where it stands."""
+        for lease in list(self.leases):
+            self.hub.renewals.recheck(lease)
+        for ticket in list(self.tickets.values()):
+            if ticket.call is None:
+                ticket.ask()
+
+    # -- healing ---------------------------------------------------------------------------------------
+
+    def _look_in(self, delay: float) -> None:
+        self._look_at = now() + delay
+        if self._heal is not None:
+            if self._heal.when() <= self.hub.loop.time() + delay:
+                return  # it fires earlier, finds that it is too early, and goes on waiting
+            self._heal.cancel()
+        self._heal = self.hub.loop.call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._heal = None
+        early = self._look_at - now()
+        if early > EARLY / 2:
+            self._look_in(early)
+            return
+        oldest = True
+        for ticket in list(self.tickets.values()):
+            # Without pushes a ticket also has to be kept alive on the server.
+            if ticket.call is None and (oldest or now() - ticket.sent > self.hub.poll_ms / 3000):
+                ticket.ask()
+            oldest = False
+            if self.hub.pushes:
+                return
+
+    def _stop_healing(self) -> None:
+        self._polls = None
+        if self._heal is not None:
+            self._heal.cancel()
+            self._heal = None
+
+    # -- leases ----------------------------------------------------------------------------------------
+
+    def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Lease:
+        """Make the lease for a grant, and keep it."""
+        lease = Lease(
+            self.hub.renewals,
+            self.keys,
+            token,
+            fence,
+            deadline,
+            period,
+            request,
+            None if request.identity is None else text(request.identity),
+        )
+        self.leases[lease] = None
+        self.hub.renewals.watch(lease)
+        return lease
+
+    def drop(self, lease: Lease) -> None:
+        """Forget ``lease``."""
+        self.leases.pop(lease, None)
+        self.forget_if_idle()
+
+    def undo(self, token: bytes, ticket: bytes, done: Callable[[Call], None] | None = None) -> None:
+        """Take back on the server what a request may have left there: its grant, its ticket."""
+        hub = self.hub
+        if not token and not ticket:
+            return
+
+        def answered(call: Call) -> None:
+            hub.renewals.under_way.discard(call)
+            if done is not None:
+                done(call)
+
+        expires = now() + max(hub.retry_for, 60.0)
+        hub.renewals.under_way.add(hub.engine.release(self.keys, token, ticket, expires, answered))
+
+    def forget_if_idle(self) -> None:
+        """Let the coordinator forget this name when nobody waits for it or holds it."""
+        if not self.tickets and not self.leases:
+            self.hub.forget(self)
+
+
+def dispatch(hub: Hub, push: Push) -> None:
+    """Give a push to the ticket it is for; tickets that are gone have been undone already."""
+    ticket = hub.tickets.get(push.number)
+    if ticket is not None:
+        ticket.pushed(push)

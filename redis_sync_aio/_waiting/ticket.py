@@ -1,0 +1,278 @@
+"""The one acquire path: ask -> (ticket -> wait) -> granted | timed out | cancelled | connection replaced.
+
+A ticket is one request of one task. Replies and pushes drive it from the event loop; the task itself only
+awaits ``future`` and so is woken once, whatever happens on the way.
+
+The cleaning up (P5). A request ends early when its task is cancelled or its time is up. Then a release
+of its token *and* its ticket follows the request on the same connection: whatever the request had done by
+then, or does until then, is undone behind it, and the caller does not have to wait for it. When the grant
+met the cancellation in the same turn of the loop the lease exists already; it is given back.
+
+An identity is a token that may be in use elsewhere, so its request is only undone after its answer said
+that the grant was new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .._clock import now
+from .._engine.lua import FOR_EVER, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
+from .._link.call import Call
+from ..errors import AcquireTimeout, SyncError, Unreachable
+from ..lease import Lease
+
+if TYPE_CHECKING:
+    from .local import LocalName
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a primitive wants."""
+
+    ttl_ms: int
+    auto_renew: bool
+    max_hold: float | None = None
+    identity: bytes | None = None
+    token: bytes | None = None  # the caller's own token, not to be shared as an identity is; does not queue
+    wait: bool = True
+    timeout: float | None = None
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the token may be in use elsewhere, before or after this request."""
+        return self.identity is not None or self.token is not None
+
+
+class Ticket:
+    """One request on its way to a lease.
+
+    Invariants: ``future`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The
+    ticket is in ``hub.tickets`` and ``local.tickets`` as long as a grant for it may arrive that somebody wants.
+    """
+
+    __slots__ = (
+        "_abandoned",
+        "_base",
+        "_local",
+        "_member",
+        "_request",
+        "_timer",
+        "_token",
+        "call",
+        "future",
+        "number",
+        "sent",
+    )
+
+    def __init__(self, local: LocalName, request: Request) -> None:
+        hub = local.hub
+        self._local = local
+        self._request = request
+        self._base: float | None = None  # local minus server time, at the request that queued us
+        self._timer: asyncio.TimerHandle | None = None
+        self._abandoned = False
+        self.call: Call | None = None
+        self.sent = 0.0
+        self.future: asyncio.Future[Lease | None] = hub.loop.create_future()
+        self._name_request()
+
+    def _name_request(self) -> None:
+        """Take a new number, and with it a new token unless the caller chose one."""
+        hub, request = self._local.hub, self._request
+        self.number = hub.next_number()
+        self._token = request.identity or request.token or b"%b%d" % (hub.token_prefix, self.number)
+        self._member = b""
+        if request.wait:
+            claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
+            self._member = ticket_member(hub.inbox, self.number, claim_ms, self._token)
+        self._local.add(self)
+
+    # -- the request -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Send the request and set the time limit."""
+        limit = self._request.timeout
+        if limit is not None:
+            self._timer = self._local.hub.loop.call_later(limit, self._time_out)
+        self.ask()
+
+    def ask(self) -> None:
+        """Send the request, for the first time or to find out what became of it (P3)."""
+        hub, request = self._local.hub, self._request
+        self.sent = now()
+        self.call = hub.engine.acquire(
+            self._local.keys,
+            self._token,
+            request.ttl_ms,
+            self._member,
+            hub.poll_ms if request.wait else 0,
+            request.reusable,
+            self.sent + hub.retry_for,
+            self._answered,
+        )
+
+    def _answered(self, call: Call) -> None:
+        self.call = None
+        if self._abandoned:
+            self._undo_answered(call)
+        elif call.error is not None:
+            self._fail(call.error, call)
+        elif plain_grant(call.reply):
+            self._granted(call.reply, call.sent, self._request.ttl_ms / 1000)
+        else:
+            self._decided(read_acquire(call.reply), call)
+
+    def _decided(self, answer: Answer, call: Call) -> None:
+        if answer.outcome is Outcome.OWN and (self._request.token is None or call.ambiguous):
+            self._granted(answer.fence, call.sent, answer.left or 0.0)
+        elif answer.outcome is Outcome.QUEUED:
+            self._base = call.sent - answer.server_time
+            self._local.queued(answer.left, answer.soon)
+        elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
+            self._again()
+        else:
+            self._leave()
+            if not self.future.done():
+                self.future.set_result(None)
+
+    def reroute(self) -> None:
+        """The way to the server changed, and with it how a grant reaches us: queue anew."""
+        if self._abandoned:
+            return
+        if self.call is not None:
+            self.call.drop()
+            self.call = None
+        self._again()
+
+    def _again(self) -> None:
+        """Queue anew, under another number."""
+        self._local.remove(self)
+        self._name_request()
+        self.ask()
+
+    # -- its end ---------------------------------------------------------------------------------------
+
+    def pushed(self, push: Push) -> None:
+        """A message for this ticket: the grant, or word of the present holder."""
+        if self._abandoned:
+            if push.fence:  # a new grant, and nobody wants it
+                self._local.undo(self._token, self._member)
+                self._local.remove(self)
+            return
+        if self._base is None:
+            return  # the answer that queued us was lost with its connection; the request is being repeated
+        # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
+        granted = self._base + push.server_time
+        if push.fence == 0:
+            self._local.announced(granted + push.duration)
+            return
+        if self.call is not None:
+            self.call.drop()
+            self.call = None
+        self._granted(push.fence, granted, push.duration)
+
+    def _granted(self, fence: int, since: float, duration: float) -> None:
+        """The server holds the lock for us since ``since`` (local clock, or earlier)."""
+        request, local = self._request, self._local
+        ttl_ms = request.ttl_ms
+        for_ever = ttl_ms == FOR_EVER
+        if not for_ever and since + duration <= now():
+            # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
+            if not request.reusable:
+                local.undo(self._token, self._member)
+            self._again()
+            return
+        deadline = _NEVER if for_ever else since + duration
+        period = _NEVER if for_ever else duration
+        self._leave()
+        lease = local.hold(request, self._token, fence, deadline, period)
+        if not self.future.done():
+            self.future.set_result(lease)
+
+    def _fail(self, error: SyncError, call: Call) -> None:
+        self._leave()
+        if isinstance(error, Unreachable) and call.attempts:
+            self._local.undo(b"" if self._request.reusable else self._token, self._member)
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def _time_out(self) -> None:
+        if self.future.done():
+            return  # granted in the same turn of the loop: the grant wins
+        self.withdraw(self._timeout_error())
+
+    def _timeout_error(self) -> SyncError:
+        hub, limit = self._local.hub, self._request.timeout
+        if self.call is not None and self.call.trouble is not None:
+            return self.call.trouble
+        if hub.trouble is not None or self._base is None:
+            error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
+            error.__cause__ = hub.trouble
+            return error
+        return AcquireTimeout(
+            f"{self._local.name!r} was not free within {limit} seconds: others hold it or wait for it; "
+            "wait longer, or look at statistics() for the holder"
+        )
+
+    def withdraw(self, error: SyncError) -> None:
+        """End the request with ``error`` and undo it on the server."""
+        self._undo()
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def abandon(self) -> None:
+        """The task does not want the lock any more (it was cancelled). Undo whatever was done for it."""
+        future = self.future
+        if future.done() and not future.cancelled():
+            if future.exception() is None and (lease := future.result()) is not None:
+                lease.give_back()
+            return
+        self._undo()
+
+    def _undo(self) -> None:
+        call, local = self.call, self._local
+        if not self._request.reusable:
+            self._leave()
+            if call is not None:
+                call.drop()
+                if call.attempts == 0:
+                    return  # never sent
+            local.undo(self._token, self._member)
+            return
+        # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
+        # answer is here the ticket stays known, so that a grant under way to it is given back.
+        self._abandoned = True
+        self._stop_timer()
+        if call is None:
+            local.undo(b"", self._member, lambda _: local.remove(self))
+
+    def _undo_answered(self, call: Call) -> None:
+        self._local.remove(self)
+        new = call.error is None and plain_grant(call.reply)
+        self._local.undo(self._token if new else b"", self._member)
+
+    def _leave(self) -> None:
+        self._stop_timer()
+        self._local.remove(self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+_NEVER = float("inf")
+
+
+async def acquire(local: LocalName, request: Request) -> Lease | None:
+    """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
+    ticket = Ticket(local, request)
+    ticket.start()
+    try:
+        return await ticket.future
+    except asyncio.CancelledError:
+        ticket.abandon()
+        raise

@@ -1,0 +1,408 @@
+"""The coordinator owns what the locks of one client share: the link, the waiters, the renewals.
+
+A service creates one at its start and closes it at its end::
+
+    async with Coordinator(redis) as sync:
+        async with sync.lock("orders:42"):
+            ...
+
+Given a bare client, a lock uses the client's implicit coordinator for the running event loop. That one
+connects when first used, closes its connection when nothing was held or waited for during `IDLE` seconds,
+and otherwise when the event loop ends (see `_close_at_loop_end`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+import socket
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+
+from redis.asyncio import Redis, RedisCluster
+
+from ._engine.lua import LuaEngine, read_push
+from ._keys import INBOX_PREFIX, LockKeys
+from ._link.call import Executor
+from ._link.link import Link
+from ._link.plain import PlainExecutor
+from ._renewal import Renewals
+from ._types import Seconds, seconds, ttl_ms
+from ._waiting.local import LocalName, dispatch
+from ._waiting.ticket import Ticket
+from .backoff import Backoff
+from .errors import CoordinatorClosed, LinkUnavailable, PermissionRefused, SyncError, WrongContext
+from .lease import Lease
+
+if TYPE_CHECKING:
+    from .lock import AsyncLock
+
+logger = logging.getLogger("redis_sync_aio")
+
+IDLE = 5.0
+"""Seconds without any use after which an implicit coordinator closes its connection."""
+
+Push: TypeAlias = Literal["auto", "always", "never"]
+
+
+class Coordinator:
+    """Runs the locks of one client in one event loop, over one connection.
+
+    Args:
+        client: a `redis.asyncio.Redis`, however configured. Its pool is not used for locks; one connection is
+            opened beside it, with the client's own settings.
+        push: "auto" (default): wake-ups are pushed; where the server or the ACL user does not allow that, waiters
+            poll and a warning is logged. "always": raise LinkUnavailable instead. "never": poll, and send
+            commands through the client's pool.
+        claim: for how many seconds a lock that is handed to a waiter is granted at first, if it is renewed.
+            The first renewal extends it to the full ttl. It bounds what a stopped or unplugged (not dead)
+            waiter costs the others; an event loop that stalls longer than this right after a hand-over loses
+            the lease. Seconds or timedelta, 0.01 to ten years, default 2.
+        retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
+            raised. Seconds or timedelta, default 10.
+        poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10.
+        poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder.
+        response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
+            tested as often while needed. So a black hole is noticed within twice this time. Seconds or
+            timedelta; default: the client's ``socket_timeout``, else 5.
+
+    Raises:
+        TypeError: not an asyncio Redis client. ValueError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        push: Push = "auto",
+        claim: Seconds = 2.0,
+        retry_for: Seconds = 10.0,
+        poll_cap: Seconds = 10.0,
+        poll: Backoff | None = None,
+        response_timeout: Seconds | None = None,
+    ) -> None:
+        check_client(client)
+        if push not in ("auto", "always", "never"):
+            raise ValueError(f'push must be "auto", "always" or "never", not {push!r}')
+        self._client = client
+        self._push: Push = push
+        self.claim_ms = ttl_ms(claim, "claim")
+        self.retry_for = _positive(retry_for, "retry_for")
+        self.poll_cap = _positive(poll_cap, "poll_cap")
+        self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
+        self._response_timeout = _response_timeout(client, response_timeout)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._why_closed: str | None = None
+        self._forked = False
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind to the running loop. Nothing is sent before the first use."""
+        self._loop = self.loop = loop
+        unique = secrets.token_hex(8)
+        self._inbox = INBOX_PREFIX + unique.encode()
+        self.token_prefix = f"{socket.gethostname()[:32]}:{os.getpid()}:{unique}:".encode()
+        self._numbers = itertools.count(1)
+        self.next_number = self._numbers.__next__
+        self.tickets: dict[int, Ticket] = {}
+        self.locals: dict[bytes, LocalName] = {}
+        self._executor: Executor
+        self._link: Link | None = None
+        if self._push == "never":
+            self._use(PlainExecutor(self._client))
+        else:
+            connect_timeout = _connect_timeout(self._client, self._response_timeout)
+            self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout)
+            self._use(self._link)
+        self.renewals = Renewals(lambda: self.engine, self._all_leases, self._forget_lease, self.retry_for)
+        self._loop_end = self._close_at_loop_end()
+        with suppress(StopIteration):  # run to its first yield, which makes the loop know it
+            self._loop_end.asend(None).send(None)
+        _living.add(self)
+
+    def _use(self, executor: Executor) -> None:
+        self._executor = executor
+        self.engine = LuaEngine(executor)
+
+    async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
+        """Close when the loop ends.
+
+        `asyncio.run` (and whatever uses `asyncio.Runner`, uvloop and aiohttp too) cancels all tasks, lets them
+        finish, and then closes the asynchronous generators that were started. That is the right moment: tasks
+        can still release in their clean-up, and no task of ours has to be cancelled to notice.
+        """
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def __aenter__(self) -> Self:
+        self._check()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release what is held, cancel who waits, close the connection. Idempotent.
+
+        Bodies that still run are cancelled with LeaseLost (reason "closed"), waiters get CoordinatorClosed.
+        Takes a round trip; ``response_timeout`` at most when Redis is out of reach.
+
+        On cancellation the closing goes on and the cancellation is raised when it is done.
+        """
+        if self._loop is None or self._forked:
+            self._why_closed = self._why_closed or "it was closed"
+            return
+        if self._closing is None:
+            self._why_closed = self._why_closed or "it was closed"
+            self._closing = self._loop.create_task(self._close(), name="redis_sync_aio close")
+        closing, cancelled = self._closing, False
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError:
+                cancelled = True  # bounded: _close takes response_timeout at most
+        closing.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _close(self) -> None:
+        _forget_implicit(self)
+        self._give_up(CoordinatorClosed(f"the coordinator was closed while waiting: {self._why_closed}"))
+        self.renewals.stop()
+        await self.renewals.under_way.drained(self._response_timeout)
+        await self._executor.close()
+        with suppress(RuntimeError):  # it is running: this is the end of the loop
+            await self._loop_end.aclose()
+
+    def _give_up(self, error: SyncError) -> None:
+        for ticket in list(self.tickets.values()):
+            ticket.withdraw(error)
+        for lease in list(self._all_leases()):
+            self.renewals.release(lease)
+            lease.lose("closed")
+
+    def _check(self) -> None:
+        """Raise unless this coordinator may be used here and now."""
+        if self._forked:
+            raise WrongContext(
+                "this coordinator belongs to the parent process: after a fork create a new client and a new "
+                "Coordinator in the child (or start children with the 'spawn' method)"
+            )
+        if self._why_closed is not None:
+            raise CoordinatorClosed(f"this coordinator can not be used any more: {self._why_closed}")
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise WrongContext(
+                    "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
+                    "share locks made from it between loops or threads"
+                )
+            self._start(loop)
+
+    # -- for primitives --------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Redis:
+        """The client it was made from."""
+        return self._client
+
+    def lock(self, name: str | bytes, *, ttl: Seconds | None = 30.0) -> AsyncLock:
+        """Return ``AsyncLock(self, name, ttl=ttl)``; use the class for more options."""
+        from .lock import AsyncLock
+
+        return AsyncLock(self, name, ttl=ttl)
+
+    def local(self, keys: LockKeys) -> LocalName:
+        """Return the name as this process sees it. Raises if the coordinator can not be used."""
+        if self._loop is not asyncio.get_running_loop() or self._why_closed is not None or self._forked:
+            self._check()
+        local = self.locals.get(keys.name)
+        if local is None:
+            local = self.locals[keys.name] = LocalName(self, keys)
+        return local
+
+    def forget(self, local: LocalName) -> None:
+        """Forget a name nobody waits for or holds."""
+        if self.locals.get(local.keys.name) is local:
+            del self.locals[local.keys.name]
+
+    @property
+    def inbox(self) -> bytes:
+        """Where grants are pushed to; empty when we poll."""
+        return self._inbox if self._executor.pushes else b""
+
+    @property
+    def pushes(self) -> bool:
+        """Whether wake-ups are pushed; if not, waiters poll."""
+        return self._executor.pushes
+
+    @property
+    def poll_ms(self) -> int:
+        """For how long a polling waiter's ticket stays alive between two looks; 0 with pushes."""
+        return 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
+
+    @property
+    def connections(self) -> int:
+        """How many connections the link has opened so far."""
+        return self._link.connections if self._loop is not None and self._link is not None else 0
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why Redis can not be reached at the moment, if it can not."""
+        return None if self._link is None or self._link.up else self._link.trouble
+
+    def _all_leases(self) -> list[Lease]:
+        return [lease for local in self.locals.values() for lease in local.leases]
+
+    def _forget_lease(self, lease: Lease) -> None:
+        local = self.locals.get(lease.keys.name)
+        if local is not None:
+            local.drop(lease)
+
+    # -- what the link tells ---------------------------------------------------------------------------
+
+    def link_pushed(self, payload: bytes) -> None:
+        """A message arrived in our inbox."""
+        dispatch(self, read_push(payload))
+
+    def link_up(self) -> None:
+        """A connection is there: whatever waits or is held looks where it stands."""
+        for local in list(self.locals.values()):
+            local.recheck()
+
+    def link_down(self) -> None:
+        """The connection is gone. Deadlines go on; the link reconnects while we need it."""
+
+    def link_needed(self) -> bool:
+        """Return whether anything depends on a connection."""
+        return bool(self.locals)
+
+    def link_refused(self, error: SyncError) -> None:
+        """The server or the user's rights do not allow the link."""
+        if self._push == "auto" and isinstance(error, (LinkUnavailable, PermissionRefused)):
+            self._fall_back(error)
+            return
+        for ticket in list(self.tickets.values()):
+            ticket.withdraw(error)
+
+    def _fall_back(self, error: SyncError) -> None:
+        logger.warning('redis_sync_aio polls instead of being woken (push="never" silences this): %s', error)
+        link, plain = self._link, PlainExecutor(self._client)
+        assert link is not None
+        self._link = None
+        self._use(plain)
+        for ticket in list(self.tickets.values()):
+            ticket.reroute()
+        for call in link.take_unsent():
+            plain.send(call)
+
+    def link_client_closed(self) -> None:
+        """redis-py closed our connection, since the client or its pool was closed."""
+        assert self._loop is not None
+        self._why_closed = "its client was closed (aclose(), or disconnect() of its pool); create a new client"
+        _forget_implicit(self)
+        self._give_up(CoordinatorClosed(f"the wait ended: {self._why_closed}"))
+        self._loop.create_task(self.close(), name="redis_sync_aio close")
+
+    def _after_fork(self) -> None:
+        """In the child: the sockets belong to the parent. Never use or close them here."""
+        self._forked = True
+        if self._loop is not None:
+            self.renewals.stop()
+            if self._link is not None:
+                self._link.abandon()
+
+
+# -- implicit coordinators ---------------------------------------------------------------------------------
+
+_implicit: dict[tuple[Redis, asyncio.AbstractEventLoop], Coordinator] = {}
+_living: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+
+
+def coordinator_for(client: Redis | Coordinator) -> Coordinator:
+    """Return ``client`` if it is a coordinator, else the implicit one of that client in the running loop."""
+    if isinstance(client, Coordinator):
+        return client
+    loop = asyncio.get_running_loop()
+    found = _implicit.get((client, loop))
+    if found is None:
+        for key in [key for key in _implicit if key[1].is_closed()]:
+            del _implicit[key]
+        found = _implicit[client, loop] = Coordinator(client)
+        found._check()
+        _close_when_idle(found, loop)
+    return found
+
+
+def _close_when_idle(coordinator: Coordinator, loop: asyncio.AbstractEventLoop) -> None:
+    number = coordinator.next_number()
+
+    def look() -> None:
+        if coordinator._why_closed is not None:
+            return
+        if coordinator.locals or coordinator.next_number() > number + 1:
+            _close_when_idle(coordinator, loop)
+        else:
+            _forget_implicit(coordinator)
+            loop.create_task(coordinator.close(), name="redis_sync_aio close")
+
+    loop.call_later(IDLE, look)
+
+
+def _forget_implicit(coordinator: Coordinator) -> None:
+    for key in [key for key, found in _implicit.items() if found is coordinator]:
+        del _implicit[key]
+
+
+def _after_fork_in_child() -> None:
+    _implicit.clear()
+    for coordinator in list(_living):
+        coordinator._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def check_client(client: object) -> None:
+    """Raise TypeError, saying what to pass instead, unless ``client`` is an asyncio Redis client."""
+    if isinstance(client, Redis):
+        return
+    if isinstance(client, RedisCluster):
+        raise TypeError("RedisCluster is not supported yet: pass a redis.asyncio.Redis of one server")
+    if type(client).__module__.startswith(("redis.client", "redis.cluster")):
+        raise TypeError(
+            f"{type(client).__name__} from {type(client).__module__} is a synchronous client: "
+            "pass a redis.asyncio.Redis (from redis.asyncio import Redis)"
+        )
+    raise TypeError(f"expected a redis.asyncio.Redis or a Coordinator, not {client!r}")
+
+
+def _positive(value: Seconds, what: str) -> float:
+    result = seconds(value, what)
+    if result == 0:
+        raise ValueError(f"{what} must be more than 0 seconds")
+    return result
+
+
+def _response_timeout(client: Redis, given: Seconds | None) -> float:
+    if given is not None:
+        return _positive(given, "response_timeout")
+    configured = client.connection_pool.connection_kwargs.get("socket_timeout")
+    return float(configured) if configured else 5.0
+
+
+def _connect_timeout(client: Redis, response_timeout: float) -> float:
+    configured = client.connection_pool.connection_kwargs.get("socket_connect_timeout")
+    return float(configured) if configured else response_timeout

