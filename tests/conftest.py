@@ -1,0 +1,61 @@
+"""Fixtures of the whole suite: one real server for the session, a fresh database for every test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import Coordinator
+from redis_sync_aio.embedded import EmbeddedServer
+
+MakeClient = Callable[..., Redis]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer]:
+    """The server most tests share. Tests that stop, starve or reconfigure a server start their own."""
+    with EmbeddedServer(port=0) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def make_client(server: EmbeddedServer) -> AsyncIterator[MakeClient]:
+    """Build clients of the shared server; they are closed after the test."""
+    clients: list[Redis] = []
+
+    def make(**options: object) -> Redis:
+        client = server.client(**options)
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        await client.aclose()
+
+
+@pytest_asyncio.fixture
+async def redis(make_client: MakeClient) -> Redis:
+    """A client of the shared server, whose database is empty."""
+    client = make_client()
+    await client.flushall()
+    return client
+
+
+@pytest_asyncio.fixture
+async def sync(redis: Redis) -> AsyncIterator[Coordinator]:
+    """A coordinator that the test may use and close."""
+    async with Coordinator(redis) as coordinator:
+        yield coordinator
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_task_left() -> AsyncIterator[None]:
+    """P12: when a test is over, no task of ours runs."""
+    before = asyncio.all_tasks()
+    yield
+    left = [task for task in asyncio.all_tasks() - before if "redis_sync_aio" in task.get_name()]
+    assert all(task.get_name() == "redis_sync_aio close" for task in left), left
