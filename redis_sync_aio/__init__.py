@@ -1,5 +1,6 @@
 """Distributed locks for asyncio on Redis and Valkey: pushed hand-over, honest leases, fences."""
 
+from ._synchronized import synchronized
 from .backoff import Backoff, wait_until
 from .coordinator import Coordinator
 from .errors import (
@@ -17,7 +18,7 @@ from .errors import (
     WrongKeyType,
 )
 from .lease import Lease
-from .lock import AsyncLock, LockStatistics, synchronized
+from .lock import AsyncLock, LockStatistics
 
 __all__ = [
     "AcquireTimeout",

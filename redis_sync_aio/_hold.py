@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Literal, TypeAlias
 
 from ._guard import Guard
-from .errors import LeaseLost, SyncError
+from .errors import SyncError
 from .lease import Lease
 
 OnLost: TypeAlias = Literal["cancel", "event"]
@@ -69,5 +69,47 @@ class Hold:
             if task.cancelling():
                 task.uncancel()
             task.cancel()
-        except LeaseLost:
-            raise
+
+
+class Holds:
+    """The bodies that entered by ``async with lock`` itself, so that each is left with its own lease.
+
+    One lock object may be shared by many tasks, and a body may end in another task than it began in. The one
+    that ends is this task's latest; else the latest whose task has ended; else the latest.
+    """
+
+    __slots__ = ("_holds",)
+
+    def __init__(self) -> None:
+        self._holds: list[Hold] = []
+
+    async def enter(self, hold: Hold) -> Lease:
+        """Enter ``hold`` and remember it."""
+        lease = await hold.__aenter__()
+        self._holds.append(hold)
+        return lease
+
+    async def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the body that ends here."""
+        await self._holds.pop(self._ending()).__aexit__(kind, error, trace)
+
+    def _ending(self) -> int:
+        task = asyncio.current_task()
+        newest_first = range(len(self._holds) - 1, -1, -1)
+        for index in newest_first:
+            if self._holds[index].task is task:
+                return index
+        for index in newest_first:
+            entered_by = self._holds[index].task
+            if entered_by is None or entered_by.done():
+                return index
+        return -1
+
+
+def check_on_lost(value: OnLost) -> OnLost:
+    """Return ``value``, or raise ValueError."""
+    if value not in ("cancel", "event"):
+        raise ValueError(f'on_lost must be "cancel" or "event", not {value!r}')
+    return value

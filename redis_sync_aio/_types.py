@@ -31,6 +31,14 @@ def seconds(value: object, what: str) -> float:
     return float(value)
 
 
+def positive_seconds(value: object, what: str) -> float:
+    """Return a duration of more than 0 seconds."""
+    result = seconds(value, what)
+    if result == 0:
+        raise ValueError(f"{what} must be more than 0 seconds")
+    return result
+
+
 def timeout_seconds(value: object, what: str = "timeout") -> float | None:
     """Return a time limit in seconds; None means no limit."""
     return None if value is None else seconds(value, what)

@@ -20,20 +20,22 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 
+from ._clock import now
 from ._engine.lua import LuaEngine, read_push
 from ._keys import INBOX_PREFIX, LockKeys
-from ._link.call import Executor
+from ._link.call import Call, Executor, Reply
+from ._link.client import check_client, client_connect_timeout, client_response_timeout
 from ._link.link import Link
 from ._link.plain import PlainExecutor
 from ._renewal import Renewals
-from ._types import Seconds, seconds, ttl_ms
+from ._types import Seconds, positive_seconds, ttl_ms
 from ._waiting.local import LocalName, dispatch
 from ._waiting.ticket import Ticket
 from .backoff import Backoff
@@ -47,6 +49,8 @@ logger = logging.getLogger("redis_sync_aio")
 
 IDLE = 5.0
 """Seconds without any use after which an implicit coordinator closes its connection."""
+
+Send: TypeAlias = Callable[[LuaEngine, Callable[[Call], None], float], Call]
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 
@@ -93,10 +97,10 @@ class Coordinator:
         self._client = client
         self._push: Push = push
         self.claim_ms = ttl_ms(claim, "claim")
-        self.retry_for = _positive(retry_for, "retry_for")
-        self.poll_cap = _positive(poll_cap, "poll_cap")
+        self.retry_for = positive_seconds(retry_for, "retry_for")
+        self.poll_cap = positive_seconds(poll_cap, "poll_cap")
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
-        self._response_timeout = _response_timeout(client, response_timeout)
+        self._response_timeout = client_response_timeout(client, response_timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Future[None] | None = None
         self._why_closed: str | None = None
@@ -119,7 +123,7 @@ class Coordinator:
         if self._push == "never":
             self._use(PlainExecutor(self._client))
         else:
-            connect_timeout = _connect_timeout(self._client, self._response_timeout)
+            connect_timeout = client_connect_timeout(self._client, self._response_timeout)
             self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout)
             self._use(self._link)
         self.renewals = Renewals(lambda: self.engine, self._all_leases, self._forget_lease, self.retry_for)
@@ -220,7 +224,7 @@ class Coordinator:
 
     def lock(self, name: str | bytes, *, ttl: Seconds | None = 30.0) -> AsyncLock:
         """Return ``AsyncLock(self, name, ttl=ttl)``; use the class for more options."""
-        from .lock import AsyncLock
+        from .lock import AsyncLock  # the layer above: a coordinator can not import it earlier
 
         return AsyncLock(self, name, ttl=ttl)
 
@@ -232,6 +236,34 @@ class Coordinator:
         if local is None:
             local = self.locals[keys.name] = LocalName(self, keys)
         return local
+
+    def held(self, keys: LockKeys) -> list[Lease]:
+        """Return the leases this process holds of a name."""
+        self._check()
+        local = self.locals.get(keys.name)
+        return [] if local is None else list(local.leases)
+
+    async def ask(self, send: Send) -> Reply:
+        """Run one command and return its reply. ``send(engine, done, expires)`` sends it.
+
+        On cancellation the answer is ignored.
+        """
+        self._check()
+        outcome: asyncio.Future[Reply] = self.loop.create_future()
+
+        def done(call: Call) -> None:
+            if outcome.done():
+                return
+            if call.error is None:
+                outcome.set_result(call.reply)
+            else:
+                outcome.set_exception(call.error)
+
+        call = send(self.engine, done, now() + self.retry_for)
+        try:
+            return await outcome
+        finally:
+            call.drop()
 
     def forget(self, local: LocalName) -> None:
         """Forget a name nobody waits for or holds."""
@@ -373,36 +405,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def check_client(client: object) -> None:
-    """Raise TypeError, saying what to pass instead, unless ``client`` is an asyncio Redis client."""
-    if isinstance(client, Redis):
-        return
-    if isinstance(client, RedisCluster):
-        raise TypeError("RedisCluster is not supported yet: pass a redis.asyncio.Redis of one server")
-    if type(client).__module__.startswith(("redis.client", "redis.cluster")):
-        raise TypeError(
-            f"{type(client).__name__} from {type(client).__module__} is a synchronous client: "
-            "pass a redis.asyncio.Redis (from redis.asyncio import Redis)"
-        )
-    raise TypeError(f"expected a redis.asyncio.Redis or a Coordinator, not {client!r}")
-
-
-def _positive(value: Seconds, what: str) -> float:
-    result = seconds(value, what)
-    if result == 0:
-        raise ValueError(f"{what} must be more than 0 seconds")
-    return result
-
-
-def _response_timeout(client: Redis, given: Seconds | None) -> float:
-    if given is not None:
-        return _positive(given, "response_timeout")
-    configured = client.connection_pool.connection_kwargs.get("socket_timeout")
-    return float(configured) if configured else 5.0
-
-
-def _connect_timeout(client: Redis, response_timeout: float) -> float:
-    configured = client.connection_pool.connection_kwargs.get("socket_connect_timeout")
-    return float(configured) if configured else response_timeout

@@ -69,10 +69,10 @@ class Lost:
 
     async def wait(self) -> None:
         """Wait until the lease is lost; for ever if it is released first. Safe to cancel."""
-        if not self.is_set():
-            if self._event is None:
-                self._event = anyio.Event()
-            await self._event.wait()
+        if self.is_set():
+            return
+        event = self._event = self._event or anyio.Event()
+        await event.wait()
 
     def _set(self) -> None:
         if self._event is not None:
@@ -97,10 +97,6 @@ class Lease:
 
     __slots__ = (
         "_keeper",
-        "renew_at",
-        "renewing",
-        "until",
-        "wire_token",
         "auto_renew",
         "deadline",
         "fence",
@@ -112,8 +108,12 @@ class Lease:
         "period",
         "reason",
         "releasers",
+        "renew_at",
+        "renewing",
         "state",
         "ttl_ms",
+        "until",
+        "wire_token",
     )
 
     def __init__(

@@ -10,15 +10,15 @@ from typing import ParamSpec, TypeVar
 
 from redis.asyncio import Redis
 
-from ._clock import now
-from ._engine.lua import FOR_EVER, read_inspect, ticket_token
-from ._hold import Hold, OnLost
+from ._engine.lua import FOR_EVER, Released, read_inspect, ticket_token
+from ._hold import Hold, Holds, OnLost, check_on_lost
 from ._keys import lock_keys
-from ._link.call import Call, Reply
-from ._types import Name, Seconds, require_bool, seconds, text, timeout_seconds, ttl_ms
+from ._link.call import Reply
+from ._link.client import check_client, encode
+from ._types import Name, Seconds, require_bool, text, timeout_seconds, ttl_ms
 from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire
-from .coordinator import Coordinator, check_client, coordinator_for
+from .coordinator import Coordinator, Send, coordinator_for
 from .errors import AcquireTimeout, NotHeld
 from .lease import Lease
 
@@ -105,8 +105,8 @@ class AsyncLock:
         self._ttl_ms = FOR_EVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(auto_renew, "auto_renew") and ttl is not None
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
-        self._on_lost = _check_on_lost(on_lost)
-        self._holds: list[Hold] = []
+        self._on_lost: OnLost = check_on_lost(on_lost)
+        self._holds = Holds()
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -164,34 +164,16 @@ class AsyncLock:
         """
         limit = timeout_seconds(timeout)
         self._request(ttl, identity, wait=limit != 0, timeout=limit)
-        chosen = self._on_lost if on_lost is None else _check_on_lost(on_lost)
+        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
         return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl, identity=identity), chosen)
 
     async def __aenter__(self) -> Lease:
-        hold = Hold(self.acquire, self._on_lost)
-        lease = await hold.__aenter__()
-        self._holds.append(hold)
-        return lease
+        return await self._holds.enter(Hold(self.acquire, self._on_lost))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._holds.pop(self._which_hold()).__aexit__(kind, error, trace)
-
-    def _which_hold(self) -> int:
-        """The body that ends is this task's latest; else the latest of a task that ended; else the latest."""
-        import asyncio
-
-        task = asyncio.current_task()
-        newest_first = range(len(self._holds) - 1, -1, -1)
-        for index in newest_first:
-            if self._holds[index].task is task:
-                return index
-        for index in newest_first:
-            entered_by = self._holds[index].task
-            if entered_by is None or entered_by.done():
-                return index
-        return len(self._holds) - 1
+        await self._holds.leave(kind, error, trace)
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate a coroutine function: each call runs while holding the lock."""
@@ -213,25 +195,24 @@ class AsyncLock:
                 was changed).
             LeaseLost, Unreachable: as `Lease.release`.
         """
-        local = self._local()
+        held = coordinator_for(self._source).held(self._keys)
         if identity is None:
-            lease = next(iter(local.leases), None)
-            if lease is None:
-                local.forget_if_idle()
-                raise NotHeld(f"{local.name!r} is not held by this process; release the Lease you acquired")
-            await lease.release()
+            if not held:
+                raise NotHeld(f"{self.name!r} is not held by this process: release the lease where it was acquired")
+            await held[0].release()
             return
         token = self._encode(identity, "identity")
-        for lease in list(local.leases):
+        for lease in held:
             if lease.wire_token == token:
                 await lease.release()
                 return
-        if not await self._run(lambda done, end: local.hub.engine.release(self._keys, token, b"", end, done)) == 1:
+        found = await self._ask(lambda engine, done, end: engine.release(self._keys, token, b"", end, done))
+        if found != Released.RELEASED:
             holder = (await self.statistics()).holder
             raise NotHeld(
-                f"{local.name!r} is not held by {text(token)!r} but by {holder!r}: nothing was changed"
+                f"{self.name!r} is not held by {text(token)!r} but by {holder!r}: nothing was changed"
                 if holder is not None
-                else f"{local.name!r} is not held by {text(token)!r}, nor by anybody else"
+                else f"{self.name!r} is not held by {text(token)!r}, nor by anybody else"
             )
 
     async def force_release(self) -> bool:
@@ -240,7 +221,7 @@ class AsyncLock:
         The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired").
         Sent once: Unreachable means that it may or may not have happened.
         """
-        return bool(await self._run(lambda done, end: self._local().hub.engine.force(self._keys, end, done)))
+        return bool(await self._ask(lambda engine, done, end: engine.force(self._keys, end, done)))
 
     async def locked(self) -> bool:
         """Return whether anybody holds the lock."""
@@ -248,11 +229,8 @@ class AsyncLock:
 
     async def statistics(self) -> LockStatistics:
         """Return holder, waiters, fence and remaining time as the server sees them. One round trip."""
-        view = read_inspect(
-            await self._run(
-                lambda done, end: self._local().hub.engine.inspect(self._keys, SHOWN_WAITERS, end, done)
-            )
-        )
+        reply = await self._ask(lambda engine, done, end: engine.inspect(self._keys, SHOWN_WAITERS, end, done))
+        view = read_inspect(reply)
         return LockStatistics(
             holder=None if view.holder is None else text(view.holder),
             remaining=view.left,
@@ -275,14 +253,11 @@ class AsyncLock:
     def _local(self) -> LocalName:
         return coordinator_for(self._source).local(self._keys)
 
+    async def _ask(self, send: Send) -> Reply:
+        return await coordinator_for(self._source).ask(send)
+
     def _encode(self, value: Name, what: str) -> bytes:
-        if isinstance(value, str):
-            value = self._client.get_encoder().encode(value)
-        if not isinstance(value, bytes):
-            raise TypeError(f"{what} must be str or bytes, not {value!r}")
-        if not value:
-            raise ValueError(f"{what} must not be empty")
-        return value
+        return encode(self._client, value, what)
 
     def _request(
         self, ttl: Seconds | None, identity: Name | None, *, wait: bool, timeout: float | None = None
@@ -298,70 +273,3 @@ class AsyncLock:
             wait=wait,
             timeout=timeout,
         )
-
-    async def _run(self, send: Callable[[Callable[[Call], None], float], Call]) -> Reply:
-        """Run one command of ours and return its reply."""
-        import asyncio
-
-        local = self._local()
-        outcome: asyncio.Future[Reply] = local.hub.loop.create_future()
-
-        def done(call: Call) -> None:
-            if outcome.done():
-                return
-            if call.error is None:
-                outcome.set_result(call.reply)
-            else:
-                outcome.set_exception(call.error)
-
-        call = send(done, now() + local.hub.retry_for)
-        try:
-            return await outcome
-        finally:
-            call.drop()
-            local.forget_if_idle()
-
-
-def _check_on_lost(value: OnLost) -> OnLost:
-    if value not in ("cancel", "event"):
-        raise ValueError(f'on_lost must be "cancel" or "event", not {value!r}')
-    return value
-
-
-def synchronized(
-    client: Redis | Coordinator,
-    name: str,
-    *,
-    ttl: Seconds = 30.0,
-    timeout: Seconds | None = None,
-) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
-    """Decorate a coroutine function: calls with the same ``name`` run one at a time, everywhere.
-
-    ``name`` may refer to the function's arguments: ``"user:{user_id}"``. ``timeout`` as in `AsyncLock.acquire`.
-
-    Raises:
-        ValueError: at decoration, when ``name`` refers to something that is not an argument.
-    """
-    import inspect
-    import string
-
-    check_client(client) if not isinstance(client, Coordinator) else None
-    fields = {field for _, field, _, _ in string.Formatter().parse(name) if field is not None}
-    seconds(ttl, "ttl")
-
-    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        signature = inspect.signature(function)
-        unknown = {field for field in fields if field.split(".")[0].split("[")[0] not in signature.parameters}
-        if unknown:
-            raise ValueError(f"{name!r} refers to {sorted(unknown)}, not arguments of {function.__qualname__}")
-
-        @functools.wraps(function)
-        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            async with AsyncLock(client, name.format(**bound.arguments), ttl=ttl).hold(timeout=timeout):
-                return await function(*args, **kwargs)
-
-        return locked
-
-    return decorate

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -26,9 +25,9 @@ class NotAdoptable(Exception):
 class Adopted:
     """A connection that redis-py opened and we drive."""
 
-    def __init__(self, pool: ConnectionPool, connection: AbstractConnection) -> None:
-        self._pool: Any = pool
-        self._connection: Any = connection
+    def __init__(self, pool: Any, connection: Any) -> None:
+        self._pool = pool
+        self._connection = connection
         reader, writer = self._connection._reader, self._connection._writer
         if not isinstance(writer, asyncio.StreamWriter):
             raise NotAdoptable(f"{type(connection).__name__} does not use asyncio streams")
@@ -76,8 +75,8 @@ async def open_connection(client: Redis) -> Adopted:
 
     Raises what redis-py raises, and NotAdoptable.
     """
-    pool = cast("ConnectionPool", client.connection_pool)
-    connection = cast("AbstractConnection", pool.make_connection())
+    pool: Any = client.connection_pool
+    connection = pool.make_connection()
     connection.retry = Retry(NoBackoff(), 0)  # our own back-off decides, with deadlines
     try:
         await connection.connect()

@@ -112,9 +112,7 @@ class Executor(Protocol):
 
 
 # Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
-TRANSIENT = frozenset(
-    {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"}
-)
+TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
 
 _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory; releases and renewals still work"),

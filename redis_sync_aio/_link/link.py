@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import redis.exceptions

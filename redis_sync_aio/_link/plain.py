@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Any
 
 import redis.exceptions
 from redis.asyncio import Redis
@@ -45,7 +46,7 @@ class PlainExecutor:
     pushes = False
 
     def __init__(self, client: Redis) -> None:
-        self._client = client
+        self._client: Any = client
         self._queues: dict[bytes, deque[Call]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -27,7 +27,7 @@ class Script:
 
 
 def _read(path: str) -> str:
-    return files(__package__).joinpath(path).read_text("utf-8")
+    return files(__name__).joinpath(path).read_text("utf-8")
 
 
 @cache
