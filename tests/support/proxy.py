@@ -176,14 +176,13 @@ class _Lane:
 
 
 class _Link:
-    """A client's connection, and the one to the server that goes with it."""
+    """A client's connection, and its one to the server. When one closes, what it sent before still arrives."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self.proxy = proxy
         self.closed = False
         self.task: asyncio.Task[None] | None = None
-        # The client's side stays half open: its last commands may still wait for their turn when it closes.
-        self.client, self._server = Socket(self, half_open=True), Socket(self, half_open=False)
+        self.client, self._server = Socket(self), Socket(self)
         self._up, self._down = _Lane(self, self._from_client), _Lane(self, self._from_server)
         self._dialogue: Dialogue[Passage] = Dialogue()
 

@@ -20,9 +20,7 @@ END = "end"
 
 _MESSAGES = frozenset({b"message", b"pmessage", b"smessage"})
 # What confirms a (un)subscription, and the family of channels it belongs to.
-_CONFIRMATIONS = {
-    family + verb: family for family in (b"", b"p", b"s") for verb in (b"subscribe", b"unsubscribe")
-}
+_CONFIRMATIONS = {family + verb: family for family in (b"", b"p", b"s") for verb in (b"subscribe", b"unsubscribe")}
 
 
 class ProtocolError(ValueError):
@@ -132,8 +130,8 @@ class Owner(Protocol):
 class Socket(asyncio.Protocol):
     """A connection that reports whole frames, and at last one of the kind END."""
 
-    def __init__(self, owner: Owner, *, half_open: bool) -> None:
-        self._owner, self._half_open = owner, half_open
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
         self.ended = False
@@ -153,18 +151,10 @@ class Socket(asyncio.Protocol):
         except ProtocolError as error:
             self._owner.failed(error)
 
-    def eof_received(self) -> bool:
-        self._end()
-        return self._half_open
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self.ended = True
         self.lost.set()
-
-    def _end(self) -> None:
-        if not self.ended:
-            self.ended = True
-            self._owner.received(self, Frame(self._splitter.rest(), END))
+        self._owner.received(self, Frame(self._splitter.rest(), END))
 
     def write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():

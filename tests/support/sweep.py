@@ -122,9 +122,7 @@ class _Run(Generic[T]):
         error = None if self._task.cancelled() else self._task.exception()
         value = None if cancelled or error else self._task.result()
         missed = self._met and self._stepper.cancelled_at is None
-        return Outcome(
-            self._way, self._n, self._requested, cancelled, self._again, missed, value=value, error=error
-        )
+        return Outcome(self._way, self._n, self._requested, cancelled, self._again, missed, value=value, error=error)
 
     async def _main(self) -> T | None:
         if self._way != "scope":

@@ -134,6 +134,7 @@ def test_a_subscription_is_answered_by_a_push_for_each_channel() -> None:
     answered = dialogue.take(two)
     assert answered is not None
     assert (answered[0], answered[1].raw) == ("sub", one.raw + two.raw)
+    dialogue.ask("get", [b"GET", b"a"])
     assert dialogue.is_push(frame_of("sunsubscribe", "a", 0))  # slots move
 
 
@@ -163,6 +164,8 @@ def test_in_resp2_messages_are_arrays() -> None:
     dialogue.ask("ping", [b"PING"])
     assert dialogue.is_push(frame_of("message", "a", "m", kind="*"))
     assert not dialogue.is_push(frame_of("pong", "", kind="*"))
+    dialogue.ask("hello", [b"HELLO", b"3"])
+    assert not dialogue.is_push(frame_of("message", "a", "m", kind="*"))
 
 
 # --- the proxy ---------------------------------------------------------------------------------------------
@@ -396,11 +399,14 @@ class TestActions:
         assert (rule.hits, proxy.commands["INCR"], proxy.live) == (1, 0, 0)
 
     async def test_cut_after(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
-        rule = proxy.on("INCR", CUT_AFTER)
-        wire.send("INCR", "k")
+        rule = proxy.on("BLPOP", CUT_AFTER)
+        wire.send("BLPOP", "k", 0)
+        assert await wire.is_silent()
+        assert not rule.fired.is_set()
+        await direct.lpush("k", "v")
         assert await wire.rest() == b""
         assert rule.fired.is_set()
-        assert await direct.get("k") == "1"
+        assert await direct.exists("k") == 0
 
     async def test_cut_inside_reply(self, proxy: FaultProxy, wire: Wire) -> None:
         await wire.call("SET", "k", "v" * 100)
@@ -535,9 +541,7 @@ class TestActions:
 
 
 class TestSubscriptions:
-    async def test_the_confirmation_is_the_reply(
-        self, proxy: FaultProxy, subscriber: Wire, direct: Redis
-    ) -> None:
+    async def test_the_confirmation_is_the_reply(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
         rule = proxy.on("SUBSCRIBE", HOLD_REPLY)
         subscriber.send("SUBSCRIBE", "a", "b")
         await rule.fired.wait()
@@ -632,9 +636,7 @@ class TestControls:
         assert await sender.receive() == b":1\r\n"
         assert b"message" in await subscriber.receive()
 
-    async def test_a_black_hole_takes_what_is_on_its_way(
-        self, proxy: FaultProxy, wire: Wire, direct: Redis
-    ) -> None:
+    async def test_a_black_hole_takes_what_is_on_its_way(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
         rule = proxy.on("INCR", HOLD_REPLY)
         wire.send("INCR", "k")
         await rule.fired.wait()
@@ -905,9 +907,7 @@ class TestSweep:
             except asyncio.CancelledError:
                 raise ConnectionError("lost") from None
 
-        with pytest.raises(
-            AssertionError, match=r"ConnectionError.*way 'task', suspension point n=1"
-        ) as caught:
+        with pytest.raises(AssertionError, match=r"ConnectionError.*way 'task', suspension point n=1") as caught:
             await sweep(operation, ignore)
         assert isinstance(caught.value.__cause__, ConnectionError)
 
