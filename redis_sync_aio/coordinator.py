@@ -146,7 +146,8 @@ class Coordinator:
         try:
             yield
         finally:
-            await self.close()
+            if self._why_closed is None:  # else it is `_close` that ends this generator
+                await self.close()
 
     async def __aenter__(self) -> Self:
         self._check()
@@ -187,7 +188,7 @@ class Coordinator:
         self.renewals.stop()
         await self.renewals.under_way.drained(self._response_timeout)
         await self._executor.close()
-        with suppress(RuntimeError):  # it is running: this is the end of the loop
+        with suppress(RuntimeError):  # it is running: it is the one that waits for us, at the end of the loop
             await self._loop_end.aclose()
 
     def _give_up(self, error: SyncError) -> None:

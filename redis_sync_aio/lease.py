@@ -215,14 +215,14 @@ class Lease:
         # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.releasers.append(outcome)
-        if self.state is State.HELD:
-            self.give_back()
+        self.give_back()
         await outcome
 
     def give_back(self) -> None:
-        """Start the release without waiting for it."""
-        self.state = State.RELEASING
-        self._keeper.release(self)
+        """Start the release, if that is not done yet, without waiting for it."""
+        if self.state is State.HELD:
+            self.state = State.RELEASING
+            self._keeper.release(self)
 
     def released(self, error: Exception | None) -> None:
         """Note the outcome of the release, and tell everybody who waits for it."""

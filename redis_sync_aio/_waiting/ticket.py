@@ -56,6 +56,7 @@ class Ticket:
     __slots__ = (
         "_abandoned",
         "_base",
+        "_lease",
         "_local",
         "_member",
         "_request",
@@ -74,6 +75,7 @@ class Ticket:
         self._base: float | None = None  # local minus server time, at the request that queued us
         self._timer: asyncio.TimerHandle | None = None
         self._abandoned = False
+        self._lease: Lease | None = None
         self.call: Call | None = None
         self.sent = 0.0
         self.future: asyncio.Future[Lease | None] = hub.loop.create_future()
@@ -188,9 +190,12 @@ class Ticket:
         deadline = _NEVER if for_ever else since + duration
         period = _NEVER if for_ever else duration
         self._leave()
-        lease = local.hold(request, self._token, fence, deadline, period)
-        if not self.future.done():
-            self.future.set_result(lease)
+        self._lease = local.hold(request, self._token, fence, deadline, period)
+        if self.future.done():
+            # Cancelled, and the task has not run since: its `abandon` comes later and finds all done.
+            self._lease.give_back()
+        else:
+            self.future.set_result(self._lease)
 
     def _fail(self, error: SyncError, call: Call) -> None:
         self._leave()
@@ -225,12 +230,12 @@ class Ticket:
 
     def abandon(self) -> None:
         """The task does not want the lock any more (it was cancelled). Undo whatever was done for it."""
-        future = self.future
-        if future.done() and not future.cancelled():
-            if future.exception() is None and (lease := future.result()) is not None:
-                lease.give_back()
-            return
-        self._undo()
+        if self._lease is not None:
+            self._lease.give_back()
+        elif self.future.cancelled():
+            self._undo()
+        else:
+            self.future.exception()  # it ended in the same turn, with an error that undid itself, or with None
 
     def _undo(self) -> None:
         call, local = self.call, self._local

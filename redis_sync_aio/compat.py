@@ -1,0 +1,331 @@
+"""A drop-in replacement for redis-py's lock: ``client.lock("orders:42", lock_class=Lock)``.
+
+Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queue. What gets better:
+
+- A waiter is woken by the release, in the order of arrival. It does not poll, and nobody overtakes it.
+- A cancelled ``acquire()`` leaves nothing behind, and a cancelled ``release()`` still releases.
+- A lost connection makes neither a taken lock of an acquire that answers False, nor a LockNotOwnedError of a release
+  that was done: commands are repeated with their token until the answer is known.
+- A task whose lock ran out can not release, extend or own what another task holds by now through the same object.
+- An error of the release does not replace the error of the ``async with`` body; it becomes a note on it.
+
+What stays: possession is a token on the lock object, and a lock lasts until it is released or its ``timeout`` is
+over. It is not renewed, the body is not cancelled when it is lost, and closing the client does not release it.
+`redis_sync_aio.AsyncLock` does all that, and gives fences. Locks of all three kinds exclude each other.
+
+What else differs:
+
+- ``sleep`` only matters with ``token=``: that token may be in use elsewhere at the same time, which a queue can not
+  tell apart, so such an acquire asks every ``sleep`` seconds.
+- ``blocking_timeout`` is used up before False is returned; redis-py returns when less than ``sleep`` is left.
+- A ``timeout`` (other than None and 0) below 10 ms or above ten years, an empty name or token, and a name whose braces
+  break its hash tag are a ValueError. ``timeout=0`` means none for `Lock.extend` and `Lock.reacquire`, too.
+- A key that holds something else than a lock is a ResponseError, not a lock that is taken for ever.
+- Commands go over one connection beside the client's pool, and are repeated for 10 seconds while Redis is out of reach.
+  RedisCluster is not supported yet.
+- ``do_acquire``, ``lua_release`` and the like, which redis-py does not document, are not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace, TracebackType
+from typing import Literal, NamedTuple, Self
+from weakref import WeakKeyDictionary, ref
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.lock import Lock as RedisLock
+from redis.exceptions import LockError, LockNotOwnedError, RedisError
+
+from ._clock import now
+from ._engine.lua import FOR_EVER, Released, Renewed, View, read_inspect, read_renew
+from ._keys import lock_keys
+from ._link.call import Call, Reply
+from ._link.client import check_client, encode
+from ._types import text, ttl_ms
+from ._waiting.ticket import Request, acquire
+from .backoff import Backoff, wait_until
+from .coordinator import Send, coordinator_for
+from .errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
+
+__all__ = ["Lock"]
+
+logger = logging.getLogger("redis_sync_aio")
+
+
+class Lock(RedisLock):
+    """A distributed lock with the interface of `redis.asyncio.lock.Lock`; see the top of this module.
+
+    The token is stored on the object, as ``lock.local.token`` (bytes; None when not held), and may be set by hand to
+    pass a held lock on to another object or process. A task that acquired through this object acts on its own token
+    as long as another living task holds the lock through it; otherwise every task acts on the object's token.
+
+    Errors are redis-py's: LockError and LockNotOwnedError as documented there, ConnectionError when Redis is out of
+    reach, ResponseError or a subclass when it refuses a command.
+
+    Args:
+        redis: a `redis.asyncio.Redis`; its implicit coordinator is used.
+        name: the key; excludes all other locks on that key.
+        timeout: seconds until the lock ends by itself; None or 0: never.
+        sleep: seconds between two tries of an acquire with ``token=``.
+        blocking: whether `acquire` waits while the lock is taken.
+        blocking_timeout: seconds that `acquire` waits at most; None: for ever.
+        thread_local: keep the token in thread-local storage, so that only this thread sees it.
+        raise_on_release_error: raise when the lock is lost at the end of ``async with``; False: log a warning.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Example:
+        async with client.lock("orders:42", timeout=30, lock_class=Lock):
+            ...
+    """
+
+    local: threading.local | SimpleNamespace
+
+    def __init__(
+        self,
+        redis: Redis, name: str | bytes | memoryview, timeout: float | None = None, sleep: float = 0.1,
+        blocking: bool = True, blocking_timeout: float | None = None, thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:  # fmt: skip
+        # Not RedisLock.__init__, which would tie the class to the scripts of the first client.
+        check_client(redis)
+        self.redis: Redis = redis
+        self.name = name
+        self.timeout = timeout
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self.local = threading.local() if self.thread_local else SimpleNamespace()
+        self.local.token = None
+        self._keys = lock_keys(encode(redis, bytes(name) if isinstance(name, memoryview) else name, "name"))
+        self._ttl_ms()
+        self._mine: WeakKeyDictionary[asyncio.Task[object], bytes] = WeakKeyDictionary()
+        self._latest: _Acquired | None = None
+        self._doubtful: bytes | None = None  # a release of this token was cancelled, and may have happened
+
+    async def __aenter__(self) -> Self:
+        if await self.acquire():
+            return self
+        raise LockError("Unable to acquire lock within the time specified", lock_name=text(self._keys.name))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.release()
+        except (RedisError, SyncError) as trouble:
+            if isinstance(trouble, LockError) and not self.raise_on_release_error:
+                logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+            elif error is None:
+                raise
+            else:
+                error.add_note(f"redis_sync_aio: {trouble}")
+
+    async def acquire(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, token: str | bytes | None = None
+    ) -> bool:
+        """Take the lock and return True, or return False if it was taken all the time allowed.
+
+        One round trip when it is free; handed over by a push when not. ``blocking_timeout`` limits the wait for
+        other holders, not the first try, which may take as long as Redis takes to answer.
+
+        Args:
+            blocking: instead of the lock's own; False: one try.
+            blocking_timeout: instead of the lock's own; 0 or less: one try.
+            token: what to store in the key, instead of a unique token. Such a request does not queue, it polls.
+
+        On cancellation whatever the server did for this request is undone, without delaying the cancellation.
+        """
+        wait = self.blocking if blocking is None else blocking
+        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        chosen = None if token is None else encode(self.redis, token, "token")
+        if wait and limit is None and chosen is None:
+            return await self._request(wait=True)
+        give_up = math.inf if limit is None else now() + limit
+        if await self._request(chosen):
+            return True
+        left = give_up - now()
+        if not wait or not left > 0:
+            return False
+        timeout = None if left == math.inf else left
+        try:
+            if chosen is None:
+                return await self._request(wait=True, timeout=timeout)
+            sleep = max(self.sleep, 0.001)
+            every = Backoff(initial=sleep, factor=1, cap=sleep, jitter=False)
+            return await wait_until(lambda: self._request(chosen), every, timeout)
+        except TimeoutError:
+            return False
+        except Unreachable as error:
+            if error.__cause__ is None and now() >= give_up:
+                return False  # no trouble with Redis: the time was too short for an answer to this second request
+            raise
+
+    async def _request(self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None) -> bool:
+        local = coordinator_for(self.redis).local(self._keys)
+        request = Request(self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout)
+        with _redis_errors():
+            lease = await acquire(local, request)
+        if lease is None:
+            return False
+        local.drop(lease)  # not kept for the caller: only a release or its timeout ends it
+        self.local.token = lease.wire_token
+        task = asyncio.current_task()
+        if task is not None:
+            self._mine[task] = lease.wire_token
+            self._latest = _Acquired(lease.wire_token, lease.deadline, ref(task))
+        return True
+
+    async def release(self) -> None:
+        """Give the lock back; the next waiter has it when this returns.
+
+        The token is cleared when the server has answered, and only then.
+
+        Raises:
+            LockError: nothing was acquired.
+            LockNotOwnedError: the lock had ended, or somebody else holds it; nothing was changed.
+
+        On cancellation the release goes on in the background.
+        """
+        token = self._token()
+        if token is None:
+            raise self._error("Cannot release a lock that's not owned or is already unlocked.")
+        local = coordinator_for(self.redis).local(self._keys)
+        hub = local.hub
+        outcome: asyncio.Future[Call] = hub.loop.create_future()
+
+        def answered(call: Call) -> None:
+            hub.renewals.under_way.discard(call)
+            local.forget_if_idle()
+            if call.error is None and self._stored() == token:
+                self.local.token = None
+            if not outcome.done():
+                outcome.set_result(call)
+
+        end = now() + hub.retry_for
+        hub.renewals.under_way.add(hub.engine.release(self._keys, token, b"", end, answered))
+        try:
+            call = await outcome
+        except asyncio.CancelledError:
+            self._doubtful = token
+            raise
+        if call.error is not None:
+            with _redis_errors():
+                raise call.error
+        # An earlier copy of this release may have been executed and its answer lost. Before our deadline nobody
+        # but us can have ended the lock, so then it was that copy (P4).
+        ours = self._latest is not None and self._latest.token == token and call.sent < self._latest.deadline
+        if call.reply != Released.RELEASED and not (ours and (call.ambiguous or self._doubtful == token)):
+            raise self._error("Cannot release a lock that's no longer owned", LockNotOwnedError)
+
+    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Let the lock end ``additional_time`` seconds later, or with ``replace_ttl`` that long from now.
+
+        To add takes two round trips: one asks the server for the time left (another hand may have changed it), one
+        sets the sum. Repeated, it is not added twice. But of two additions at the same moment one may be lost.
+
+        Raises:
+            LockError: nothing was acquired, or the lock has no timeout.
+            LockNotOwnedError: the lock had ended, or somebody else holds it; nothing was changed.
+        """
+        token = self._token_to("extend")
+        if not math.isfinite(additional_time):
+            raise ValueError(f"additional_time must be finite, not {additional_time!r}")
+        asked, left = now(), 0.0
+        if not replace_ttl:
+            view = await self._look()
+            if view.holder != token or view.left is None:
+                raise self._error("Cannot extend a lock that's no longer owned", LockNotOwnedError)
+            left = view.left - (now() - asked)
+        return await self._set(token, left + additional_time, "extend")
+
+    async def reacquire(self) -> Literal[True]:
+        """Let the lock end ``timeout`` seconds from now. Raises as `extend` does."""
+        return await self._set(self._token_to("reacquire"), self._ttl_ms() / 1000, "reacquire")
+
+    async def _set(self, token: bytes, duration: float, what: str) -> Literal[True]:
+        ms, sent = max(1, round(duration * 1000)), now()
+        reply = await self._ask(lambda engine, done, end: engine.renew(self._keys, token, ms, end, done))
+        if read_renew(reply) is not Renewed.RENEWED:
+            raise self._error(f"Cannot {what} a lock that's no longer owned", LockNotOwnedError)
+        if self._latest is not None and self._latest.token == token:
+            self._latest = self._latest._replace(deadline=sent + ms / 1000)
+        return True
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds the lock."""
+        return (await self._look()).holder is not None
+
+    async def owned(self) -> bool:
+        """Return whether the lock is held with the caller's token."""
+        holder = (await self._look()).holder
+        return holder is not None and holder == self._token()
+
+    async def _look(self) -> View:
+        return read_inspect(await self._ask(lambda engine, done, end: engine.inspect(self._keys, 1, end, done)))
+
+    async def _ask(self, send: Send) -> Reply:
+        with _redis_errors():
+            return await coordinator_for(self.redis).ask(send)
+
+    def _stored(self) -> bytes | None:
+        token: bytes | None = getattr(self.local, "token", None)  # another thread may have none
+        return token
+
+    def _token(self) -> bytes | None:
+        """Return the token on which the current task may act; see the class."""
+        stored, task, latest = self._stored(), asyncio.current_task(), self._latest
+        mine = None if task is None else self._mine.get(task)
+        if stored is None or mine is None or latest is None or latest.token != stored:
+            return stored
+        # Python 3.11 runs `wait_for(lock.acquire(), 5)` in a task of its own: what an ended task acquired is for all.
+        holder = latest.task()
+        return stored if holder is None or holder.done() else mine
+
+    def _token_to(self, what: str) -> bytes:
+        token = self._token()
+        if token is None:
+            raise self._error(f"Cannot {what} an unlocked lock")
+        if not self.timeout:
+            raise self._error(f"Cannot {what} a lock with no timeout")
+        return token
+
+    def _error(self, message: str, kind: type[LockError] = LockError) -> LockError:
+        return kind(message, lock_name=text(self._keys.name))
+
+    def _ttl_ms(self) -> int:
+        return ttl_ms(self.timeout) if self.timeout else FOR_EVER
+
+
+class _Acquired(NamedTuple):
+    token: bytes
+    deadline: float  # local clock
+    task: ref[asyncio.Task[object]]
+
+
+_CLASSES: dict[str, type[RedisError]] = {
+    "OOM": exceptions.OutOfMemoryError, "NOPERM": exceptions.NoPermissionError,
+    "NOAUTH": exceptions.AuthenticationError, "WRONGPASS": exceptions.AuthenticationError,
+    "READONLY": exceptions.ReadOnlyError, "LOADING": exceptions.BusyLoadingError,
+}  # fmt: skip
+
+
+@contextmanager
+def _redis_errors() -> Iterator[None]:
+    """Turn our errors into those that a user of redis-py catches. Unreachable is a ConnectionError already."""
+    try:
+        yield
+    except CommandRefused as error:
+        raise _CLASSES.get(error.code, exceptions.ResponseError)(str(error)) from error
+    except (CoordinatorClosed, LinkUnavailable) as error:
+        raise exceptions.ConnectionError(str(error)) from error

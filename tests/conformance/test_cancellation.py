@@ -1,0 +1,201 @@
+"""P5: a task may be cancelled at any await, also twice; nothing leaks, nothing is swallowed (FAULTS B1-B7).
+
+Two sweeps. One cancels at every suspension point of the operation, in three ways (see tests/support/sweep.py).
+The other cancels after 0, 1, 2, … turns of the event loop, so that the cancellation also falls between the
+sending of a command and its answer, between answer and push, and into the same turn as either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+
+import anyio
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import AcquireTimeout, AsyncLock, Backoff, Coordinator, Lease, wait_until
+
+from ..support.sweep import Outcome, sweep
+
+NAME = "cancel"
+injected: Counter[str] = Counter()
+
+
+class Arena:
+    """A lock that may have a holder, and what must be true after every cancelled operation."""
+
+    def __init__(self, sync: Coordinator, redis: Redis) -> None:
+        self.lock = AsyncLock(sync, NAME, ttl=30)
+        self.redis = redis
+        self.holder: Lease | None = None
+        self.helpers: list[asyncio.Task[None]] = []
+
+    async def hold(self) -> None:
+        """Somebody holds the lock, and lets it go as soon as somebody waits."""
+        self.holder = await self.lock.acquire(timeout=5)
+        self.helpers.append(asyncio.create_task(self._let_go(self.holder)))
+
+    async def _let_go(self, holder: Lease) -> None:
+        fast = Backoff(initial=0.001, cap=0.002)
+        await wait_until(self._somebody_waits, fast, timeout=5)
+        await holder.release()
+
+    async def _somebody_waits(self) -> bool:
+        return (await self.lock.statistics()).waiters > 0
+
+    async def settle(self) -> None:
+        """End what the scenario started, whoever was cancelled."""
+        for helper in self.helpers:
+            helper.cancel()
+        await asyncio.gather(*self.helpers, return_exceptions=True)
+        self.helpers.clear()
+        if self.holder is not None:
+            await self.holder.release()
+            self.holder = None
+
+    async def check_free(self) -> None:
+        """Usable at once: by this process in order, and by anybody as soon as what was sent has arrived."""
+        lease = await self.lock.acquire(timeout=5)
+        await lease.release()
+        after = await self.lock.statistics()
+        assert (after.holder, after.waiters) == (None, 0), after
+        assert await self.redis.zcard(f"{{{NAME}}}:queue") == 0
+
+
+Operation = Callable[[Arena], Coroutine[None, None, object]]
+
+
+async def acquire_and_release(arena: Arena) -> None:
+    lease = await arena.lock.acquire()
+    await lease.release()
+
+
+async def acquire_by_hand_over(arena: Arena) -> None:
+    await arena.hold()
+    lease = await arena.lock.acquire(timeout=20)
+    await lease.release()
+
+
+async def try_and_release(arena: Arena) -> None:
+    lease = await arena.lock.try_acquire()
+    assert lease is not None
+    await lease.release()
+
+
+async def whole_body(arena: Arena) -> None:
+    async with arena.lock:
+        await asyncio.sleep(0)
+
+
+async def whole_body_by_hand_over(arena: Arena) -> None:
+    await arena.hold()
+    async with arena.lock.hold(timeout=20) as lease:
+        await lease.extend(20)
+
+
+async def by_identity(arena: Arena) -> None:
+    lease = await arena.lock.acquire(identity="worker-7")
+    await lease.release()
+
+
+async def by_identity_and_hand_over(arena: Arena) -> None:
+    await arena.hold()
+    lease = await arena.lock.acquire(identity="worker-7")
+    await lease.release()
+
+
+async def extended(arena: Arena) -> None:
+    async with arena.lock as lease:
+        await lease.extend(10)
+        await lease.extend(20)
+
+
+async def timed_out(arena: Arena) -> None:
+    holder = await arena.lock.acquire()
+    try:
+        with pytest.raises(AcquireTimeout):
+            await arena.lock.acquire(timeout=0.01)
+    finally:
+        holder.give_back()
+
+
+OPERATIONS: dict[str, Operation] = {
+    operation.__name__: operation
+    for operation in (
+        acquire_and_release,
+        acquire_by_hand_over,
+        try_and_release,
+        whole_body,
+        whole_body_by_hand_over,
+        by_identity,
+        by_identity_and_hand_over,
+        extended,
+        timed_out,
+    )
+}
+
+
+@pytest_asyncio.fixture
+async def arena(sync: Coordinator, redis: Redis) -> AsyncIterator[Arena]:
+    arena = Arena(sync, redis)
+    await arena.check_free()  # connected: the sweeps are not about the first connection
+    yield arena
+
+
+async def clean_up(arena: Arena, leases: list[Lease]) -> None:
+    """A cancelled operation that got a lease and did not release it is the caller's to undo: an `async with`
+    does it. Here the plain acquire/release operations are helped."""
+    for lease in leases:
+        await lease.release()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+async def test_p5_cancelled_at_every_suspension_point(arena: Arena, name: str, twice: bool, way: str) -> None:
+    async def check(outcome: Outcome[object]) -> None:
+        await finish(arena)
+
+    result = await sweep(lambda: OPERATIONS[name](arena), check, twice=twice)
+    assert not result.swallowed
+    injected[way] += sum(result.cancellations.values())
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_p5_cancelled_after_any_number_of_turns(arena: Arena, name: str, way: str) -> None:
+    undisturbed = 0
+    for turns in (*range(24), *range(24, 120, 8)):
+        task = asyncio.create_task(coroutine(OPERATIONS[name], arena))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.cancel():
+            injected[way] += 1
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            await task
+            undisturbed += 1
+        await finish(arena)
+
+
+async def coroutine(operation: Operation, arena: Arena) -> object:
+    return await operation(arena)
+
+
+async def finish(arena: Arena) -> None:
+    """The operations release only when they are not cancelled in between: do it for them, then look."""
+    await arena.settle()
+    local = arena.lock._local()
+    for lease in list(local.leases):
+        await lease.release()
+    local.forget_if_idle()
+    await arena.check_free()
+
+
+async def test_p5_the_sweeps_injected_enough(way: str) -> None:
+    """The bar: 300 cancellations, all operations, three ways. (Runs last: it is the last of this module.)"""
+    assert injected[way] >= 300, injected
