@@ -30,25 +30,25 @@ NEAR = 0.005
 
 
 class UnderWay:
-    """The releases and withdrawals without an answer yet, which a closing coordinator waits for."""
+    """Counts the releases and withdrawals without an answer yet; a closing coordinator waits for them."""
 
     def __init__(self) -> None:
-        self._calls: set[Call] = set()
+        self._count = 0
         self._drained: asyncio.Event | None = None
 
-    def add(self, call: Call) -> None:
-        """Count ``call`` in."""
-        self._calls.add(call)
+    def started(self) -> None:
+        """One more was sent."""
+        self._count += 1
 
-    def discard(self, call: Call) -> None:
-        """``call`` was answered, or given up."""
-        self._calls.discard(call)
-        if not self._calls and self._drained is not None:
+    def finished(self) -> None:
+        """One was answered, or given up."""
+        self._count -= 1
+        if not self._count and self._drained is not None:
             self._drained.set()
 
     async def drained(self, timeout: float) -> None:
         """Wait until all are answered, ``timeout`` seconds at most."""
-        if self._calls:
+        if self._count:
             self._drained = asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
@@ -134,7 +134,7 @@ class Renewals:
             lease.renewing = False
             self._renewed(lease, ttl, call)
 
-        self._engine().renew(lease.keys, lease.wire_token, ttl, lease.deadline, done)
+        self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done)
 
     def _renewed(self, lease: Lease, ttl: int, call: Call) -> SyncError | None:
         """Take the answer to a renewal; return what went wrong, if it did."""
@@ -180,26 +180,29 @@ class Renewals:
             else:
                 outcome.set_exception(error)
 
-        expires = min(lease.deadline, now() + self._retry_for)
-        self._engine().renew(lease.keys, lease.wire_token, ttl, expires, done)
+        time = now()
+        expires = min(lease.deadline, time + self._retry_for)
+        self._engine().renew(lease.keys, lease.wire_token, ttl, time, expires, done)
         await outcome
 
     def release(self, lease: Lease) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         self._forget(lease)
-        expires = min(lease.deadline, now() + self._retry_for)
+        self.under_way.started()
+        time = now()
+        expires = min(lease.deadline, time + self._retry_for)
+        self._engine().release(lease.keys, lease.wire_token, b"", time, expires, self._release_answered, lease)
 
-        def done(call: Call) -> None:
-            self.under_way.discard(call)
-            lease.released(self._release_error(lease, call))
-
-        self.under_way.add(self._engine().release(lease.keys, lease.wire_token, b"", expires, done))
+    def _release_answered(self, call: Call) -> None:
+        self.under_way.finished()
+        lease: Lease = call.about
+        lease.released(self._release_error(lease, call))
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
         if lease.state is State.LOST:  # closed, or found lost, meanwhile
             return lease.loss()
         if call.error is not None:
-            if isinstance(call.error, Unreachable) and call.sent == 0.0 and now() >= lease.deadline:
+            if isinstance(call.error, Unreachable) and now() >= lease.deadline:
                 lease.lose("unreachable")
                 return lease.loss()
             return call.error

@@ -50,7 +50,7 @@ logger = logging.getLogger("redis_sync_aio")
 IDLE = 5.0
 """Seconds without any use after which an implicit coordinator closes its connection."""
 
-Send: TypeAlias = Callable[[LuaEngine, Callable[[Call], None], float], Call]
+Send: TypeAlias = Callable[[LuaEngine, float, float, Callable[[Call], None]], Call]
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 
@@ -245,7 +245,7 @@ class Coordinator:
         return [] if local is None else list(local.leases)
 
     async def ask(self, send: Send) -> Reply:
-        """Run one command and return its reply. ``send(engine, done, expires)`` sends it.
+        """Run one command and return its reply. ``send(engine, sent, expires, done)`` sends it.
 
         On cancellation the answer is ignored.
         """
@@ -260,7 +260,8 @@ class Coordinator:
             else:
                 outcome.set_exception(call.error)
 
-        call = send(self.engine, done, now() + self.retry_for)
+        time = now()
+        call = send(self.engine, time, time + self.retry_for, done)
         try:
             return await outcome
         finally:

@@ -206,7 +206,7 @@ class AsyncLock:
             if lease.wire_token == token:
                 await lease.release()
                 return
-        found = await self._ask(lambda engine, done, end: engine.release(self._keys, token, b"", end, done))
+        found = await self._ask(lambda engine, *rest: engine.release(self._keys, token, b"", *rest))
         if found != Released.RELEASED:
             holder = (await self.statistics()).holder
             raise NotHeld(
@@ -221,7 +221,7 @@ class AsyncLock:
         The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired").
         Sent once: Unreachable means that it may or may not have happened.
         """
-        return bool(await self._ask(lambda engine, done, end: engine.force(self._keys, end, done)))
+        return bool(await self._ask(lambda engine, *rest: engine.force(self._keys, *rest)))
 
     async def locked(self) -> bool:
         """Return whether anybody holds the lock."""
@@ -229,7 +229,7 @@ class AsyncLock:
 
     async def statistics(self) -> LockStatistics:
         """Return holder, waiters, fence and remaining time as the server sees them. One round trip."""
-        reply = await self._ask(lambda engine, done, end: engine.inspect(self._keys, SHOWN_WAITERS, end, done))
+        reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN_WAITERS, *rest))
         view = read_inspect(reply)
         return LockStatistics(
             holder=None if view.holder is None else text(view.holder),

@@ -29,44 +29,34 @@ class Call:
     Invariant: ``over`` is set before ``done`` is called; after that the call is never sent or done again.
     """
 
-    __slots__ = (
-        "ambiguous",
-        "arguments",
-        "attempts",
-        "done",
-        "error",
-        "expires",
-        "name",
-        "once",
-        "over",
-        "reply",
-        "script",
-        "sent",
-        "trouble",
-    )
+    # Most calls never change these; as class attributes they cost nothing to set up.
+    reply: Reply = None
+    error: SyncError | None = None
+    trouble: SyncError | None = None
+    """Why it has not been answered yet."""
+    attempts = 0
+    ambiguous = False
+    over = False
+    once = False
+    """Not idempotent: never sent a second time."""
+    about: Any = None
+    """For whoever reads the answer."""
 
     def __init__(
         self,
         name: bytes,
         script: Script | None,
         arguments: tuple[Argument, ...],
+        sent: float,
         expires: float,
         done: Callable[[Call], None],
-        once: bool = False,
     ) -> None:
         self.name = name
         self.script = script
         self.arguments = arguments
+        self.sent = sent  # local clock, from before the last copy was sent (P6)
         self.expires = expires  # local clock: stop trying then
         self.done = done
-        self.once = once  # not idempotent: never sent a second time
-        self.reply: Reply = None
-        self.error: SyncError | None = None
-        self.trouble: SyncError | None = None  # why it has not been answered yet
-        self.sent = 0.0  # local clock, from before the last copy was sent (P6)
-        self.attempts = 0
-        self.ambiguous = False
-        self.over = False
 
     def command(self) -> tuple[Argument, ...]:
         """Return the words of the command."""

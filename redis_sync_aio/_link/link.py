@@ -107,6 +107,7 @@ class Link:
         if call.over:
             return
         if code == "NOSCRIPT" and self._wire is not None:
+            call.sent = now()
             self._wire.send(call, call.command_with_source())
         elif code in TRANSIENT and now() < call.expires:
             call.trouble = refusal(call.name, message)
@@ -122,6 +123,7 @@ class Link:
         def again() -> None:
             del self._retries[call]
             if not call.over:
+                call.sent = now()
                 self.send(call)
 
         self._retries[call] = self._loop.call_later(delay, again)
@@ -211,6 +213,7 @@ class Link:
         unsent, self._unsent = self._unsent, deque()
         for call in unsent:
             if not call.over:
+                call.sent = now()
                 wire.send(call)
 
     def _refuse(self, error: Exception) -> None:
@@ -296,7 +299,7 @@ class Link:
             if overdue:
                 self._drop(f"no answer for {self._response_timeout} seconds")
             elif not pending and self._owner.link_needed() and time - wire.heard > self._response_timeout:
-                wire.send(Call(b"", None, (b"PING",), time + self._response_timeout, _ignore))
+                wire.send(Call(b"", None, (b"PING",), time, time + self._response_timeout, _ignore))
         if self._wire is not None or self._connecting is not None or self._retries:
             self._start_watch()
 
@@ -368,7 +371,7 @@ class _Handshake:
                 answer.set_exception(call.error)
                 answer.exception()  # looked at: some answers do not matter
 
-        self._wire.send(Call(self._inbox, None, words, 0.0, done))
+        self._wire.send(Call(self._inbox, None, words, now(), 0.0, done))
         return answer
 
     def subscribed(self) -> None:

@@ -56,13 +56,13 @@ class Wire(asyncio.Protocol):
         return self._adopted.closed_by_client
 
     def send(self, call: Call, command: tuple[Argument, ...] | None = None) -> None:
-        """Write ``call`` in this turn of the loop."""
-        call.sent = now()
+        """Write ``call`` in this turn of the loop. ``call.sent`` must be not later than now."""
         call.attempts += 1
         self.pending.append(call)
-        if not self._out:
+        out = self._out
+        if not out:
             self._loop.call_soon(self._flush)
-        self._out.append(pack(command or call.command()))
+        out.append(pack(command or call.command()))
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -71,14 +71,15 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = now()
-        reader = self._reader
+        reader, pending = self._reader, self.pending
         reader.feed(data)
         while (reply := reader.gets()) is not _NOTHING:
-            if isinstance(reply, hiredis.PushNotification):
+            kind = type(reply)
+            if kind is hiredis.PushNotification:
                 self._on_push(reply)
                 continue
-            call = self.pending.popleft()
-            if isinstance(reply, ReplyError):
+            call = pending.popleft()
+            if kind is ReplyError:
                 self._on_error(call, str(reply))
             else:
                 call.answer(reply)

@@ -167,17 +167,19 @@ class LocalName:
 
     def undo(self, token: bytes, ticket: bytes, done: Callable[[Call], None] | None = None) -> None:
         """Take back on the server what a request may have left there: its grant, its ticket."""
-        hub = self.hub
         if not token and not ticket:
             return
+        under_way = self.hub.renewals.under_way
 
         def answered(call: Call) -> None:
-            hub.renewals.under_way.discard(call)
+            under_way.finished()
             if done is not None:
                 done(call)
 
-        expires = now() + max(hub.retry_for, 60.0)
-        hub.renewals.under_way.add(hub.engine.release(self.keys, token, ticket, expires, answered))
+        under_way.started()
+        time = now()
+        expires = time + max(self.hub.retry_for, 60.0)
+        self.hub.engine.release(self.keys, token, ticket, time, expires, answered)
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""

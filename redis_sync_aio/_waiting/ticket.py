@@ -112,6 +112,7 @@ class Ticket:
             self._member,
             hub.poll_ms if request.wait else 0,
             request.reusable,
+            self.sent,
             self.sent + hub.retry_for,
             self._answered,
         )
