@@ -22,14 +22,14 @@ REPEAT = 1.0 if sys.version_info < (3, 12) else None
 class Guard:
     """Watches over one body. Armed at entry, finished at exit."""
 
-    __slots__ = ("_before", "_cancels", "_lease", "_repeat", "_task")
+    _cancels = 0
+    """Ours, not taken back yet."""
+    _repeat: asyncio.TimerHandle | None = None
 
-    def __init__(self, lease: Lease, cancel: bool) -> None:
+    def __init__(self, lease: Lease, task: asyncio.Task[object] | None, cancel: bool) -> None:
         self._lease = lease
-        self._task = asyncio.current_task()
-        self._before = self._task.cancelling() if self._task is not None else 0
-        self._cancels = 0  # ours, not taken back yet
-        self._repeat: asyncio.TimerHandle | None = None
+        self._task = task
+        self._before = task.cancelling() if task is not None else 0
         if cancel:
             lease.on_loss = self._cancel
 
@@ -47,7 +47,7 @@ class Guard:
         self._lease.on_loss = None
         if self._repeat is not None:
             self._repeat.cancel()
-        ours, self._cancels = self._cancels, 0
+        ours = self._cancels
         if not ours or self._task is None or self._task.done():
             return False
         left = self._task.cancelling()

@@ -11,7 +11,7 @@ All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
@@ -26,7 +26,9 @@ class LockKeys:
     fence: bytes
     polls: bytes
 
-    all: tuple[bytes, bytes, bytes, bytes]  # in the order in which scripts take them
+    all: tuple[bytes, ...]  # in the order in which scripts take them
+    heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
+    """Packed beginnings of commands on these keys, by script: see `_link.wire`."""
 
 
 def hash_tag(key: bytes) -> bytes:

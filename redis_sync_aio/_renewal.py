@@ -65,7 +65,7 @@ class Renewals:
         forget: Callable[[Lease], None],
         retry_for: float,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._leases = leases
         self._forget = forget
@@ -86,7 +86,7 @@ class Renewals:
             self._timer.cancel()
         delay = min(max(when - now(), NEAR), TICK)
         self._tick_at = now() + delay
-        self._timer = self._loop.call_later(delay, self._tick)
+        self._timer = self.loop.call_later(delay, self._tick)
 
     def stop(self) -> None:
         """Never look again."""
@@ -167,7 +167,7 @@ class Renewals:
 
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` now with another ttl."""
-        outcome: asyncio.Future[None] = self._loop.create_future()
+        outcome: asyncio.Future[None] = self.loop.create_future()
 
         def done(call: Call) -> None:
             error = self._renewed(lease, ttl, call)

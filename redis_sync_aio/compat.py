@@ -201,21 +201,21 @@ class Lock(RedisLock):
         if token is None:
             raise self._error("Cannot release a lock that's not owned or is already unlocked.")
         local = coordinator_for(self.redis).local(self._keys)
-        hub = local.hub
-        outcome: asyncio.Future[Call] = hub.loop.create_future()
+        outcome: asyncio.Future[Call] = local.hub.loop.create_future()
 
         def answered(call: Call) -> None:
-            hub.renewals.under_way.discard(call)
             local.forget_if_idle()
             if call.error is None and self._stored() == token:
                 self.local.token = None
             if not outcome.done():
                 outcome.set_result(call)
 
-        end = now() + hub.retry_for
-        hub.renewals.under_way.add(hub.engine.release(self._keys, token, b"", end, answered))
+        local.undo(token, b"", answered)
         try:
-            call = await outcome
+            async with asyncio.timeout(local.hub.retry_for):
+                call = await outcome
+        except TimeoutError:
+            raise Unreachable(f"Redis did not answer the release of {local.name!r} in time") from local.hub.trouble
         except asyncio.CancelledError:
             self._doubtful = token
             raise
@@ -255,7 +255,7 @@ class Lock(RedisLock):
 
     async def _set(self, token: bytes, duration: float, what: str) -> Literal[True]:
         ms, sent = max(1, round(duration * 1000)), now()
-        reply = await self._ask(lambda engine, done, end: engine.renew(self._keys, token, ms, end, done))
+        reply = await self._ask(lambda engine, sent, end, done: engine.renew(self._keys, token, ms, sent, end, done))
         if read_renew(reply) is not Renewed.RENEWED:
             raise self._error(f"Cannot {what} a lock that's no longer owned", LockNotOwnedError)
         if self._latest is not None and self._latest.token == token:
@@ -272,7 +272,9 @@ class Lock(RedisLock):
         return holder is not None and holder == self._token()
 
     async def _look(self) -> View:
-        return read_inspect(await self._ask(lambda engine, done, end: engine.inspect(self._keys, 1, end, done)))
+        return read_inspect(
+            await self._ask(lambda engine, sent, end, done: engine.inspect(self._keys, 1, sent, end, done))
+        )
 
     async def _ask(self, send: Send) -> Reply:
         with _redis_errors():

@@ -150,7 +150,7 @@ class Coordinator:
                 await self.close()
 
     async def __aenter__(self) -> Self:
-        self._check()
+        self.check()
         return self
 
     async def __aexit__(
@@ -198,7 +198,7 @@ class Coordinator:
             self.renewals.release(lease)
             lease.lose("closed")
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise unless this coordinator may be used here and now."""
         if self._forked:
             raise WrongContext(
@@ -229,18 +229,24 @@ class Coordinator:
 
         return AsyncLock(self, name, ttl=ttl)
 
-    def local(self, keys: LockKeys) -> LocalName:
-        """Return the name as this process sees it. Raises if the coordinator can not be used."""
-        if self._loop is not asyncio.get_running_loop() or self._why_closed is not None or self._forked:
-            self._check()
+    def usable(self) -> bool:
+        """Return whether it may be used here and now; `check` says why not."""
+        return self._loop is asyncio.get_running_loop() and self._why_closed is None and not self._forked
+
+    def local(self, keys: LockKeys, spare: LocalName | None = None) -> LocalName:
+        """Return the name as this process sees it; the coordinator must be `usable`.
+
+        ``spare``: an object the caller had for this name before, used again if there is none.
+        """
         local = self.locals.get(keys.name)
         if local is None:
-            local = self.locals[keys.name] = LocalName(self, keys)
+            local = spare if spare is not None and spare.hub is self else LocalName(self, keys)
+            self.locals[keys.name] = local
         return local
 
     def held(self, keys: LockKeys) -> list[Lease]:
         """Return the leases this process holds of a name."""
-        self._check()
+        self.check()
         local = self.locals.get(keys.name)
         return [] if local is None else list(local.leases)
 
@@ -249,7 +255,7 @@ class Coordinator:
 
         On cancellation the answer is ignored.
         """
-        self._check()
+        self.check()
         outcome: asyncio.Future[Reply] = self.loop.create_future()
 
         def done(call: Call) -> None:
@@ -366,8 +372,12 @@ _living: weakref.WeakSet[Coordinator] = weakref.WeakSet()
 
 
 def coordinator_for(client: Redis | Coordinator) -> Coordinator:
-    """Return ``client`` if it is a coordinator, else the implicit one of that client in the running loop."""
+    """Return ``client`` if it is a coordinator, else the implicit one of that client in the running loop.
+
+    Raises if it can not be used here and now.
+    """
     if isinstance(client, Coordinator):
+        client.check()
         return client
     loop = asyncio.get_running_loop()
     found = _implicit.get((client, loop))
@@ -375,7 +385,7 @@ def coordinator_for(client: Redis | Coordinator) -> Coordinator:
         for key in [key for key in _implicit if key[1].is_closed()]:
             del _implicit[key]
         found = _implicit[client, loop] = Coordinator(client)
-        found._check()
+        found.check()
         _close_when_idle(found, loop)
     return found
 

@@ -38,6 +38,8 @@ class State(Enum):
 class Keeper(Protocol):
     """What a lease needs of the one who keeps it: the renewals of its coordinator."""
 
+    loop: asyncio.AbstractEventLoop
+
     def release(self, lease: Lease) -> None: ...
     def forget(self, lease: Lease) -> None: ...
     async def extend(self, lease: Lease, ttl: int) -> None: ...
@@ -52,6 +54,8 @@ class Terms(Protocol):
     def auto_renew(self) -> bool: ...
     @property
     def max_hold(self) -> float | None: ...
+    @property
+    def identity(self) -> bytes | None: ...
 
 
 class Lost:
@@ -95,26 +99,14 @@ class Lease:
         lost: an event: ``lost.is_set()``, ``await lost.wait()``.
     """
 
-    __slots__ = (
-        "_keeper",
-        "auto_renew",
-        "deadline",
-        "fence",
-        "identity",
-        "keys",
-        "lost",
-        "name",
-        "on_loss",
-        "period",
-        "reason",
-        "releasers",
-        "renew_at",
-        "renewing",
-        "state",
-        "ttl_ms",
-        "until",
-        "wire_token",
-    )
+    # Rarely changed; as class attributes they cost nothing to set up.
+    state = State.HELD
+    reason: LossReason | None = None
+    on_loss: Callable[[], None] | None = None
+    renewing = False
+    """A renewal is under way."""
+    releasers: list[asyncio.Future[None]] | None = None
+    _lost: Lost | None = None
 
     def __init__(
         self,
@@ -125,31 +117,40 @@ class Lease:
         deadline: float,
         period: float,
         terms: Terms,
-        identity: str | None,
     ) -> None:
         self._keeper = keeper
-        self.wire_token = token
-        self.renewing = False  # a renewal is under way
+        self._terms = terms
         self.keys = keys
-        self.name = text(keys.name)
+        self.wire_token = token
         self.fence = fence
         self.deadline = deadline  # local clock
         self.period = period  # seconds granted by the latest answer
         self.ttl_ms = terms.ttl_ms
         self.auto_renew = terms.auto_renew
-        self.until = math.inf if terms.max_hold is None else deadline - period + terms.max_hold
         self.renew_at = deadline - period * 2 / 3 if terms.auto_renew else deadline
-        self.identity = identity
-        self.state = State.HELD
-        self.reason: LossReason | None = None
-        self.lost = Lost(self)
-        self.on_loss: Callable[[], None] | None = None
-        self.releasers: list[asyncio.Future[None]] = []
+        self.until = math.inf if terms.max_hold is None else deadline - period + terms.max_hold
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        return text(self.keys.name)
 
     @property
     def token(self) -> str:
         """The value under the lock's key."""
         return text(self.wire_token)
+
+    @property
+    def identity(self) -> str | None:
+        """The caller's identity, or None."""
+        return None if self._terms.identity is None else text(self._terms.identity)
+
+    @property
+    def lost(self) -> Lost:
+        """An event that is set when the lease is lost."""
+        if self._lost is None:
+            self._lost = Lost(self)
+        return self._lost
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
@@ -213,7 +214,9 @@ class Lease:
         if self.state is State.LOST:
             raise self.loss()
         # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[None] = self._keeper.loop.create_future()
+        if self.releasers is None:
+            self.releasers = []
         self.releasers.append(outcome)
         self.give_back()
         await outcome
@@ -228,14 +231,14 @@ class Lease:
         """Note the outcome of the release, and tell everybody who waits for it."""
         if error is None:
             self.state = State.RELEASED
-        for outcome in self.releasers:
+        releasers, self.releasers = self.releasers, None
+        for outcome in releasers or ():
             if outcome.done():
                 continue
             if error is None:
                 outcome.set_result(None)
             else:
                 outcome.set_exception(error)
-        self.releasers.clear()
 
     def lose(self, reason: LossReason) -> None:
         """Note that the lease is gone: wake `lost` and cancel the body."""
@@ -243,7 +246,8 @@ class Lease:
             self.state = State.LOST
             self.reason = reason
             self._keeper.forget(self)
-            self.lost._set()
+            if self._lost is not None:
+                self._lost._set()
             if self.on_loss is not None:
                 self.on_loss()
 

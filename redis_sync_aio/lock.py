@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from redis.asyncio import Redis
 
 from ._engine.lua import FOR_EVER, Released, read_inspect, ticket_token
-from ._hold import Hold, Holds, OnLost, check_on_lost
+from ._hold import Hold, OnLost, check_on_lost, ending
 from ._keys import lock_keys
 from ._link.call import Reply
 from ._link.client import check_client, encode
@@ -106,7 +106,11 @@ class AsyncLock:
         self._auto_renew = require_bool(auto_renew, "auto_renew") and ttl is not None
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
         self._on_lost: OnLost = check_on_lost(on_lost)
-        self._holds = Holds()
+        self._holds: list[Hold] = []  # bodies entered by `async with` on the lock itself
+        self._default = self._request(None, None, wait=True)
+        # What the latest acquisition used; only so that the next one need not look it up.
+        self._coordinator: Coordinator | None = None
+        self._local_name: LocalName | None = None
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -134,8 +138,12 @@ class AsyncLock:
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        limit = timeout_seconds(timeout)
-        lease = await acquire(self._local(), self._request(ttl, identity, wait=limit != 0, timeout=limit))
+        if timeout is None and ttl is None and identity is None:
+            request = self._default
+        else:
+            limit = timeout_seconds(timeout)
+            request = self._request(ttl, identity, wait=limit != 0, timeout=limit)
+        lease = await acquire(self._local(), request)
         if lease is None:
             raise AcquireTimeout(f"{text(self._keys.name)!r} is taken, and timeout=0 does not wait")
         return lease
@@ -168,12 +176,15 @@ class AsyncLock:
         return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl, identity=identity), chosen)
 
     async def __aenter__(self) -> Lease:
-        return await self._holds.enter(Hold(self.acquire, self._on_lost))
+        hold = Hold(self.acquire, self._on_lost)
+        lease = await hold.__aenter__()
+        self._holds.append(hold)
+        return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._holds.leave(kind, error, trace)
+        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate a coroutine function: each call runs while holding the lock."""
@@ -251,7 +262,11 @@ class AsyncLock:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _local(self) -> LocalName:
-        return coordinator_for(self._source).local(self._keys)
+        coordinator = self._coordinator
+        if coordinator is None or not coordinator.usable():
+            coordinator = self._coordinator = coordinator_for(self._source)
+        local = self._local_name = coordinator.local(self._keys, self._local_name)
+        return local
 
     async def _ask(self, send: Send) -> Reply:
         return await coordinator_for(self._source).ask(send)

@@ -145,8 +145,8 @@ class LuaEngine:
         done: Done,
     ) -> Call:
         """Ask for the lock; with a ``ticket`` (not empty) also for a place in its queue."""
-        words = (4, *keys.all, token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0")
-        call = Call(keys.name, self._acquire, words, sent, expires, done)
+        words = (token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0")
+        call = Call(keys, self._acquire, words, sent, expires, done)
         self.executor.send(call)
         return call
 
@@ -154,26 +154,26 @@ class LuaEngine:
         self, keys: LockKeys, token: bytes, ticket: bytes, sent: float, expires: float, done: Done, about: object = None
     ) -> Call:
         """Give up what ``token`` holds and its ``ticket``; either may be empty."""
-        call = Call(keys.name, self._release, (4, *keys.all, token, ticket), sent, expires, done)
+        call = Call(keys, self._release, (token, ticket), sent, expires, done)
         call.about = about
         self.executor.send(call)
         return call
 
     def renew(self, keys: LockKeys, token: bytes, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
         """Let the lease of ``token`` end ``ttl_ms`` from now."""
-        call = Call(keys.name, self._renew, (4, *keys.all, token, ttl_ms), sent, expires, done)
+        call = Call(keys, self._renew, (token, ttl_ms), sent, expires, done)
         self.executor.send(call)
         return call
 
     def force(self, keys: LockKeys, sent: float, expires: float, done: Done) -> Call:
         """Take the lock away from whoever holds it. Not repeated when its answer is lost."""
-        call = Call(keys.name, self._force, (4, *keys.all), sent, expires, done)
+        call = Call(keys, self._force, (), sent, expires, done)
         call.once = True
         self.executor.send(call)
         return call
 
     def inspect(self, keys: LockKeys, tickets: int, sent: float, expires: float, done: Done) -> Call:
         """Look at the lock and the first ``tickets`` of its queue."""
-        call = Call(keys.name, self._inspect, (4, *keys.all, tickets), sent, expires, done)
+        call = Call(keys, self._inspect, (tickets,), sent, expires, done)
         self.executor.send(call)
         return call

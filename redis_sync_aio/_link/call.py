@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+from .._keys import LockKeys
 from .._scripts import Script
 from .._types import text
 from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, WrongKeyType
@@ -44,30 +45,31 @@ class Call:
 
     def __init__(
         self,
-        name: bytes,
-        script: Script | None,
+        keys: LockKeys,
+        script: Script,
         arguments: tuple[Argument, ...],
         sent: float,
         expires: float,
         done: Callable[[Call], None],
     ) -> None:
-        self.name = name
+        self.keys = keys
         self.script = script
         self.arguments = arguments
         self.sent = sent  # local clock, from before the last copy was sent (P6)
         self.expires = expires  # local clock: stop trying then
         self.done = done
 
-    def command(self) -> tuple[Argument, ...]:
-        """Return the words of the command."""
-        if self.script is None:
-            return self.arguments
-        return (b"EVALSHA", self.script.sha, *self.arguments)
+    @property
+    def name(self) -> bytes:
+        """The name it is about."""
+        return self.keys.name
 
-    def command_with_source(self) -> tuple[Argument, ...]:
-        """Return the command for a server that does not know the script yet; it is cached from then on."""
-        assert self.script is not None
-        return (b"EVAL", self.script.source, *self.arguments)
+    def command(self, with_source: bool = False) -> tuple[Argument, ...]:
+        """Return the words of the command. A server that does not know the script yet needs its source."""
+        keys, script = self.keys.all, self.script
+        if with_source:
+            return (b"EVAL", script.source, len(keys), *keys, *self.arguments)
+        return (b"EVALSHA", script.sha, len(keys), *keys, *self.arguments)
 
     def answer(self, reply: Reply) -> None:
         """Finish with the server's answer."""

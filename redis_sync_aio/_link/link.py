@@ -33,7 +33,7 @@ from .._types import text
 from ..backoff import Backoff
 from ..errors import CommandRefused, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable, open_connection
-from .call import TRANSIENT, Argument, Call, Reply, error_code, refusal
+from .call import TRANSIENT, Call, Reply, ReplyError, error_code, refusal
 from .wire import Wire
 
 logger = logging.getLogger("redis_sync_aio")
@@ -68,7 +68,8 @@ class Link:
         self._connect_timeout = connect_timeout
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
-        self._handshake: _Handshake
+        self._heard: asyncio.Future[None]  # our own message, while a connection is set up
+        self._pinged = 0.0
         self._delays = iter(RECONNECT)
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
@@ -108,7 +109,7 @@ class Link:
             return
         if code == "NOSCRIPT" and self._wire is not None:
             call.sent = now()
-            self._wire.send(call, call.command_with_source())
+            self._wire.send(call, with_source=True)
         elif code in TRANSIENT and now() < call.expires:
             call.trouble = refusal(call.name, message)
             self._retry_later(call)
@@ -134,7 +135,16 @@ class Link:
         """Start connecting, unless that is done or under way."""
         if self._wire is None and self._connecting is None and not self._closed:
             self._connecting = self._loop.create_task(self._connect(), name="redis_sync_aio link")
+            self._connecting.add_done_callback(self._connect_ended)
             self._start_watch()
+
+    def _connect_ended(self, task: asyncio.Task[None]) -> None:
+        """A defect must not become a hang: whoever waits for the connection gets the unexpected error."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            for call in self.take_unsent():
+                failed = Unreachable(f"connecting failed unexpectedly: {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                call.fail(failed)
 
     async def _connect(self) -> None:
         """Try until connected, refused for good, or no longer needed."""
@@ -179,28 +189,23 @@ class Link:
 
     async def _introduce(self, wire: Wire) -> None:
         """Switch to RESP3, retire the previous connection, subscribe the inbox and prove that it hears."""
-        self._handshake = handshake = _Handshake(wire, self._inbox)
-        hello = handshake.ask(b"HELLO", 3)
+        self._heard = asyncio.get_running_loop().create_future()
+        hello = wire.ask((b"HELLO", 3))
         if self._client_id is not None:
-            handshake.ask(b"CLIENT", b"KILL", b"ID", self._client_id)
-        client_id = handshake.ask(b"CLIENT", b"ID")
-        subscribed = handshake.ask(b"SUBSCRIBE", self._inbox)
-        published = handshake.ask(b"PUBLISH", self._inbox, b"")
+            wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
+        client_id = wire.ask((b"CLIENT", b"ID"))
+        subscribed = wire.ask((b"SUBSCRIBE", self._inbox))
+        published = wire.ask((b"PUBLISH", self._inbox, b""))
         rights = "SUBSCRIBE and PUBLISH on rsa:*"
         for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (published, rights)):
             try:
                 await answer
-            except CommandRefused as error:
-                if error.code in TRANSIENT:
-                    raise redis.exceptions.ConnectionError(str(error)) from error
-                raise LinkUnavailable(
-                    f"the server does not allow {what}, which pushed wake-ups need: {error}; allow it, or use "
-                    'Coordinator(client, push="never") to poll instead'
-                ) from error
-        await handshake.heard
+            except ReplyError as error:
+                raise _not_possible(str(error), what) from error
+        await self._heard
         try:
             self._client_id = int(await client_id)
-        except CommandRefused:
+        except ReplyError:
             self._client_id = None  # not permitted; see the essay above
 
     def _established(self, wire: Wire) -> None:
@@ -243,21 +248,23 @@ class Link:
         if push[0] == b"message" and push[1] == self._inbox:
             if push[2]:
                 self._owner.link_pushed(push[2])
-            else:
-                self._handshake.heard_ourselves()
-        elif push[0] == b"subscribe":
-            self._handshake.subscribed()
+            elif not self._heard.done():
+                self._heard.set_result(None)
 
     def _on_lost(self, wire: Wire, error: Exception | None) -> None:
         """The connection is gone without our doing."""
         if wire is not self._wire:
-            self._handshake.lost()
+            lost = Unreachable("the connection was lost while it was being set up")
+            for future in (*wire.pending, self._heard):
+                if isinstance(future, asyncio.Future) and not future.done():
+                    future.set_exception(lost)
+                    future.exception()
             return
         self._wire = None
         self._trouble = error or ConnectionResetError("the server closed the connection")
         resend: list[Call] = []
         for call in wire.pending:
-            if call.over or call.script is None:
+            if not isinstance(call, Call) or call.over:
                 continue
             call.ambiguous = True
             if call.once:
@@ -295,11 +302,12 @@ class Link:
         self._expire_calls()
         if wire is not None:
             pending = wire.pending
-            overdue = bool(pending) and time - max(pending[0].sent, wire.heard) > self._response_timeout
+            overdue = bool(pending) and time - max(_sent(pending[0], self._pinged), wire.heard) > self._response_timeout
             if overdue:
                 self._drop(f"no answer for {self._response_timeout} seconds")
             elif not pending and self._owner.link_needed() and time - wire.heard > self._response_timeout:
-                wire.send(Call(b"", None, (b"PING",), time, time + self._response_timeout, _ignore))
+                self._pinged = time
+                wire.ask((b"PING",))
         if self._wire is not None or self._connecting is not None or self._retries:
             self._start_watch()
 
@@ -307,7 +315,7 @@ class Link:
         time = now()
         wire = self._wire
         for call in (*self._unsent, *self._retries, *(wire.pending if wire else ())):
-            if not call.over and time >= call.expires:
+            if isinstance(call, Call) and not call.over and time >= call.expires:
                 call.fail(call.trouble or self.unreachable(call.name))
         self._unsent = deque(call for call in self._unsent if not call.over)
 
@@ -346,49 +354,17 @@ class Link:
             await wire.gone
 
 
-def _ignore(call: Call) -> None:
-    """Nobody waits for this answer."""
+def _sent(pending: Call | asyncio.Future[Reply], pinged: float) -> float:
+    return pending.sent if isinstance(pending, Call) else pinged
 
 
-class _Handshake:
-    """Commands of a connection that is being set up, each with a future for its answer."""
-
-    def __init__(self, wire: Wire, inbox: bytes) -> None:
-        self._wire = wire
-        self._loop = asyncio.get_running_loop()
-        self._inbox = inbox
-        self.heard: asyncio.Future[None] = self._loop.create_future()
-
-    def ask(self, *words: Argument) -> asyncio.Future[Reply]:
-        answer: asyncio.Future[Reply] = self._loop.create_future()
-
-        def done(call: Call) -> None:
-            if answer.done():
-                return
-            if call.error is None:
-                answer.set_result(call.reply)
-            else:
-                answer.set_exception(call.error)
-                answer.exception()  # looked at: some answers do not matter
-
-        self._wire.send(Call(self._inbox, None, words, now(), 0.0, done))
-        return answer
-
-    def subscribed(self) -> None:
-        # In RESP3 the answer to SUBSCRIBE is a push, in its place among the replies; only a refusal is a reply.
-        self._wire.pending.popleft().answer(None)
-
-    def heard_ourselves(self) -> None:
-        if not self.heard.done():
-            self.heard.set_result(None)
-
-    def lost(self) -> None:
-        error = Unreachable("the connection was lost while it was being set up")
-        if not self.heard.done():
-            self.heard.set_exception(error)
-            self.heard.exception()
-        for call in self._wire.pending:
-            call.fail(error)
+def _not_possible(message: str, what: str) -> Exception:
+    if error_code(message) in TRANSIENT:
+        return redis.exceptions.ConnectionError(message)
+    return LinkUnavailable(
+        f"the server does not allow {what}, which pushed wake-ups need: {message}; allow it, or use "
+        'Coordinator(client, push="never") to poll instead'
+    )
 
 
 def _code(error: Exception) -> str:

@@ -92,7 +92,7 @@ class PlainExecutor:
         try:
             return await self._client.execute_command(*words, **{NEVER_DECODE: True})
         except redis.exceptions.NoScriptError:
-            return await self._client.execute_command(*call.command_with_source(), **{NEVER_DECODE: True})
+            return await self._client.execute_command(*call.command(with_source=True), **{NEVER_DECODE: True})
 
     def _failed(self, call: Call, error: Exception) -> None:
         code = next((code for kind, code in _CODES if isinstance(error, kind)), None)

@@ -16,7 +16,7 @@ from .call import Argument, Call, Reply, ReplyError
 _NOTHING = object()
 
 PackCommand = Callable[[tuple[Argument, ...]], bytes]
-pack = cast("PackCommand", hiredis.pack_command)
+pack: PackCommand = cast("PackCommand", hiredis.pack_command)
 
 
 class Wire(asyncio.Protocol):
@@ -41,7 +41,7 @@ class Wire(asyncio.Protocol):
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
-        self.pending: deque[Call] = deque()
+        self.pending: deque[Call | asyncio.Future[Reply]] = deque()
         self.heard = now()  # when the server last said anything
         self.closed_by_us = False
         self._dropped: Exception | None = None
@@ -55,14 +55,22 @@ class Wire(asyncio.Protocol):
         """Whether redis-py closed it, because the caller closed the client or its pool."""
         return self._adopted.closed_by_client
 
-    def send(self, call: Call, command: tuple[Argument, ...] | None = None) -> None:
+    def send(self, call: Call, with_source: bool = False) -> None:
         """Write ``call`` in this turn of the loop. ``call.sent`` must be not later than now."""
         call.attempts += 1
-        self.pending.append(call)
-        out = self._out
-        if not out:
+        self._write(call, pack(call.command(True)) if with_source else _packed(call))
+
+    def ask(self, words: tuple[Argument, ...]) -> asyncio.Future[Reply]:
+        """Send any command; the future ends with its reply, or with ReplyError."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._write(future, pack(words))
+        return future
+
+    def _write(self, receiver: Call | asyncio.Future[Reply], data: bytes) -> None:
+        self.pending.append(receiver)
+        if not self._out:
             self._loop.call_soon(self._flush)
-        out.append(pack(command or call.command()))
+        self._out.append(data)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -76,13 +84,20 @@ class Wire(asyncio.Protocol):
         while (reply := reader.gets()) is not _NOTHING:
             kind = type(reply)
             if kind is hiredis.PushNotification:
-                self._on_push(reply)
+                # In RESP3 the answer to SUBSCRIBE is a push, in its place among the replies; a refusal is a reply.
+                if reply[0] == b"subscribe":
+                    _resolve(pending.popleft(), None)
+                else:
+                    self._on_push(reply)
                 continue
-            call = pending.popleft()
-            if kind is ReplyError:
-                self._on_error(call, str(reply))
+            receiver = pending.popleft()
+            if type(receiver) is Call:
+                if kind is ReplyError:
+                    self._on_error(receiver, str(reply))
+                else:
+                    receiver.answer(reply)
             else:
-                call.answer(reply)
+                _resolve(receiver, reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._adopted.lost(exc)
@@ -100,3 +115,24 @@ class Wire(asyncio.Protocol):
         """Close at once; ``on_lost`` is not called."""
         self.closed_by_us = True
         self._transport.abort()
+
+
+def _packed(call: Call) -> bytes:
+    """Pack a call; the part that is the same for all calls of a script on the same keys is kept with them."""
+    heads, sha = call.keys.heads, call.script.sha
+    head = heads.get(sha)
+    arguments: bytes = pack(call.arguments)  # '*' and how many, in one digit, and CR LF; then the arguments themselves
+    if head is None:
+        whole = pack(call.command())
+        head = heads[sha] = whole[: len(whole) - len(arguments) + 4]
+    return head + arguments[4:]
+
+
+def _resolve(future: Call | asyncio.Future[Reply], reply: Reply) -> None:
+    if isinstance(future, Call) or future.done():
+        return
+    if isinstance(reply, ReplyError):
+        future.set_exception(reply)
+        future.exception()  # looked at: some answers of a handshake do not matter
+    else:
+        future.set_result(reply)

@@ -146,16 +146,7 @@ class LocalName:
 
     def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Lease:
         """Make the lease for a grant, and keep it."""
-        lease = Lease(
-            self.hub.renewals,
-            self.keys,
-            token,
-            fence,
-            deadline,
-            period,
-            request,
-            None if request.identity is None else text(request.identity),
-        )
+        lease = Lease(self.hub.renewals, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
         self.hub.renewals.watch(lease)
         return lease

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .local import LocalName
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """What a primitive wants."""
 
@@ -53,32 +53,19 @@ class Ticket:
     ticket is in ``hub.tickets`` and ``local.tickets`` as long as a grant for it may arrive that somebody wants.
     """
 
-    __slots__ = (
-        "_abandoned",
-        "_base",
-        "_lease",
-        "_local",
-        "_member",
-        "_request",
-        "_timer",
-        "_token",
-        "call",
-        "future",
-        "number",
-        "sent",
-    )
+    # Rarely changed; as class attributes they cost nothing to set up.
+    _base: float | None = None
+    """Local minus server time, at the request that queued us."""
+    _timer: asyncio.TimerHandle | None = None
+    _abandoned = False
+    _lease: Lease | None = None
 
     def __init__(self, local: LocalName, request: Request) -> None:
-        hub = local.hub
         self._local = local
         self._request = request
-        self._base: float | None = None  # local minus server time, at the request that queued us
-        self._timer: asyncio.TimerHandle | None = None
-        self._abandoned = False
-        self._lease: Lease | None = None
         self.call: Call | None = None
         self.sent = 0.0
-        self.future: asyncio.Future[Lease | None] = hub.loop.create_future()
+        self.future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
         self._name_request()
 
     def _name_request(self) -> None:
