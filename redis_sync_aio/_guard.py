@@ -37,6 +37,8 @@ class Guard:
         task = self._task
         if task is None or task.done():
             return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
+        if task is asyncio.current_task():
+            return  # found by the body itself, in release() or extend(): it gets LeaseLost right there
         self._cancels += 1
         task.cancel(f"the lease on {self._lease.name!r} was lost")
         if REPEAT is not None:

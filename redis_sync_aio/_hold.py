@@ -38,7 +38,7 @@ class Hold:
             raise RuntimeError("this hold() was entered before: call hold() again for another lease")
         self._entered = True
         lease = self.lease = await self._acquire()
-        # No await between the grant and the guard: a loss in between is found right here.
+        lease.check()  # the grant arrived a turn of the loop ago; what was lost since has no guard yet
         task = self.task = asyncio.current_task()
         self._guard = Guard(lease, task, self._on_lost == "cancel")
         return lease
@@ -55,22 +55,36 @@ class Hold:
                 await self._release_after(own, self.lease)
         except SyncError as trouble:
             if own is None:
-                raise trouble from None
+                raise
             own.add_note(f"redis_sync_aio: {trouble}")
 
     async def _release_after(self, error: BaseException, lease: Lease) -> None:
         """Release after a body that failed: a second cancellation must not hide its error."""
         try:
             await lease.release()
-        except asyncio.CancelledError:
-            # The release itself goes on in the background. The body's error leaves, and the cancellation
-            # stays due: taken back and asked for anew, it is delivered at the task's next await.
+        except asyncio.CancelledError as cancelled:
+            # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) or task is None:
                 raise
-            if task.cancelling():
-                task.uncancel()
-            task.cancel()
+            _deliver_again(task, cancelled)
+
+
+def _deliver_again(task: asyncio.Task[object], cancelled: asyncio.CancelledError) -> None:
+    """Deliver a cancellation that was caught at the task's next await, unless it is taken back before.
+
+    A timeout, scope or task group around the body takes its request back (``uncancel``) when the body's error
+    passes it; only a request that still counts in the next turn of the loop is due. Asking for it at once would
+    leave it behind in the task on Python < 3.13, where ``uncancel`` does not take back what is under way.
+    """
+    requests = task.cancelling()
+
+    def deliver() -> None:
+        if not task.done() and task.cancelling() >= requests > 0:
+            task.uncancel()
+            task.cancel(*cancelled.args)  # anyio knows its own cancellations by their message
+
+    task.get_loop().call_soon(deliver)
 
 
 def ending(holds: list[Hold]) -> int:

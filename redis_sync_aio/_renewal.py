@@ -64,7 +64,9 @@ class Renewals:
         leases: Callable[[], Iterable[Lease]],
         forget: Callable[[Lease], None],
         retry_for: float,
+        check_place: Callable[[], None],
     ) -> None:
+        self.check_place = check_place
         self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._leases = leases
@@ -205,11 +207,12 @@ class Renewals:
             if isinstance(call.error, Unreachable) and now() >= lease.deadline:
                 lease.lose("unreachable")
                 return lease.loss()
+            lease.doubtful |= isinstance(call.error, Unreachable) and call.attempts > 0
             return call.error
         found = Released(call.reply)
         # An earlier copy of this very release may have been executed and its answer lost. Before our
         # deadline nobody but us can have ended the lease, so that copy did it (P4).
-        if found is Released.RELEASED or (call.ambiguous and call.sent < lease.deadline):
+        if found is Released.RELEASED or ((call.ambiguous or lease.doubtful) and call.sent < lease.deadline):
             return None
         lease.lose("expired" if found is Released.GONE else "taken")
         return lease.loss()

@@ -5,7 +5,7 @@ Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queu
 - A waiter is woken by the release, in the order of arrival. It does not poll, and nobody overtakes it.
 - A cancelled ``acquire()`` leaves nothing behind, and a cancelled ``release()`` still releases.
 - A lost connection makes neither a taken lock of an acquire that answers False, nor a LockNotOwnedError of a release
-  that was done: commands are repeated with their token until the answer is known.
+  that was done: commands are repeated with their token until the answer is known, for 10 seconds.
 - A task whose lock ran out can not release, extend or own what another task holds by now through the same object.
 - An error of the release does not replace the error of the ``async with`` body; it becomes a note on it.
 
@@ -21,9 +21,8 @@ What else differs:
 - A ``timeout`` (other than None and 0) below 10 ms or above ten years, an empty name or token, and a name whose braces
   break its hash tag are a ValueError. ``timeout=0`` means none for `Lock.extend` and `Lock.reacquire`, too.
 - A key that holds something else than a lock is a ResponseError, not a lock that is taken for ever.
-- Commands go over one connection beside the client's pool, and are repeated for 10 seconds while Redis is out of reach.
-  RedisCluster is not supported yet.
-- ``do_acquire``, ``lua_release`` and the like, which redis-py does not document, are not used.
+- Commands go over one connection beside the client's pool. RedisCluster is not supported yet. ``do_acquire``,
+  ``lua_release`` and the like, which redis-py does not document, are not used.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace, TracebackType
-from typing import Literal, NamedTuple, Self
+from types import SimpleNamespace
+from typing import Literal, NamedTuple, Self, cast
 from weakref import WeakKeyDictionary, ref
 
 from redis import exceptions
@@ -67,24 +66,16 @@ class Lock(RedisLock):
     as long as another living task holds the lock through it; otherwise every task acts on the object's token.
 
     Errors are redis-py's: LockError and LockNotOwnedError as documented there, ConnectionError when Redis is out of
-    reach, ResponseError or a subclass when it refuses a command.
+    reach, ResponseError or a subclass when it refuses a command. TypeError and ValueError are for bad arguments.
 
     Args:
         redis: a `redis.asyncio.Redis`; its implicit coordinator is used.
         name: the key; excludes all other locks on that key.
         timeout: seconds until the lock ends by itself; None or 0: never.
         sleep: seconds between two tries of an acquire with ``token=``.
-        blocking: whether `acquire` waits while the lock is taken.
-        blocking_timeout: seconds that `acquire` waits at most; None: for ever.
+        blocking, blocking_timeout: whether `acquire` waits, and for how many seconds; None: for ever.
         thread_local: keep the token in thread-local storage, so that only this thread sees it.
         raise_on_release_error: raise when the lock is lost at the end of ``async with``; False: log a warning.
-
-    Raises:
-        TypeError, ValueError: a bad argument; nothing was sent.
-
-    Example:
-        async with client.lock("orders:42", timeout=30, lock_class=Lock):
-            ...
     """
 
     local: threading.local | SimpleNamespace
@@ -98,29 +89,23 @@ class Lock(RedisLock):
         # Not RedisLock.__init__, which would tie the class to the scripts of the first client.
         check_client(redis)
         self.redis: Redis = redis
-        self.name = name
-        self.timeout = timeout
-        self.sleep = sleep
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
-        self.thread_local = bool(thread_local)
-        self.raise_on_release_error = raise_on_release_error
+        self.name, self.timeout, self.sleep = name, timeout, sleep
+        self.blocking, self.blocking_timeout = blocking, blocking_timeout
+        self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
         self.local = threading.local() if self.thread_local else SimpleNamespace()
         self.local.token = None
         self._keys = lock_keys(encode(redis, bytes(name) if isinstance(name, memoryview) else name, "name"))
         self._ttl_ms()
         self._mine: WeakKeyDictionary[asyncio.Task[object], bytes] = WeakKeyDictionary()
-        self._latest: _Acquired | None = None
-        self._doubtful: bytes | None = None  # a release of this token was cancelled, and may have happened
+        self._latest = _Acquired(b"", 0.0, None)
+        self._doubtful: bytes | None = None  # a release of this token was given up, but goes on
 
     async def __aenter__(self) -> Self:
         if await self.acquire():
             return self
-        raise LockError("Unable to acquire lock within the time specified", lock_name=text(self._keys.name))
+        raise self._error("Unable to acquire lock within the time specified")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self.release()
         except (RedisError, SyncError) as trouble:
@@ -136,13 +121,9 @@ class Lock(RedisLock):
     ) -> bool:
         """Take the lock and return True, or return False if it was taken all the time allowed.
 
-        One round trip when it is free; handed over by a push when not. ``blocking_timeout`` limits the wait for
-        other holders, not the first try, which may take as long as Redis takes to answer.
-
-        Args:
-            blocking: instead of the lock's own; False: one try.
-            blocking_timeout: instead of the lock's own; 0 or less: one try.
-            token: what to store in the key, instead of a unique token. Such a request does not queue, it polls.
+        One round trip when it is free; handed over by a push when not. ``blocking`` and ``blocking_timeout`` (0 or
+        less: one try) replace the lock's own; they limit the wait for other holders, not for Redis to answer the
+        first try. ``token`` is stored in the key instead of a unique one; such a request does not queue, it polls.
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
@@ -162,14 +143,12 @@ class Lock(RedisLock):
             if chosen is None:
                 return await self._request(wait=True, timeout=timeout)
             sleep = max(self.sleep, 0.001)
-            every = Backoff(initial=sleep, factor=1, cap=sleep, jitter=False)
-            return await wait_until(lambda: self._request(chosen), every, timeout)
-        except TimeoutError:
+            return await wait_until(lambda: self._request(chosen), Backoff(sleep, 1, sleep, jitter=False), timeout)
+        except (TimeoutError, Unreachable) as error:
+            # Without a cause there is no trouble with Redis: the time was too short to answer this second request.
+            if isinstance(error, Unreachable) and (error.__cause__ is not None or now() < give_up):
+                raise
             return False
-        except Unreachable as error:
-            if error.__cause__ is None and now() >= give_up:
-                return False  # no trouble with Redis: the time was too short for an answer to this second request
-            raise
 
     async def _request(self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None) -> bool:
         local = coordinator_for(self.redis).local(self._keys)
@@ -179,23 +158,18 @@ class Lock(RedisLock):
         if lease is None:
             return False
         local.drop(lease)  # not kept for the caller: only a release or its timeout ends it
-        self.local.token = lease.wire_token
-        task = asyncio.current_task()
-        if task is not None:
-            self._mine[task] = lease.wire_token
-            self._latest = _Acquired(lease.wire_token, lease.deadline, ref(task))
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        self.local.token = self._mine[task] = lease.wire_token
+        self._latest, self._doubtful = _Acquired(lease.wire_token, lease.deadline, ref(task)), None
         return True
 
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns.
 
-        The token is cleared when the server has answered, and only then.
+        The token is cleared when the server has answered, and only then. Raises LockError when nothing was acquired,
+        LockNotOwnedError when the lock had ended or somebody else holds it (nothing was changed then).
 
-        Raises:
-            LockError: nothing was acquired.
-            LockNotOwnedError: the lock had ended, or somebody else holds it; nothing was changed.
-
-        On cancellation the release goes on in the background.
+        On cancellation, and after a ConnectionError, the release goes on in the background.
         """
         token = self._token()
         if token is None:
@@ -211,21 +185,19 @@ class Lock(RedisLock):
                 outcome.set_result(call)
 
         local.undo(token, b"", answered)
+        doubtful, self._doubtful = self._doubtful == token, token
         try:
             async with asyncio.timeout(local.hub.retry_for):
                 call = await outcome
         except TimeoutError:
-            raise Unreachable(f"Redis did not answer the release of {local.name!r} in time") from local.hub.trouble
-        except asyncio.CancelledError:
-            self._doubtful = token
-            raise
+            raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from local.hub.trouble
         if call.error is not None:
             with _redis_errors():
                 raise call.error
-        # An earlier copy of this release may have been executed and its answer lost. Before our deadline nobody
-        # but us can have ended the lock, so then it was that copy (P4).
-        ours = self._latest is not None and self._latest.token == token and call.sent < self._latest.deadline
-        if call.reply != Released.RELEASED and not (ours and (call.ambiguous or self._doubtful == token)):
+        # An earlier copy of this release may have been executed, and its answer lost or not waited for. Before our
+        # deadline nobody but us can have ended the lock, so then it was that copy (P4).
+        surely_ours = self._latest.token == token and call.sent < self._latest.deadline
+        if call.reply != Released.RELEASED and not (surely_ours and (call.ambiguous or doubtful)):
             raise self._error("Cannot release a lock that's no longer owned", LockNotOwnedError)
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -234,9 +206,7 @@ class Lock(RedisLock):
         To add takes two round trips: one asks the server for the time left (another hand may have changed it), one
         sets the sum. Repeated, it is not added twice. But of two additions at the same moment one may be lost.
 
-        Raises:
-            LockError: nothing was acquired, or the lock has no timeout.
-            LockNotOwnedError: the lock had ended, or somebody else holds it; nothing was changed.
+        Raises LockError when nothing was acquired or the lock has no timeout, LockNotOwnedError as `release` does.
         """
         token = self._token_to("extend")
         if not math.isfinite(additional_time):
@@ -255,10 +225,10 @@ class Lock(RedisLock):
 
     async def _set(self, token: bytes, duration: float, what: str) -> Literal[True]:
         ms, sent = max(1, round(duration * 1000)), now()
-        reply = await self._ask(lambda engine, sent, end, done: engine.renew(self._keys, token, ms, sent, end, done))
+        reply = await self._ask(lambda engine, *call: engine.renew(self._keys, token, ms, *call))
         if read_renew(reply) is not Renewed.RENEWED:
             raise self._error(f"Cannot {what} a lock that's no longer owned", LockNotOwnedError)
-        if self._latest is not None and self._latest.token == token:
+        if self._latest.token == token:
             self._latest = self._latest._replace(deadline=sent + ms / 1000)
         return True
 
@@ -272,27 +242,23 @@ class Lock(RedisLock):
         return holder is not None and holder == self._token()
 
     async def _look(self) -> View:
-        return read_inspect(
-            await self._ask(lambda engine, sent, end, done: engine.inspect(self._keys, 1, sent, end, done))
-        )
+        return read_inspect(await self._ask(lambda engine, *call: engine.inspect(self._keys, 1, *call)))
 
     async def _ask(self, send: Send) -> Reply:
         with _redis_errors():
             return await coordinator_for(self.redis).ask(send)
 
     def _stored(self) -> bytes | None:
-        token: bytes | None = getattr(self.local, "token", None)  # another thread may have none
-        return token
+        token: str | bytes | None = getattr(self.local, "token", None)  # not set in other threads; str if set by hand
+        return None if token is None else encode(self.redis, token, "token")
 
     def _token(self) -> bytes | None:
         """Return the token on which the current task may act; see the class."""
-        stored, task, latest = self._stored(), asyncio.current_task(), self._latest
-        mine = None if task is None else self._mine.get(task)
-        if stored is None or mine is None or latest is None or latest.token != stored:
-            return stored
+        stored, latest = self._stored(), self._latest
+        mine = self._mine.get(cast("asyncio.Task[object]", asyncio.current_task()))
+        holder = latest.task() if latest.task is not None and latest.token == stored else None
         # Python 3.11 runs `wait_for(lock.acquire(), 5)` in a task of its own: what an ended task acquired is for all.
-        holder = latest.task()
-        return stored if holder is None or holder.done() else mine
+        return stored if mine is None or holder is None or holder.done() else mine
 
     def _token_to(self, what: str) -> bytes:
         token = self._token()
@@ -312,7 +278,7 @@ class Lock(RedisLock):
 class _Acquired(NamedTuple):
     token: bytes
     deadline: float  # local clock
-    task: ref[asyncio.Task[object]]
+    task: ref[asyncio.Task[object]] | None
 
 
 _CLASSES: dict[str, type[RedisError]] = {

@@ -126,7 +126,7 @@ class Coordinator:
             connect_timeout = client_connect_timeout(self._client, self._response_timeout)
             self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout)
             self._use(self._link)
-        self.renewals = Renewals(lambda: self.engine, self._all_leases, self._forget_lease, self.retry_for)
+        self.renewals = Renewals(lambda: self.engine, self._all_leases, self._forget_lease, self.retry_for, self.check_place)
         self._loop_end = self._close_at_loop_end()
         with suppress(StopIteration):  # run to its first yield, which makes the loop know it
             self._loop_end.asend(None).send(None)
@@ -198,23 +198,26 @@ class Coordinator:
             self.renewals.release(lease)
             lease.lose("closed")
 
-    def check(self) -> None:
-        """Raise unless this coordinator may be used here and now."""
+    def check_place(self) -> None:
+        """Raise WrongContext in another event loop, and after a fork in the child."""
         if self._forked:
             raise WrongContext(
                 "this coordinator belongs to the parent process: after a fork create a new client and a new "
                 "Coordinator in the child (or start children with the 'spawn' method)"
             )
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise WrongContext(
+                "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
+                "share locks made from it, nor leases, between loops or threads"
+            )
+
+    def check(self) -> None:
+        """Raise unless this coordinator may be used here and now; the first use binds it to the running loop."""
+        self.check_place()
         if self._why_closed is not None:
             raise CoordinatorClosed(f"this coordinator can not be used any more: {self._why_closed}")
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._loop is not None:
-                raise WrongContext(
-                    "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
-                    "share locks made from it between loops or threads"
-                )
-            self._start(loop)
+        if self._loop is None:
+            self._start(asyncio.get_running_loop())
 
     # -- for primitives --------------------------------------------------------------------------------
 
@@ -231,7 +234,7 @@ class Coordinator:
 
     def usable(self) -> bool:
         """Return whether it may be used here and now; `check` says why not."""
-        return self._loop is asyncio.get_running_loop() and self._why_closed is None and not self._forked
+        return not self._forked and self._why_closed is None and self._loop is asyncio.get_running_loop()
 
     def local(self, keys: LockKeys, spare: LocalName | None = None) -> LocalName:
         """Return the name as this process sees it; the coordinator must be `usable`.
@@ -382,8 +385,9 @@ def coordinator_for(client: Redis | Coordinator) -> Coordinator:
     loop = asyncio.get_running_loop()
     found = _implicit.get((client, loop))
     if found is None:
-        for key in [key for key in _implicit if key[1].is_closed()]:
-            del _implicit[key]
+        for key in list(_implicit):  # a copy: other threads have loops and coordinators, too
+            if key[1].is_closed():
+                _implicit.pop(key, None)
         found = _implicit[client, loop] = Coordinator(client)
         found.check()
         _close_when_idle(found, loop)
@@ -406,8 +410,9 @@ def _close_when_idle(coordinator: Coordinator, loop: asyncio.AbstractEventLoop) 
 
 
 def _forget_implicit(coordinator: Coordinator) -> None:
-    for key in [key for key, found in _implicit.items() if found is coordinator]:
-        del _implicit[key]
+    for key, found in list(_implicit.items()):
+        if found is coordinator:
+            _implicit.pop(key, None)
 
 
 def _after_fork_in_child() -> None:

@@ -40,6 +40,7 @@ class Keeper(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
+    def check_place(self) -> None: ...
     def release(self, lease: Lease) -> None: ...
     def forget(self, lease: Lease) -> None: ...
     async def extend(self, lease: Lease, ttl: int) -> None: ...
@@ -103,6 +104,8 @@ class Lease:
     state = State.HELD
     reason: LossReason | None = None
     on_loss: Callable[[], None] | None = None
+    doubtful = False
+    """A release without an answer may have been executed."""
     renewing = False
     """A renewal is under way."""
     releasers: list[asyncio.Future[None]] | None = None
@@ -193,6 +196,7 @@ class Lease:
         On cancellation the extension may or may not happen.
         """
         ms = ttl_ms(ttl)
+        self._keeper.check_place()
         self.check()
         if self.ttl_ms == 0:
             raise NotHeld(f"{self.name!r} was acquired with ttl=None: there is no end to extend")
@@ -209,6 +213,7 @@ class Lease:
         """
         if self.state is State.RELEASED:
             return
+        self._keeper.check_place()
         if self.state is State.HELD and now() >= self.deadline:
             self.lose("expired")
         if self.state is State.LOST:
@@ -229,8 +234,9 @@ class Lease:
 
     def released(self, error: Exception | None) -> None:
         """Note the outcome of the release, and tell everybody who waits for it."""
-        if error is None:
-            self.state = State.RELEASED
+        if self.state is State.RELEASING:
+            # A release that failed leaves the lease held, until its deadline and not renewed: it may be tried again.
+            self.state = State.RELEASED if error is None else State.HELD
         releasers, self.releasers = self.releasers, None
         for outcome in releasers or ():
             if outcome.done():

@@ -74,7 +74,8 @@ class AsyncLock:
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: for ever (a crashed
             holder then blocks everybody until `force_release`).
         auto_renew: renew leases in the background, in good time, for as long as they are held.
-        max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
+        max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit. With
+            ttl=None it is the ttl.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
 
@@ -103,7 +104,7 @@ class AsyncLock:
         self._client: Redis = client.client if isinstance(client, Coordinator) else client
         self._keys = lock_keys(self._encode(name, "name"))
         self._ttl_ms = FOR_EVER if ttl is None else ttl_ms(ttl)
-        self._auto_renew = require_bool(auto_renew, "auto_renew") and ttl is not None
+        self._auto_renew = require_bool(auto_renew, "auto_renew")
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
         self._on_lost: OnLost = check_on_lost(on_lost)
         self._holds: list[Hold] = []  # bodies entered by `async with` on the lock itself
@@ -278,11 +279,12 @@ class AsyncLock:
         self, ttl: Seconds | None, identity: Name | None, *, wait: bool, timeout: float | None = None
     ) -> Request:
         ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
-        if self._max_hold is not None and ms:
-            ms = min(ms, int(self._max_hold * 1000))
+        if self._max_hold is not None:
+            most = int(self._max_hold * 1000)
+            ms = min(ms, most) if ms else most
         return Request(
             ms,
-            self._auto_renew,
+            self._auto_renew and ms != FOR_EVER,
             self._max_hold,
             None if identity is None else self._encode(identity, "identity"),
             wait=wait,

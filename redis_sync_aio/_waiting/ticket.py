@@ -59,6 +59,8 @@ class Ticket:
     _timer: asyncio.TimerHandle | None = None
     _abandoned = False
     _lease: Lease | None = None
+    _new = True
+    """Whether the lease began with this request."""
 
     def __init__(self, local: LocalName, request: Request) -> None:
         self._local = local
@@ -117,7 +119,8 @@ class Ticket:
 
     def _decided(self, answer: Answer, call: Call) -> None:
         if answer.outcome is Outcome.OWN and (self._request.token is None or call.ambiguous):
-            self._granted(answer.fence, call.sent, answer.left or 0.0)
+            # Another request of the same identity may live on this grant.
+            self._granted(answer.fence, call.sent, answer.left or 0.0, new=self._request.identity is None)
         elif answer.outcome is Outcome.QUEUED:
             self._base = call.sent - answer.server_time
             self._local.queued(answer.left, answer.soon)
@@ -164,7 +167,7 @@ class Ticket:
             self.call = None
         self._granted(push.fence, granted, push.duration)
 
-    def _granted(self, fence: int, since: float, duration: float) -> None:
+    def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
         """The server holds the lock for us since ``since`` (local clock, or earlier)."""
         request, local = self._request, self._local
         ttl_ms = request.ttl_ms
@@ -177,11 +180,12 @@ class Ticket:
             return
         deadline = _NEVER if for_ever else since + duration
         period = _NEVER if for_ever else duration
-        self._leave()
+        self._new = new
         self._lease = local.hold(request, self._token, fence, deadline, period)
+        self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self.future.done():
             # Cancelled, and the task has not run since: its `abandon` comes later and finds all done.
-            self._lease.give_back()
+            self._give_back(self._lease)
         else:
             self.future.set_result(self._lease)
 
@@ -219,11 +223,17 @@ class Ticket:
     def abandon(self) -> None:
         """The task does not want the lock any more (it was cancelled). Undo whatever was done for it."""
         if self._lease is not None:
-            self._lease.give_back()
+            self._give_back(self._lease)
         elif self.future.cancelled():
             self._undo()
         else:
             self.future.exception()  # it ended in the same turn, with an error that undid itself, or with None
+
+    def _give_back(self, lease: Lease) -> None:
+        if self._new:
+            lease.give_back()
+        else:
+            self._local.drop(lease)
 
     def _undo(self) -> None:
         call, local = self.call, self._local

@@ -1,0 +1,50 @@
+"""Small parts of bodies and conditions that the tests of leases share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+from redis_sync_aio import AsyncLock, Backoff, Lease, LeaseLost
+
+FAST = Backoff(initial=0.001, cap=0.005)
+"""For `wait_until`: look often."""
+
+
+async def for_ever() -> None:
+    """A body that only ends by being cancelled."""
+    await asyncio.Event().wait()
+
+
+def waits(lock: AsyncLock, count: int = 1) -> Callable[[], Awaitable[bool]]:
+    """Return a condition for `wait_until`: so many requests are queued."""
+
+    async def condition() -> bool:
+        return (await lock.statistics()).waiters == count
+
+    return condition
+
+
+async def assert_undisturbed() -> None:
+    """No cancellation is left behind in this task: none is counted, and later awaits work."""
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def lost_in(
+    hold: AbstractAsyncContextManager[Lease], body: Callable[[Lease], Awaitable[object]]
+) -> tuple[Lease, LeaseLost]:
+    """Run ``body(lease)`` under ``hold``; it has to end with LeaseLost, and without a trace in this task."""
+    held: list[Lease] = []
+    try:
+        async with asyncio.timeout(5), hold as lease:
+            held.append(lease)
+            await body(lease)
+    except LeaseLost as error:
+        await assert_undisturbed()
+        return held[0], error
+    raise AssertionError("nothing was lost")
