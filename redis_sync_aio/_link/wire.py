@@ -13,6 +13,9 @@ from .._clock import now
 from .adopt import Adopted
 from .call import Argument, Call, Reply, ReplyError
 
+FULL = 50
+"""So many commands are written at once, in mid-turn: the server starts on them while we pack the others."""
+
 _NOTHING = object()
 
 PackCommand = Callable[[tuple[Argument, ...]], bytes]
@@ -20,7 +23,7 @@ pack: PackCommand = cast("PackCommand", hiredis.pack_command)
 
 
 class Wire(asyncio.Protocol):
-    """Commands of all tasks in one write per turn of the event loop; replies matched in order.
+    """Commands of all tasks in one write per turn of the event loop (or per `FULL`); replies matched in order.
 
     Invariant: ``pending`` holds the calls that were written and not answered, oldest first; a reply always
     belongs to the first of them. Pushes (RESP3) are told apart by their type and belong to nobody.
@@ -68,13 +71,16 @@ class Wire(asyncio.Protocol):
 
     def _write(self, receiver: Call | asyncio.Future[Reply], data: bytes) -> None:
         self.pending.append(receiver)
-        if not self._out:
+        out = self._out
+        out.append(data)
+        if len(out) == 1:
             self._loop.call_soon(self._flush)
-        self._out.append(data)
+        elif len(out) == FULL:
+            self._flush()
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if not self.closed_by_us:
+        if out and not self.closed_by_us:
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
 
     def data_received(self, data: bytes) -> None:
