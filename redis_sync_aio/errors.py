@@ -21,8 +21,16 @@ class SyncError(Exception):
 class AcquireTimeout(SyncError, TimeoutError):
     """The lock was not granted within ``timeout``: others held it all the time.
 
-    The request was withdrawn from the server before this was raised; nothing stays behind.
+    The withdrawal of the request was sent before this is raised, on the same connection: nothing stays behind.
+
+    ``name`` is the lock's; ``remaining`` is for how many seconds the present holder has it if it does not renew,
+    as far as the server's last answer told (None: not known, or for ever): a hint for ``Retry-After``.
     """
+
+    def __init__(self, message: str, *, name: str, remaining: float | None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.remaining = remaining
 
 
 class LeaseLost(SyncError):

@@ -144,9 +144,14 @@ class AsyncLock:
         else:
             limit = timeout_seconds(timeout)
             request = self._request(ttl, identity, wait=limit != 0, timeout=limit)
-        lease = await acquire(self._local(), request)
+        local = self._local()
+        lease = await acquire(local, request)
         if lease is None:
-            raise AcquireTimeout(f"{text(self._keys.name)!r} is taken, and timeout=0 does not wait")
+            raise AcquireTimeout(
+                f"{self.name!r} is taken, and timeout=0 does not wait",
+                name=self.name,
+                remaining=local.holder_remaining(),
+            )
         return lease
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:

@@ -58,7 +58,7 @@ class Hub(Protocol):
 class LocalName:
     """See the top of this module."""
 
-    __slots__ = ("_heal", "_look_at", "_polls", "hub", "keys", "leases", "name", "tickets")
+    __slots__ = ("_heal", "_look_at", "_polls", "held_until", "hub", "keys", "leases", "name", "tickets")
 
     def __init__(self, hub: Hub, keys: LockKeys) -> None:
         self.hub = hub
@@ -69,6 +69,7 @@ class LocalName:
         self._heal: asyncio.TimerHandle | None = None
         self._look_at = 0.0  # local clock; may be later than the timer, never earlier
         self._polls: Iterator[float] | None = None
+        self.held_until: float | None = None  # by the present holder, if not renewed; local clock
 
     # -- tickets ---------------------------------------------------------------------------------------
 
@@ -90,6 +91,7 @@ class LocalName:
 
     def queued(self, left: float | None, soon: bool) -> None:
         """A ticket is in the queue; the holder's lease ends in ``left`` seconds, if it is not renewed."""
+        self.busy(left)
         if soon or not self.hub.pushes:  # nobody will wake us: poll, with back-off
             if self._polls is None:
                 self._polls = iter(self.hub.poll)
@@ -98,9 +100,18 @@ class LocalName:
             self._polls = None
             self._look_in(self.hub.poll_cap if left is None else min(left + EARLY, self.hub.poll_cap))
 
+    def busy(self, left: float | None) -> None:
+        """Somebody holds it for ``left`` seconds more, if he does not renew."""
+        self.held_until = None if left is None else now() + left
+
+    def holder_remaining(self) -> float | None:
+        """Return for how many seconds the present holder has it, as far as is known."""
+        return None if self.held_until is None else max(0.0, self.held_until - now())
+
     def announced(self, until: float) -> None:
         """We are next, and the present holder's lease ends at ``until`` (local clock)."""
         self._polls = None
+        self.held_until = until
         self._look_in(min(max(until - now(), 0.0) + EARLY, self.hub.poll_cap))
 
     def recheck(self) -> None:

@@ -127,6 +127,7 @@ class Ticket:
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
         else:
+            self._local.busy(answer.left)
             self._leave()
             if not self.future.done():
                 self.future.set_result(None)
@@ -211,7 +212,9 @@ class Ticket:
             return error
         return AcquireTimeout(
             f"{self._local.name!r} was not free within {limit} seconds: others hold it or wait for it; "
-            "wait longer, or look at statistics() for the holder"
+            "wait longer, or look at statistics() for the holder",
+            name=self._local.name,
+            remaining=self._local.holder_remaining(),
         )
 
     def withdraw(self, error: SyncError) -> None:

@@ -1,0 +1,149 @@
+"""Workers in several processes: one customer's jobs in order and one at a time, and a cron job that runs once.
+
+Run ``python examples/workers.py`` (needs ``pip install redis_sync_aio[embedded]``): three processes share the work
+on an embedded server for two or three seconds, one is killed in the middle of a job, and the log that they keep is
+judged: exit code 0 if no rule was broken. On your own: ``REDIS_URL=… python examples/workers.py worker``, many times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from redis.asyncio import Redis
+
+from redis_sync_aio import Coordinator, Lease, LeaseLost, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+CUSTOMERS, JOBS, SLOTS = ("ann", "bob", "cy"), 12, 6
+TTL = 1.0  # seconds; what a crashed process costs those who wait for its locks
+PERIOD = 0.25  # seconds between two slots of the cron job
+
+# The lock lets one process work at a time. The fence keeps out who lost it without noticing yet: the next holder
+# shows its fence before it reads anything, and from then on a change under an older fence is refused.
+FENCED = """
+if tonumber(redis.call('GET', KEYS[1]) or 0) > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+for _, command in ipairs(cjson.decode(ARGV[2])) do redis.call(unpack(command)) end
+return 1
+"""
+
+
+async def fenced(redis: Redis, lease: Lease, note: str, *commands: list[str]) -> None:
+    """Run the commands, and note it in the log, in one step; unless a later holder of the lock was here before."""
+    steps = [*commands, ["RPUSH", "log", f"{note} {os.getpid()}"]]
+    if not await redis.eval(FENCED, 1, f"fence:{lease.name}", str(lease.fence), json.dumps(steps)):
+        raise LeaseLost(f"somebody else holds {lease.name!r} now", name=lease.name, reason="taken")
+
+
+async def work(redis: Redis, sync: Coordinator) -> None:
+    """Take tickets for ever. A ticket names a customer with a job; the job itself is in the customer's own queue.
+
+    So whoever gets the customer's lock does the oldest job, in whatever order tickets were taken. A crash loses the
+    ticket (`cron` writes new ones), but no job: the next holder of the lock does it, before any later one.
+    """
+    while True:
+        if (ticket := await redis.blpop(["tickets"], timeout=1)) is None:
+            continue
+        customer = str(ticket[1])
+        with suppress(LeaseLost):  # as after a crash: the job is still there, and cron writes a ticket
+            async with sync.lock(f"lock:{customer}", ttl=TTL) as lease:
+                await fenced(redis, lease, f"turn {customer} -")
+                if job := str(await redis.lindex(f"queue:{customer}", 0) or ""):
+                    await fenced(redis, lease, f"begin {customer} {job}")
+                    await do(redis, job)
+                    await fenced(redis, lease, f"done {customer} {job}", ["LPOP", f"queue:{customer}"])
+
+
+async def do(redis: Redis, job: str) -> None:
+    """Stands for the real work. One job kills its process, the first time."""
+    await asyncio.sleep(0.02)
+    if job == "5" and await redis.set("killed", os.getpid(), nx=True):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def cron(redis: Redis, sync: Coordinator) -> None:
+    """Wake up for every slot, as every process does. One of them runs it, exactly once.
+
+    All wait for the lock instead of giving up when it is taken: should the winner crash, its lease ends after TTL,
+    the next one sees that the slot is not done, and does it. What the winner did before its last step is done again
+    then, but the last step, which also remembers the slot, happens once. If all crash the slot is left out.
+    """
+    while True:
+        await asyncio.sleep(PERIOD - time.time() % PERIOD)
+        slot = round(time.time() / PERIOD)
+        with suppress(LeaseLost):  # another process has taken over
+            async with sync.lock("lock:cron", ttl=TTL) as lease:
+                await fenced(redis, lease, f"woke cron {slot}")
+                if int(await redis.get("slot") or 0) < slot:
+                    # The job: new tickets for all who have jobs, as a crash loses tickets. One too many is harmless.
+                    tickets = [["RPUSH", "tickets", key[6:]] async for key in redis.scan_iter("queue:*")]
+                    await fenced(redis, lease, f"ran cron {slot}", *tickets, ["SET", "slot", str(slot)])
+
+
+async def run_process(url: str) -> None:
+    """Run two workers and the cron job until SIGTERM or SIGINT; locks are released on the way out."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    redis = Redis.from_url(url, decode_responses=True)
+    async with redis, Coordinator(redis) as sync, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run(redis, sync)) for run in (work, work, cron)]
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+
+
+def broken_rules(log: list[list[str]], killed: str, ends: list[int]) -> Iterator[str]:
+    """Judge the log. It is in the order in which the server saw things, so no clocks are compared."""
+    done = [line[1:] for line in log if line[0] == "done"]
+    wanted = [[event, str(job)] for job in range(JOBS) for event in ("begin", "done")]
+    for customer in CUSTOMERS:
+        jobs = [line for line in log if line[1] == customer and line[0] in ("begin", "done")]
+        if [line[:3:2] for line in jobs if line[1:] in done or line[3] != killed] != wanted:
+            yield f"{customer}'s jobs were not done once each, in order and one at a time: {jobs}"
+    if len(slots := [line[2] for line in log if line[0] == "ran"]) != len(set(slots)):
+        yield f"a slot of the cron job ran twice: {slots}"
+    if ends != [-signal.SIGKILL, 0, 0]:
+        yield f"one process was to be killed, and the others to end cleanly: {ends}"
+
+
+async def demonstrate() -> int:
+    async with EmbeddedServer() as server, server.client(decode_responses=True) as redis:
+        for customer in CUSTOMERS:
+            await redis.rpush(f"queue:{customer}", *range(JOBS))
+        await redis.rpush("tickets", *CUSTOMERS * JOBS)
+
+        async def complete_log() -> list[list[str]]:
+            log = [str(line).split() for line in await redis.lrange("log", 0, -1)]
+            events = [line[0] for line in log]
+            return log if events.count("done") >= JOBS * len(CUSTOMERS) and events.count("ran") >= SLOTS else []
+
+        os.environ["REDIS_URL"] = server.url
+        workers = [await asyncio.create_subprocess_exec(sys.executable, __file__, "worker") for _ in range(3)]
+        try:
+            log = await wait_until(complete_log, timeout=30)
+        finally:
+            for worker in workers:
+                if worker.returncode is None:
+                    worker.terminate()
+            ends = sorted([await worker.wait() for worker in workers])
+        killed = str(await redis.get("killed"))
+    for name in (*CUSTOMERS, "cron"):
+        print(name, *(f"{line[2]}:{line[3]}" for line in log if line[1] == name and line[0] in ("done", "ran")))
+    broken = list(broken_rules(log, killed, ends))
+    print(f"process {killed} was killed in the middle of job 5", *broken or ["no rule was broken"], sep="\n")
+    return len(broken)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["worker"]:
+        asyncio.run(run_process(os.environ["REDIS_URL"]))
+    else:
+        sys.exit(asyncio.run(demonstrate()))
