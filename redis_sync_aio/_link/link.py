@@ -162,6 +162,9 @@ class Link:
                     return
                 except _OUT_OF_REACH as error:
                     self._trouble = error
+                    if "HELLO must be called with the client already authenticated" in str(error):
+                        self._refuse(error)  # redis-py takes this NOAUTH for a connection error
+                        return
                     self._expire_calls()
                     if not self._unsent and not self._retries and not self._owner.link_needed():
                         return
@@ -370,7 +373,7 @@ def _not_possible(message: str, what: str) -> Exception:
 def _code(error: Exception) -> str:
     if isinstance(error, redis.exceptions.NoPermissionError):
         return "NOPERM"
-    if isinstance(error, redis.exceptions.AuthenticationError):
+    if isinstance(error, redis.exceptions.ConnectionError):  # AuthenticationError is one
         return "NOAUTH"
     return "ERR"
 
