@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from ._guard import Guard
 from .errors import SyncError
-from .lease import Lease
+from .lease import HELD, Lease
 
 OnLost: TypeAlias = Literal["cancel", "event"]
 
@@ -38,7 +38,8 @@ class Hold:
             raise RuntimeError("this hold() was entered before: call hold() again for another lease")
         self._entered = True
         lease = self.lease = await self._acquire()
-        lease.check()  # the grant arrived a turn of the loop ago; what was lost since has no guard yet
+        if lease.state is not HELD:  # the grant arrived a turn of the loop ago; a loss since found no guard
+            raise lease.loss()
         task = self.task = asyncio.current_task()
         self._guard = Guard(lease, task, self._on_lost == "cancel")
         return lease
@@ -59,15 +60,22 @@ class Hold:
             own.add_note(f"redis_sync_aio: {trouble}")
 
     async def _release_after(self, error: BaseException, lease: Lease) -> None:
-        """Release after a body that failed: a second cancellation must not hide its error."""
+        """Release after a body that failed: a second cancellation must not hide its error.
+
+        A cancellation waits for the answer no longer than an answer may take (P5).
+        """
+        cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            await lease.release()
-        except asyncio.CancelledError as cancelled:
+            async with asyncio.timeout(lease.patience if cancelled else None):
+                await lease.release()
+        except TimeoutError:
+            error.add_note(f"redis_sync_aio: the release of {lease.name!r} has no answer yet and goes on")
+        except asyncio.CancelledError as again:
             # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
             task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) or task is None:
+            if cancelled or task is None:
                 raise
-            _deliver_again(task, cancelled)
+            _deliver_again(task, again)
 
 
 def _deliver_again(task: asyncio.Task[object], cancelled: asyncio.CancelledError) -> None:

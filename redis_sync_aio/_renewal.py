@@ -64,9 +64,11 @@ class Renewals:
         leases: Callable[[], Iterable[Lease]],
         forget: Callable[[Lease], None],
         retry_for: float,
+        patience: float,
         check_place: Callable[[], None],
     ) -> None:
         self.check_place = check_place
+        self.patience = patience
         self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._leases = leases

@@ -39,7 +39,7 @@ from ._types import Seconds, positive_seconds, ttl_ms
 from ._waiting.local import LocalName, dispatch
 from ._waiting.ticket import Ticket
 from .backoff import Backoff
-from .errors import CoordinatorClosed, LinkUnavailable, PermissionRefused, SyncError, WrongContext
+from .errors import CoordinatorClosed, LinkUnavailable, SyncError, WrongContext
 from .lease import Lease
 
 if TYPE_CHECKING:
@@ -126,7 +126,14 @@ class Coordinator:
             connect_timeout = client_connect_timeout(self._client, self._response_timeout)
             self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout)
             self._use(self._link)
-        self.renewals = Renewals(lambda: self.engine, self._all_leases, self._forget_lease, self.retry_for, self.check_place)
+        self.renewals = Renewals(
+            lambda: self.engine,
+            self._all_leases,
+            self._forget_lease,
+            self.retry_for,
+            self._response_timeout,
+            self.check_place,
+        )
         self._loop_end = self._close_at_loop_end()
         with suppress(StopIteration):  # run to its first yield, which makes the loop know it
             self._loop_end.asend(None).send(None)
@@ -135,6 +142,10 @@ class Coordinator:
     def _use(self, executor: Executor) -> None:
         self._executor = executor
         self.engine = LuaEngine(executor)
+        self.pushes = executor.pushes
+        # Where grants are pushed to; or for how long a polling waiter's ticket stays alive between two looks.
+        self.inbox = self._inbox if self.pushes else b""
+        self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
 
     async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
         """Close when the loop ends.
@@ -282,21 +293,6 @@ class Coordinator:
             del self.locals[local.keys.name]
 
     @property
-    def inbox(self) -> bytes:
-        """Where grants are pushed to; empty when we poll."""
-        return self._inbox if self._executor.pushes else b""
-
-    @property
-    def pushes(self) -> bool:
-        """Whether wake-ups are pushed; if not, waiters poll."""
-        return self._executor.pushes
-
-    @property
-    def poll_ms(self) -> int:
-        """For how long a polling waiter's ticket stays alive between two looks; 0 with pushes."""
-        return 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
-
-    @property
     def connections(self) -> int:
         """How many connections the link has opened so far."""
         return self._link.connections if self._loop is not None and self._link is not None else 0
@@ -334,7 +330,7 @@ class Coordinator:
 
     def link_refused(self, error: SyncError) -> None:
         """The server or the user's rights do not allow the link."""
-        if self._push == "auto" and isinstance(error, (LinkUnavailable, PermissionRefused)):
+        if self._push == "auto" and isinstance(error, LinkUnavailable):
             self._fall_back(error)
             return
         for ticket in list(self.tickets.values()):

@@ -35,10 +35,14 @@ class State(Enum):
     LOST = "lost"
 
 
+HELD = State.HELD
+
+
 class Keeper(Protocol):
     """What a lease needs of the one who keeps it: the renewals of its coordinator."""
 
     loop: asyncio.AbstractEventLoop
+    patience: float
 
     def check_place(self) -> None: ...
     def release(self, lease: Lease) -> None: ...
@@ -149,6 +153,11 @@ class Lease:
         return None if self._terms.identity is None else text(self._terms.identity)
 
     @property
+    def patience(self) -> float:
+        """For how many seconds an answer may be waited for."""
+        return self._keeper.patience
+
+    @property
     def lost(self) -> Lost:
         """An event that is set when the lease is lost."""
         if self._lost is None:
@@ -157,11 +166,11 @@ class Lease:
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
-        return max(0.0, self.deadline - now()) if self.state is State.HELD else 0.0
+        return max(0.0, self.deadline - now()) if self.state is HELD else 0.0
 
     def is_lost(self) -> bool:
         """Return whether it is gone although nobody released it."""
-        return self.state is State.LOST or (self.state is State.HELD and now() >= self.deadline)
+        return self.state is State.LOST or (self.state is HELD and now() >= self.deadline)
 
     def check(self) -> None:
         """Raise LeaseLost if the lease is lost, NotHeld if it was released; no command is sent.
@@ -171,7 +180,7 @@ class Lease:
         """
         if self.is_lost():
             raise self.loss()
-        if self.state is not State.HELD:
+        if self.state is not HELD:
             raise NotHeld(f"the lease on {self.name!r} was released; acquire the lock again")
 
     def loss(self) -> LeaseLost:
@@ -214,7 +223,7 @@ class Lease:
         if self.state is State.RELEASED:
             return
         self._keeper.check_place()
-        if self.state is State.HELD and now() >= self.deadline:
+        if self.state is HELD and now() >= self.deadline:
             self.lose("expired")
         if self.state is State.LOST:
             raise self.loss()
@@ -228,7 +237,7 @@ class Lease:
 
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""
-        if self.state is State.HELD:
+        if self.state is HELD:
             self.state = State.RELEASING
             self._keeper.release(self)
 

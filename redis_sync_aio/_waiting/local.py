@@ -38,17 +38,14 @@ class Hub(Protocol):
     renewals: Renewals
     tickets: dict[int, Ticket]
     token_prefix: bytes
+    pushes: bool
+    inbox: bytes
+    poll_ms: int
     claim_ms: int
     poll_cap: float
     poll: Backoff
     retry_for: float
 
-    @property
-    def inbox(self) -> bytes: ...
-    @property
-    def poll_ms(self) -> int: ...
-    @property
-    def pushes(self) -> bool: ...
     @property
     def trouble(self) -> Exception | None: ...
     def next_number(self) -> int: ...

@@ -15,7 +15,7 @@ that the grant was new.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .._clock import now
@@ -40,10 +40,11 @@ class Request:
     wait: bool = True
     timeout: float | None = None
 
-    @property
-    def reusable(self) -> bool:
-        """Whether the token may be in use elsewhere, before or after this request."""
-        return self.identity is not None or self.token is not None
+    reusable: bool = field(init=False)
+    """Whether the token may be in use elsewhere, before or after this request."""
+
+    def __post_init__(self) -> None:
+        self.reusable = self.identity is not None or self.token is not None
 
 
 class Ticket:
@@ -68,6 +69,8 @@ class Ticket:
         self.call: Call | None = None
         self.sent = 0.0
         self.future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
+        if request.timeout is not None:
+            self._timer = local.hub.loop.call_later(request.timeout, self._time_out)
         self._name_request()
 
     def _name_request(self) -> None:
@@ -82,13 +85,6 @@ class Ticket:
         self._local.add(self)
 
     # -- the request -----------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Send the request and set the time limit."""
-        limit = self._request.timeout
-        if limit is not None:
-            self._timer = self._local.hub.loop.call_later(limit, self._time_out)
-        self.ask()
 
     def ask(self) -> None:
         """Send the request, for the first time or to find out what became of it (P3)."""
@@ -261,7 +257,8 @@ class Ticket:
         self._local.undo(self._token if new else b"", self._member)
 
     def _leave(self) -> None:
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         self._local.remove(self)
 
     def _stop_timer(self) -> None:
@@ -276,7 +273,7 @@ _NEVER = float("inf")
 async def acquire(local: LocalName, request: Request) -> Lease | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
     ticket = Ticket(local, request)
-    ticket.start()
+    ticket.ask()
     try:
         return await ticket.future
     except asyncio.CancelledError:
