@@ -1,0 +1,352 @@
+"""The demo: processes sell a stock of items under locks, one of them is killed, and the books are checked.
+
+The parent starts the server and the workers (see `_worker`), listens to them, kills one in the middle of a
+section, and in the end reads the books from Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from rich.console import Console
+from rich.markup import escape
+
+from redis_sync_aio import AsyncLock, Coordinator, SyncError
+from redis_sync_aio._keys import lock_keys
+from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
+
+from ._report import Audit, Display, Grant, Kill, Run, Sale, Seen, faults, measure, table
+from ._timeline import timeline
+from ._worker import KEEP, Job, lock_name, sales_key, stock_key
+
+STARTING = 30.0
+"""Seconds without a word from any worker after which the demo gives up, on top of what a sale may take."""
+
+
+class DemoFailed(Exception):
+    """The demo could not be carried out, so nothing can be said about the locks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done."""
+
+    processes: int
+    tasks: int
+    items: int
+    products: int
+    work: float  # seconds
+    ttl: float  # seconds
+    seed: int
+    kill: bool
+    locked: bool
+
+    @property
+    def stock(self) -> dict[int, int]:
+        """How many items there are of each product."""
+        share, rest = divmod(self.items, self.products)
+        return {product: share + (product <= rest) for product in range(1, self.products + 1)}
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds a task waits for a lock before it tries another product."""
+        return max(0.25, 10 * self.work)
+
+    def job(self, url: str, prefix: str, process: int, victim: int) -> Job:
+        """Return what worker ``process`` is to do; ``victim`` is to be killed in the midst of its share."""
+        freeze_at = max(1, self.items // (10 * self.processes)) if process == victim else 0
+        return Job(
+            url, prefix, process, self.tasks, self.products, self.work, self.patience, self.ttl, self.seed,
+            self.locked, freeze_at,
+        )  # fmt: skip
+
+
+class Worker:
+    """The parent's end of a worker process."""
+
+    def __init__(self, number: int, process: Process) -> None:
+        self.number = number
+        self.process = process
+        self.grants: dict[int, Grant] = {}
+
+    @classmethod
+    async def start(cls, job: Job) -> Worker:
+        """Start the process and give it its job; it waits for `go`."""
+        # A session of its own: Ctrl-C is for the parent, which then ends its workers.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "redis_sync_aio.cli._worker",
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
+        )  # fmt: skip
+        worker = cls(job.process, process)
+        worker._write(job.line())
+        return worker
+
+    def go(self) -> None:
+        """Let it begin to sell."""
+        self._write(b"go\n")
+
+    def _write(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line)
+
+    async def end(self) -> None:
+        """Kill it if it still runs, and wait until it and its pipes are gone."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.communicate()
+
+
+class Floor:
+    """One run: the workers, and what they tell."""
+
+    def __init__(self, plan: Plan, prefix: str, redis: Redis, sync: Coordinator, display: Display) -> None:
+        self._plan = plan
+        self._prefix = prefix
+        self._redis = redis
+        self._sync = sync
+        self._display = display
+        self._workers: list[Worker] = []
+        self._ready = 0
+        self._started = 0
+        self._gave_up = 0
+        self._kill: Kill | None = None
+        self._silence = asyncio.timeout(None)
+
+    async def run(self, url: str) -> Run:
+        """Start the workers, let them sell everything, and return what they told."""
+        plan = self._plan
+        victim = random.Random(plan.seed).randint(1, plan.processes) if plan.kill else 0
+        try:
+            for number in range(1, plan.processes + 1):
+                self._workers.append(await Worker.start(plan.job(url, self._prefix, number, victim)))
+            await self._follow_all()
+        finally:
+            await asyncio.gather(*(worker.end() for worker in self._workers))
+        if plan.kill and self._kill is None:
+            raise DemoFailed(f"worker {victim} had sold too little to be killed when all was sold: raise --items")
+        grants = [grant for worker in self._workers for grant in worker.grants.values()]
+        ended = max(grant.released or grant.got for grant in grants)
+        return Run(self._started, ended, plan.locked, plan.patience, grants, self._gave_up, self._kill)
+
+    async def _follow_all(self) -> None:
+        try:
+            async with self._silence, asyncio.TaskGroup() as group:
+                self._heard()
+                for worker in self._workers:
+                    group.create_task(self._follow(worker))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        except TimeoutError:
+            raise DemoFailed("the workers fell silent: no lock was granted, nor did a wait end") from None
+
+    def _heard(self) -> None:
+        limit = STARTING + 2 * self._plan.ttl + 20 * self._plan.work
+        self._silence.reschedule(asyncio.get_running_loop().time() + limit)
+
+    async def _follow(self, worker: Worker) -> None:
+        """Listen to one worker until it ends; it must end well, unless it was killed."""
+        assert worker.process.stderr is not None
+        errors, _ = await asyncio.gather(worker.process.stderr.read(), self._listen(worker))
+        status = await worker.process.wait()
+        was_killed = self._kill is not None and self._kill.process == worker.number
+        if status != 0 and not was_killed:
+            raise DemoFailed(
+                f"worker {worker.number} died unexpectedly, with exit status {status}. Its last words:\n"
+                + errors.decode(errors="replace")
+            )
+
+    async def _listen(self, worker: Worker) -> None:
+        assert worker.process.stdout is not None
+        async for line in worker.process.stdout:
+            self._heard()
+            match json.loads(line):
+                case ["ready"]:
+                    self._one_more_is_ready()
+                case ["got", int(number), int(task), int(product), int(fence), int(asked), int(got)]:
+                    grant = Grant(worker.number, task, product, fence, asked, got)
+                    worker.grants[number] = grant
+                    self._display.granted(grant)
+                case ["end", int(number), int(released), int(item)]:
+                    grant = worker.grants[number]
+                    grant.released, grant.item = released, item
+                    self._display.ended(grant)
+                case ["gave up", int(), int(), int(), int()]:
+                    self._gave_up += 1
+                case ["frozen", int(number)]:
+                    await self._kill_holder(worker, worker.grants[number])
+                case _:
+                    raise DemoFailed(f"worker {worker.number} said something strange: {line!r}")
+
+    def _one_more_is_ready(self) -> None:
+        self._ready += 1
+        if self._ready == len(self._workers):
+            self._started = time.monotonic_ns()
+            self._display.started()
+            for worker in self._workers:
+                worker.go()
+
+    async def _kill_holder(self, worker: Worker, grant: Grant) -> None:
+        """Kill a worker that waits in the middle of a section, and look which locks it took with it."""
+        at = time.monotonic_ns()
+        worker.process.kill()
+        await worker.process.wait()
+        looks = await asyncio.gather(*(self._look(product) for product in self._plan.stock))
+        seen = tuple(look for look in looks if look is not None)
+        if (grant.product, grant.fence) not in {(look.product, look.fence) for look in seen}:
+            raise DemoFailed(f"worker {worker.number} did not hold product {grant.product} when it was killed")
+        self._kill = Kill(worker.number, grant.product, at, seen)
+        self._display.killed(self._kill)
+
+    async def _look(self, product: int) -> Seen | None:
+        look = await AsyncLock(self._sync, lock_name(self._prefix, product)).statistics()
+        if look.fence is None or look.remaining is None:
+            return None
+        return Seen(product, look.fence, time.monotonic_ns() + int(look.remaining * 1e9))
+
+
+async def sell(url: str, plan: Plan, display: Display) -> tuple[Run, Audit]:
+    """Carry out ``plan`` on the server at ``url``; leave nothing behind there."""
+    prefix = f"redis-sync-aio-demo:{secrets.token_hex(6)}"
+    async with Redis.from_url(url) as redis, Coordinator(redis) as sync:
+        try:
+            for product, count in plan.stock.items():
+                await redis.set(stock_key(prefix, product), count, ex=KEEP)
+            run = await Floor(plan, prefix, redis, sync, display).run(url)
+            return run, await read_books(redis, prefix, plan)
+        finally:
+            # A round trip first: then the server has read whatever killed workers had sent.
+            await redis.ping()
+            for product in plan.stock:
+                keys = lock_keys(lock_name(prefix, product).encode()).all
+                await redis.delete(stock_key(prefix, product), sales_key(prefix, product), *keys)
+
+
+async def read_books(redis: Redis, prefix: str, plan: Plan) -> Audit:
+    """Check what the data in Redis says was sold."""
+    audit = Audit(fenced=plan.locked)
+    for product, count in plan.stock.items():
+        left = int(await redis.get(stock_key(prefix, product)) or 0)
+        entries = await redis.lrange(sales_key(prefix, product), 0, -1)
+        audit.add(count, left, [Sale.parse(entry.decode() if isinstance(entry, bytes) else entry) for entry in entries])
+    return audit
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, rich_markup_mode="markdown"
+)
+
+
+@app.callback()
+def cli() -> None:
+    """Distributed locks for asyncio on Redis and Valkey."""
+
+
+@app.command()
+def demo(
+    url: Annotated[str | None, typer.Option(help="Use this server (redis://, rediss://, unix://), "
+                                            "not a private one.")] = None,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,
+    tasks: Annotated[int, typer.Option(min=1, max=1000, help="Tasks in each of them.")] = 8,
+    items: Annotated[int, typer.Option(min=1, help="Items to sell.")] = 2000,
+    products: Annotated[int, typer.Option(min=1, max=500, help="Products; each has a lock.")] = 20,
+    work: Annotated[float, typer.Option(min=0, help="Milliseconds that a sale takes.")] = 15.0,
+    ttl: Annotated[float, typer.Option(min=0.2, help="Seconds that a lease lasts unless renewed.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Chooses the worker to kill and who sells what first.")] = 1,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Where to draw the timeline (SVG).")] = None,
+    kill: Annotated[bool, typer.Option(help="Kill a worker that holds a lock.")] = True,
+    break_lock: Annotated[bool, typer.Option("--break-lock", help="Sell without the lock, to see the check "
+                                             "catch it (nobody is killed then).")] = False,
+) -> None:  # fmt: skip
+    """Sell a stock from several processes, kill one that holds a lock, and check the books.
+
+    Every sale reads the stock from Redis, takes its time, and writes it back: only the lock of the product
+    keeps others out. Exit code: 0 if every item was sold exactly once and in the order of the fences, 1 if
+    not, 2 if the demo could not be carried out.
+    """
+    check_url(url)
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"--out: there is no directory {out.parent}")
+    plan = Plan(processes, tasks, items, products, work / 1000, ttl, seed, kill and not break_lock, not break_lock)
+    if plan.kill and processes < 2:
+        raise typer.BadParameter("killing the only worker leaves nobody to sell: add --no-kill")
+    console = Console(highlight=False)
+    try:
+        run, audit = carry_out(url, plan, console)
+    except (DemoFailed, RedisError, SyncError, ServerNotFound, ServerNotStarted) as error:
+        explain(error)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    raise typer.Exit(report(plan, run, audit, out, console))
+
+
+def check_url(url: str | None) -> None:
+    """Refuse what redis-py can not read as an address."""
+    try:
+        Redis.from_url(url or "redis://")
+    except ValueError as error:
+        raise typer.BadParameter(f"--url: {error}") from None
+
+
+def carry_out(url: str | None, plan: Plan, console: Console) -> tuple[Run, Audit]:
+    """Carry out ``plan``, on a private server unless a ``url`` is given."""
+    lock = "one lock per product" if plan.locked else "WITHOUT the locks"
+    console.print(
+        f"{plan.processes} processes x {plan.tasks} tasks sell {plan.items:,} items of {plan.products} products, "
+        f"{lock}. Reading the stock and writing it back are {plan.work * 1000:g} ms apart."
+    )
+    with ExitStack() as stack:
+        if url is None:
+            url = stack.enter_context(EmbeddedServer()).url
+        display = stack.enter_context(Display(console, plan.stock))
+        return asyncio.run(sell(url, plan, display))
+
+
+def explain(error: BaseException) -> None:
+    """Say on stderr why the demo could not be carried out."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if chain is error or isinstance(chain, DemoFailed):
+            typer.echo(f"The demo could not be carried out: {chain}", err=True)
+        chain = chain.__context__
+
+
+def report(plan: Plan, run: Run, audit: Audit, out: Path | None, console: Console) -> int:
+    """Print the figures, draw the timeline, and return the exit code."""
+    figures = measure(run)
+    console.print(table(run, audit, figures))
+    if out is None:
+        handle, name = tempfile.mkstemp(prefix="redis-sync-aio-demo-", suffix=".svg")
+        os.close(handle)
+        out = Path(name)
+    rule = (
+        "each product has its lock, and a bar is one sale under it"
+        if plan.locked
+        else "without locks, so sales overlap"
+    )
+    subtitle = f"{plan.processes} processes x {plan.tasks} tasks sell {plan.items:,} items: {rule}"
+    out.write_text(timeline(run, plan.processes, plan.products, subtitle), encoding="utf-8")
+    console.print(f"Timeline: {escape(str(out))}", soft_wrap=True)
+    wrong = faults(audit, figures)
+    if wrong:
+        console.print(f"[bold red]FAILED:[/] {'; '.join(wrong)}.", soft_wrap=True)
+        return 1
+    console.print(f"[bold green]PASSED:[/] each of {audit.stocked:,} items was sold exactly once.")
+    return 0
