@@ -1,0 +1,1 @@
+"""Benchmarks: this package, its peers and the limit, side by side in one run. ``python -m benchmarks --help``."""

@@ -1,0 +1,60 @@
+"""``python -m benchmarks``: run the scenarios, print tables, write JSON and a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from . import contestants, scenarios
+from .report import show, write
+from .runner import FULL, QUICK, benchmark
+from .targets import verdicts
+
+SCENARIOS = ",".join(scenarios.BY_KEY)
+PEERS = ",".join(one.name for one in contestants.ALL if one.kind != "broken")
+
+
+def _chosen(text: str, known: list[str], what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"unknown {what} {', '.join(unknown)}; known are {', '.join(known)}")
+    return names
+
+
+def main(
+    scenario: Annotated[str, typer.Option(help="Which to run, separated by commas.")] = SCENARIOS,
+    peers: Annotated[str, typer.Option(help="Who takes part, separated by commas.")] = PEERS,
+    quick: Annotated[bool, typer.Option(help="Three short rounds, less than 3 minutes.")] = False,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds; 0 = 5, or 3 with --quick.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where to write JSON and plot.")] = Path("out"),
+    uvloop: Annotated[bool, typer.Option(help="Use uvloop instead of asyncio's own loop.")] = False,
+    tcp: Annotated[bool, typer.Option(help="Connect by TCP loopback instead of a unix socket.")] = False,
+) -> None:
+    """Compare redis_sync_aio with its peers and the limit. Needs nothing but this machine.
+
+    Exit status 1: a lock was held twice at a time, or a contestant failed.
+    """
+    chosen = [scenarios.BY_KEY[key] for key in _chosen(scenario, list(scenarios.BY_KEY), "scenario")]
+    names = _chosen(peers, list(contestants.BY_NAME), "peer")
+    scale = QUICK if quick else FULL
+    scale = dataclasses.replace(scale, rounds=rounds or scale.rounds)
+    console, start = Console(), time.monotonic()
+    with console.status("starting") as status:
+        outcomes, about = benchmark(chosen, names, scale, uvloop=uvloop, tcp=tcp, progress=status.update)
+    about["seconds in all"] = round(time.monotonic() - start)
+    judged = verdicts(outcomes)
+    show(console, outcomes, judged, about)
+    for path in write(out, outcomes, judged, about):
+        console.print(f"wrote {path}")
+    if any(outcome.violations or outcome.failures for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

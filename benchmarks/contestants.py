@@ -1,0 +1,249 @@
+"""Who takes part: one small adapter per library, so that all run the same code.
+
+A `Grip` is a lock in one task's hand: ``lease = await grip.acquire()``, ``await grip.release(lease)``. Where a
+library has such methods they are used as they are, without another coroutine around them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast
+
+import redis
+from redis.asyncio import Redis
+from redis.asyncio.lock import Lock as RedisPyLock
+
+from redis_sync_aio import AsyncLock, Coordinator, Lease
+
+from .raw import MultiplexedConnection, RawConnection, RawLock, RawProtocol
+from .server_stats import Sends
+
+Kind: TypeAlias = Literal["ours", "peer", "raw", "in-process", "hop", "broken"]
+CONNECTIONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Grip:
+    """A lock in one task's hand."""
+
+    acquire: Callable[[], Awaitable[Any]]
+    release: Callable[[Any], Awaitable[Any]]
+
+
+class Contestant:
+    """One library in one process. Leases last ``ttl`` seconds; ``renew``: and are renewed, where it can do so."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    kind: ClassVar[Kind] = "peer"
+    module: ClassVar[str | None] = None
+    """What has to be installed."""
+    threads: ClassVar[bool] = False
+    """It blocks: each task runs in a thread, in an event loop of its own (see workers.run_tasks)."""
+    sends: ClassVar[Sends] = Sends(("set", "evalsha"), {})
+
+    def __init__(self, url: str, ttl: float = 30.0, renew: bool = False) -> None:
+        self.url, self.ttl, self.renew = url, ttl, renew
+
+    async def open(self) -> None:
+        """Connect, or be ready to."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+    def grip(self, key: str) -> Grip:
+        """Return the lock ``key`` for one task."""
+        raise NotImplementedError
+
+    def holder_key(self, key: str) -> str:
+        """Return the key on the server that exists as long as ``key`` is held."""
+        return key
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Return whether it can take part."""
+        return cls.module is None or find_spec(cls.module) is not None
+
+
+class OnClient(Contestant):
+    """A contestant that uses a redis.asyncio client."""
+
+    client: Redis
+
+    async def open(self) -> None:
+        self.client = Redis.from_url(self.url, max_connections=CONNECTIONS)
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+
+class Ours(OnClient):
+    name = "ours"
+    about = "redis_sync_aio.AsyncLock, one Coordinator per process"
+    kind = "ours"
+    sends = Sends(("evalsha", "eval", "ping"), {})
+
+    async def open(self) -> None:
+        await super().open()
+        self._coordinator = Coordinator(self.client)
+
+    async def close(self) -> None:
+        await self._coordinator.close()
+        await super().close()
+
+    def grip(self, key: str) -> Grip:
+        return Grip(AsyncLock(self._coordinator, key, ttl=self.ttl).acquire, Lease.release)
+
+
+class RedisPy(OnClient):
+    name = "redis-py"
+    about = "redis.asyncio.lock.Lock, sleep=0.1; it does not renew"
+
+    def grip(self, key: str) -> Grip:
+        lock = RedisPyLock(self.client, key, timeout=self.ttl, sleep=0.1)
+        return Grip(lock.acquire, lambda _: lock.release())
+
+
+class _FifoLock(Protocol):
+    async def acquire(self) -> object: ...
+    async def release(self, lease: object) -> None: ...
+
+
+class FifoLock(OnClient):
+    name = "redis-fifo-lock"
+    about = "redis_fifo_lock.FifoLock"
+    module = "redis_fifo_lock"
+    sends = Sends(("evalsha", "eval", "blpop", "config|get"), {})
+
+    def grip(self, key: str) -> Grip:
+        make = cast("Callable[..., _FifoLock]", importlib.import_module("redis_fifo_lock").FifoLock)
+        lease_ms = int(self.ttl * 1000)
+        lock = make(self.client, key, lease_ms=lease_ms)
+        return Grip(lock.acquire, lock.release)
+
+    def holder_key(self, key: str) -> str:
+        return f"{{{key}}}:h"
+
+
+class _ThreadLock(Protocol):
+    def acquire(self) -> bool: ...
+    def release(self) -> None: ...
+
+
+class PythonRedisLock(Contestant):
+    """It has no asyncio interface, so each of its tasks is a thread that may block, which is its home ground."""
+
+    name = "python-redis-lock"
+    about = "redis_lock.Lock; synchronous: a thread per task, on one redis.Redis per process"
+    module = "redis_lock"
+    threads = True
+    sends = Sends(("get", "set", "blpop", "evalsha", "eval"), {"get": 1})
+
+    async def open(self) -> None:
+        self._client = redis.Redis.from_url(self.url, max_connections=CONNECTIONS)
+
+    async def close(self) -> None:
+        self._client.close()
+
+    def grip(self, key: str) -> Grip:
+        make = cast("Callable[..., _ThreadLock]", importlib.import_module("redis_lock").Lock)
+        lock = make(self._client, key, expire=int(self.ttl), auto_renewal=self.renew)
+
+        async def acquire() -> None:
+            lock.acquire()
+
+        async def release(_: object) -> None:
+            lock.release()
+
+        return Grip(acquire, release)
+
+    def holder_key(self, key: str) -> str:
+        return f"lock:{key}"
+
+
+class RawClient(OnClient):
+    name = "raw-client"
+    about = "limit: SET NX PX + EVALSHA compare-and-delete through redis.asyncio.Redis"
+    kind = "raw"
+
+    def grip(self, key: str) -> Grip:
+        lock = RawLock(self._command, key, self.ttl)
+        return Grip(lock.acquire, lock.release)
+
+    async def _command(self, *words: bytes | int) -> Any:
+        client: Any = self.client
+        return await client.execute_command(*words)
+
+
+class _OnOneConnection(Contestant):
+    kind = "raw"
+    protocol: ClassVar[type[MultiplexedConnection | RawProtocol]]
+
+    async def open(self) -> None:
+        self._connection: RawConnection = await self.protocol.open(self.url)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def grip(self, key: str) -> Grip:
+        lock = RawLock(self._connection.command, key, self.ttl)
+        return Grip(lock.acquire, lock.release)
+
+
+class RawOneConnection(_OnOneConnection):
+    name = "raw-connection"
+    about = "limit: the same over ONE redis.asyncio Connection, multiplexed, one write per loop turn"
+    protocol = MultiplexedConnection
+
+
+class RawOneProtocol(_OnOneConnection):
+    name = "raw-protocol"
+    about = "limit: the same over a bare asyncio protocol and hiredis, one connection, one write per loop turn"
+    protocol = RawProtocol
+
+
+class AsyncioLock(Contestant):
+    name = "asyncio-lock"
+    about = "in-process limit: asyncio.Lock"
+    kind = "in-process"
+
+    async def open(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def grip(self, key: str) -> Grip:
+        lock = self._locks.setdefault(key, asyncio.Lock())
+
+        async def release(_: object) -> None:
+            lock.release()
+
+        return Grip(lock.acquire, release)
+
+
+class Hop(Contestant):
+    name = "hop"
+    about = "limit: PUBLISH in one process to push in another, bare protocol"
+    kind = "hop"
+
+
+class NoLock(Contestant):
+    """Only to prove that the benchmarks would notice."""
+
+    name = "no-lock"
+    about = "excludes nobody"
+    kind = "broken"
+
+    def grip(self, key: str) -> Grip:
+        async def nothing(*_: object) -> None:
+            await asyncio.sleep(0)
+
+        return Grip(nothing, nothing)
+
+
+ALL: tuple[type[Contestant], ...] = (
+    Ours, RedisPy, FifoLock, PythonRedisLock, RawClient, RawOneConnection, RawOneProtocol, AsyncioLock, Hop, NoLock
+)  # fmt: skip
+BY_NAME = {contestant.name: contestant for contestant in ALL}

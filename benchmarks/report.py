@@ -1,0 +1,176 @@
+"""What was measured: tables on the terminal, a JSON file, a plot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .contestants import BY_NAME
+from .measure import middle
+from .runner import Column, Outcome
+from .targets import OURS, Verdict
+
+_LIMIT = "#c9a227"
+_COLOURS = {
+    "ours": "#2a7f62",
+    "peer": "#8b8f97",
+    "raw": _LIMIT,
+    "in-process": _LIMIT,
+    "hop": _LIMIT,
+    "broken": "#b0413e",
+}
+
+
+def show(console: Console, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]) -> None:
+    """Print everything."""
+    for outcome in outcomes:
+        console.print(_table(outcome))
+        for name, reason in outcome.skipped.items():
+            console.print(f"  {name} did not take part: {reason}", style="dim")
+    console.print(_target_table(verdicts))
+    console.print("; ".join(f"{key}: {value}" for key, value in about.items()), style="dim")
+    for outcome in outcomes:
+        for failure in outcome.failures:
+            console.print(f"FAILED {outcome.scenario.key}, {failure}", style="bold red", markup=False)
+        for violation in outcome.violations:
+            console.print(f"EXCLUSION VIOLATED {violation}", style="bold red", markup=False)
+
+
+def _table(outcome: Outcome) -> Table:
+    scenario = outcome.scenario
+    table = Table(title=scenario.title, title_justify="left", title_style="bold")
+    table.add_column("")
+    for column in scenario.columns:
+        table.add_column(column.title, justify="right")
+    table.add_column("vs redis-py", justify="right")
+    for name in outcome.figures:
+        cells = [_cell(outcome, name, column) for column in scenario.columns]
+        table.add_row(name, *cells, _versus(outcome, name), style="bold green" if name == OURS else "")
+    return table
+
+
+def _cell(outcome: Outcome, name: str, column: Column) -> str:
+    value = outcome.figure(name, column.key)
+    return "" if value is None else _number(value, column.digits)
+
+
+def _number(value: float, digits: int) -> str:
+    return "never" if math.isinf(value) else f"{value:,.{digits}f}"
+
+
+def _versus(outcome: Outcome, name: str) -> str:
+    chart = outcome.scenario.chart
+    mine, theirs = outcome.figure(name, chart), outcome.figure("redis-py", chart)
+    if not mine or not theirs or math.isinf(mine) or math.isinf(theirs):
+        return ""
+    ratio = mine / theirs
+    return f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.1g}x"
+
+
+def _target_table(verdicts: Sequence[Verdict]) -> Table:
+    table = Table(title="Targets (medians of this run's rounds)", title_justify="left", title_style="bold")
+    for title in ("scenario", "target", "compared with"):
+        table.add_column(title)
+    table.add_column("measured", justify="right")
+    table.add_column("")
+    for verdict in verdicts:
+        sign = "≥" if verdict.at_least else "≤"
+        table.add_row(
+            verdict.scenario,
+            f"{sign} {verdict.limit:g} {verdict.text}",
+            verdict.compared_with,
+            "never" if math.isinf(verdict.value) else f"{verdict.value:.4g}",
+            "[green]reached[/]" if verdict.reached else "[bold red]not reached[/]",
+        )
+    return table
+
+
+def document(outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything as plain data; a time that never came is null."""
+    return {
+        "about": dict(about),
+        "contestants": {name: contestant.about for name, contestant in BY_NAME.items()},
+        "scenarios": {outcome.scenario.key: _outcome(outcome) for outcome in outcomes},
+        "targets": [_verdict(verdict) for verdict in verdicts],
+        "violations": [text for outcome in outcomes for text in outcome.violations],
+        "failures": [f"{outcome.scenario.key}, {text}" for outcome in outcomes for text in outcome.failures],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "title": outcome.scenario.title,
+        "figures": {
+            name: {
+                key: {"median": _finite(middle(values)), "rounds": [_finite(value) for value in values]}
+                for key, values in figures.items()
+            }
+            for name, figures in outcome.figures.items()
+        },
+        "skipped": outcome.skipped,
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "scenario": verdict.scenario,
+        "target": f"{'>=' if verdict.at_least else '<='} {verdict.limit:g} {verdict.text}",
+        "compared_with": verdict.compared_with or None,
+        "measured": _finite(verdict.value),
+        "reached": verdict.reached,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else round(value, 6)
+
+
+def write(
+    out: Path, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any], *, plot: bool = True
+) -> list[Path]:
+    """Write benchmarks.json, and the plot as PNG and SVG where matplotlib is installed; return what was written."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "benchmarks.json"
+    path.write_text(json.dumps(document(outcomes, verdicts, about), indent=1, allow_nan=False) + "\n")
+    return [path, *(_plot(out, outcomes, about) if plot and outcomes and find_spec("matplotlib") else ())]
+
+
+def _plot(out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> Iterator[Path]:
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(outcomes))
+    rows = math.ceil(len(outcomes) / columns)
+    figure = Figure(figsize=(5.2 * columns, 2.9 * rows), layout="constrained")
+    for number, outcome in enumerate(outcomes):
+        _bars(figure.add_subplot(rows, columns, number + 1), outcome)
+    figure.suptitle(f"redis_sync_aio and peers: {about['server']}, {about['transport']}, Python {about['python']}")
+    for suffix in ("png", "svg"):
+        path = out / f"benchmarks.{suffix}"
+        figure.savefig(path, dpi=110)
+        yield path
+
+
+def _bars(axes: Any, outcome: Outcome) -> None:
+    """One panel: the scenario's chief figure, on a logarithmic scale; the whiskers span the rounds."""
+    scenario = outcome.scenario
+    column = next(column for column in scenario.columns if column.key == scenario.chart)
+    medians = {name: outcome.figure(name, column.key) for name in reversed(outcome.figures)}
+    shown = {name: value for name, value in medians.items() if value and math.isfinite(value)}
+    for name, value in shown.items():
+        rounds = [each for each in outcome.figures[name][column.key] if math.isfinite(each)]
+        spread = [[max(0.0, value - min(rounds))], [max(0.0, max(rounds) - value)]]
+        bar = axes.barh(name, value, color=_COLOURS[BY_NAME[name].kind], xerr=spread, ecolor="#444444")
+        axes.bar_label(bar, [f" {_number(value, column.digits)}"], fontsize=8)
+    if shown:
+        axes.set_xscale("log")
+        axes.set_xlim(min(shown.values()) / 3, max(shown.values()) * 6)
+    axes.set_title(scenario.title, fontsize=9)
+    axes.set_xlabel(column.title, fontsize=8)
+    axes.tick_params(labelsize=8)

@@ -1,0 +1,234 @@
+"""Runs scenarios: rounds outside, contestants inside, so that all of them see the same weather."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeAlias
+
+from redis_sync_aio.embedded import EmbeddedServer
+
+from .contestants import BY_NAME, Contestant, Kind
+from .measure import middle
+from .server_stats import Cost, ServerStats
+from .workers import Job, Pool, Worker, WorkerFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of everything; times in seconds.
+
+    Attributes:
+        pairs: measured time of S1 and S2; contest: of S3; alternate: of the hand-over; idle: of S4.
+        warm_up: unmeasured time before those that need it.
+        crash_keys, crash_limit: locks per killed process, and how long to wait for the next grant.
+    """
+
+    rounds: int
+    pairs: float
+    contest: float
+    alternate: float
+    idle: float
+    waiters: int
+    cancels: int
+    crash_keys: int
+    crash_limit: float
+
+
+QUICK = Scale(3, 0.4, 0.7, 0.7, 1.0, 100, 500, 5, 2.0)
+FULL = Scale(5, 1.0, 2.0, 2.0, 2.0, 100, 500, 5, 4.0)
+SMOKE = Scale(1, 0.1, 0.2, 0.2, 0.2, 10, 40, 2, 1.5)
+
+
+@dataclass(slots=True)
+class Round:
+    """What one contestant did in one round: figures, and what it violated."""
+
+    figures: dict[str, float]
+    violations: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Bench:
+    """What a scenario needs: the server, the workers, the scale."""
+
+    url: str
+    stats: ServerStats
+    pool: Pool
+    scale: Scale
+
+    def start(self, jobs: Sequence[Job], **arguments: Any) -> list[Worker]:
+        """Start one job in each worker; with ``side=`` 0, 1 … when there are several."""
+        self.pool.clear()
+        workers = self.pool.workers()[: len(jobs)]
+        for side, (worker, job) in enumerate(zip(workers, jobs, strict=True)):
+            worker.start(self.url, job, **arguments, **({"side": side} if len(jobs) > 1 else {}))
+        return workers
+
+    def meet(self, workers: Sequence[Worker], at: Callable[[], None] = lambda: None) -> None:
+        """Wait until all are at their meeting, do ``at``, let them go on."""
+        for worker in workers:
+            worker.met()
+        at()
+        for worker in workers:
+            worker.go()
+
+    def run(self, contestant: type[Contestant], jobs: Sequence[Job], **arguments: Any) -> tuple[list[Any], Cost]:
+        """Run jobs that meet twice, before and after what is measured; return results and the server's cost."""
+        workers = self.start(jobs, contestant=contestant.name, **arguments)
+        looks: list[Any] = []
+        for _ in range(2):
+            self.meet(workers, lambda: looks.append(self.stats.look()))
+        return [worker.result() for worker in workers], contestant.sends.cost(*looks)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure as it is shown."""
+
+    key: str
+    title: str
+    digits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One line of questions, asked of every contestant in every round.
+
+    Attributes:
+        kinds: which contestants may take part.
+        refuses: those that can not, and why.
+        proof: whether ``play`` would notice a lock that excludes nobody; if not, that is checked beforehand.
+        chart: the column to plot.
+    """
+
+    key: str
+    title: str
+    play: Callable[[Bench, type[Contestant]], Round]
+    columns: tuple[Column, ...]
+    chart: str
+    kinds: tuple[Kind, ...] = ("ours", "peer", "broken")
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    proof: bool = True
+
+
+Figures: TypeAlias = dict[str, list[float]]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All rounds of one scenario."""
+
+    scenario: Scenario
+    figures: dict[str, Figures] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, played: Round) -> None:
+        """Note one round."""
+        mine = self.figures.setdefault(name, {})
+        for key, value in played.figures.items():
+            mine.setdefault(key, []).append(value)
+        self.violations += [f"{self.scenario.key}, {name}: {text}" for text in played.violations]
+
+    def figure(self, name: str, key: str) -> float | None:
+        """Return the median over the rounds; None when it has none."""
+        values = self.figures.get(name, {}).get(key)
+        return middle(values) if values else None
+
+
+Progress: TypeAlias = Callable[[str], None]
+
+
+def run_scenario(bench: Bench, scenario: Scenario, names: Sequence[str], progress: Progress) -> Outcome:
+    """Run all rounds of one scenario, the contestants taking turns in who goes first."""
+    outcome = Outcome(scenario)
+    entered = list(_entered(scenario, names, outcome))
+    if not scenario.proof:
+        _prove(bench, entered, outcome)
+    for number in range(bench.scale.rounds):
+        shift = number % len(entered) if entered else 0
+        for contestant in entered[shift:] + entered[:shift]:
+            if any(text.startswith(f"{contestant.name}:") for text in outcome.failures):
+                continue
+            progress(f"{scenario.title}: round {number + 1} of {bench.scale.rounds}, {contestant.name}")
+            with _failing(bench, contestant, outcome):
+                bench.stats.flush()
+                outcome.add(contestant.name, scenario.play(bench, contestant))
+    return outcome
+
+
+def _entered(scenario: Scenario, names: Sequence[str], outcome: Outcome) -> Iterator[type[Contestant]]:
+    for name in names:
+        contestant = BY_NAME[name]
+        if contestant.kind not in scenario.kinds:
+            continue
+        if not contestant.installed():
+            outcome.skipped[name] = "not installed"
+        elif name in scenario.refuses:
+            outcome.skipped[name] = scenario.refuses[name]
+        else:
+            yield contestant
+
+
+def _prove(bench: Bench, entered: Sequence[type[Contestant]], outcome: Outcome) -> None:
+    """Before a scenario without competition: does it exclude at all? Whoever does not would win everything."""
+    from .scenarios.contention import prove
+
+    for contestant in entered:
+        with _failing(bench, contestant, outcome):
+            bench.stats.flush()
+            outcome.violations += [
+                f"{outcome.scenario.key}, {contestant.name}: {text}" for text in prove(bench, contestant)
+            ]
+
+
+@contextmanager
+def _failing(bench: Bench, contestant: type[Contestant], outcome: Outcome) -> Iterator[None]:
+    """Note a failed worker and go on with new ones."""
+    try:
+        yield
+    except WorkerFailed as failure:
+        outcome.failures.append(f"{contestant.name}: {failure}")
+        bench.pool.close()
+
+
+def benchmark(
+    scenarios: Sequence[Scenario], names: Sequence[str], scale: Scale, *, uvloop: bool, tcp: bool, progress: Progress
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """Run ``scenarios`` on one embedded server; return the outcomes, and where and how it was."""
+    load = os.getloadavg()[0]
+    with EmbeddedServer(port=0 if tcp else None) as server, Pool(uvloop) as pool, ServerStats(server.url) as stats:
+        bench = Bench(server.url, stats, pool, scale)
+        outcomes, seconds = list[Outcome](), dict[str, int]()
+        for scenario in scenarios:
+            start = time.monotonic()
+            outcomes.append(run_scenario(bench, scenario, names, progress))
+            seconds[scenario.key] = round(time.monotonic() - start)
+        about = {
+            "server": stats.version(),
+            "transport": "TCP loopback" if tcp else "unix socket",
+            "loop": f"uvloop {version('uvloop')}" if uvloop else "asyncio",
+            "python": platform.python_version(),
+            "platform": f"{sys.platform} {platform.machine()}, {os.cpu_count()} CPUs",
+            "load average at start, end": [round(load, 2), round(os.getloadavg()[0], 2)],
+            "rounds": scale.rounds,
+            "seconds": seconds,
+            "packages": dict(_versions()),
+        }
+    return outcomes, about
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in ("redis", "hiredis", "redis-fifo-lock", "python-redis-lock"):
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue

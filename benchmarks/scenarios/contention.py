@@ -1,0 +1,136 @@
+"""S3: many tasks want one lock: in two processes or in one, with an empty section or with 1 ms of work.
+
+Exclusion is verified in every run, twice: every holder reads a plain counter in shared memory and writes it
+plus one before it releases (nothing about that is atomic), and the hold times of all tasks of all processes
+may not overlap. A section that is called empty gives the loop a turn in between in every eighth of its
+grants; otherwise two holders in one process could not meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeAlias
+
+from ..contestants import BY_NAME, Contestant, Grip
+from ..measure import Hold, contest, miscounted, overlaps
+from ..runner import Bench, Column, Round, Scenario
+from ..workers import Cells, Desk
+
+COUNTER = 0
+KEY = "contested"
+Log: TypeAlias = "array[int]"
+Result: TypeAlias = tuple[int, int, float, list[Log]]
+
+
+async def _compete(grip: Grip, cells: Cells, work: float, limit: int, end: int, log: Log) -> None:
+    """Acquire and release until ``end`` (ns); ``limit`` times at most, unless it is 0."""
+    acquire, release, clock = grip.acquire, grip.release, time.monotonic_ns
+    number = 0
+    while (asked := clock()) < end and (not limit or number < limit):
+        lease = await acquire()
+        got = clock()
+        seen = cells[COUNTER]
+        if work and got < end:
+            await asyncio.sleep(work)
+        elif number & 7 == 0:
+            await asyncio.sleep(0)
+        cells[COUNTER] = seen + 1
+        log.extend((asked, got, clock()))
+        await release(lease)
+        number += 1
+
+
+async def compete(
+    desk: Desk, contestant: str, tasks: int, seconds: float, work: float, limit: int = 0, side: int = 0
+) -> Result:
+    """Return start and end of the window, seconds of CPU, and the holds of each task."""
+    player = BY_NAME[contestant](desk.url)
+    await player.open()
+    try:
+        warm = [player.grip(f"warm:{side}:{number}") for number in range(tasks)]
+        await desk.run_tasks([partial(_warm_up, grip) for grip in warm], player.threads)
+        grips = [player.grip(KEY) for _ in range(tasks)]
+        logs: list[Log] = [array("q") for _ in grips]
+        desk.meet()
+        cpu, start = time.process_time(), time.monotonic_ns()
+        end = start + int(seconds * 1e9)
+        bodies = [
+            partial(_compete, grip, desk.cells, work, limit, end, log) for grip, log in zip(grips, logs, strict=True)
+        ]
+        await desk.run_tasks(bodies, player.threads)
+        cpu = time.process_time() - cpu
+        desk.meet()
+        return start, end, cpu, logs
+    finally:
+        await player.close()
+
+
+async def _warm_up(grip: Grip) -> None:
+    await grip.release(await grip.acquire())
+
+
+def _holds(logs: Sequence[Log]) -> list[list[Hold]]:
+    return [list(zip(log[0::3], log[1::3], log[2::3], strict=True)) for log in logs]
+
+
+def prove(bench: Bench, contestant: type[Contestant]) -> list[str]:
+    """Return what is wrong when two tasks compete for a few grants."""
+    [(_, _, _, logs)], _ = bench.run(contestant, [compete], tasks=2, seconds=5.0, work=0.002, limit=3)
+    return _verify(bench, _holds(logs))
+
+
+def _verify(bench: Bench, tasks: Sequence[Sequence[Hold]]) -> list[str]:
+    return overlaps(tasks) + miscounted(bench.pool.cells[COUNTER], sum(map(len, tasks)))
+
+
+def _play(processes: int, tasks: int, work: float, bench: Bench, contestant: type[Contestant]) -> Round:
+    jobs = [compete] * processes
+    results: list[Result]
+    results, cost = bench.run(contestant, jobs, tasks=tasks, seconds=bench.scale.contest, work=work)
+    start, end = max(result[0] for result in results), min(result[1] for result in results)
+    holds = _holds([log for result in results for log in result[3]])
+    found = contest(holds, start, end)
+    total = sum(map(len, holds))
+    return Round(
+        {
+            "fair_per_second": found.fair_per_second,
+            "grants_per_second": found.per_second,
+            "jain": found.jain,
+            "starved": found.starved,
+            "max_wait_ms": found.max_wait * 1000,
+            "commands_per_grant": cost.commands / total,
+            "reads_per_grant": cost.reads / total,
+            "cpu_us_per_grant": sum(result[2] for result in results) / total * 1e6,
+            "server_cpu_us_per_grant": cost.cpu / total * 1e6,
+        },
+        _verify(bench, holds),
+    )
+
+
+_COLUMNS = (
+    Column("fair_per_second", "fair/s"),
+    Column("grants_per_second", "grants/s"),
+    Column("jain", "Jain", 3),
+    Column("starved", "starved"),
+    Column("max_wait_ms", "max wait ms", 1),
+    Column("commands_per_grant", "commands a grant", 2),
+    Column("reads_per_grant", "server reads a grant", 2),
+    Column("cpu_us_per_grant", "client CPU µs a grant", 1),
+    Column("server_cpu_us_per_grant", "server CPU µs a grant", 1),
+)
+
+CONTEST = Scenario(
+    "s3", "S3: 2 processes x 16 tasks, one key, empty section", partial(_play, 2, 16, 0.0), _COLUMNS, "fair_per_second"
+)
+CONTEST_WITH_WORK = Scenario(
+    "s3work", "S3: 2 processes x 16 tasks, one key, 1 ms of work", partial(_play, 2, 16, 0.001), _COLUMNS,
+    "fair_per_second",
+)  # fmt: skip
+CONTEST_IN_ONE = Scenario(
+    "s3one", "S3: 1 process x 32 tasks, one key, empty section", partial(_play, 1, 32, 0.0), _COLUMNS,
+    "fair_per_second", kinds=("ours", "peer", "in-process", "broken"),
+)  # fmt: skip

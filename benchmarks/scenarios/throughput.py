@@ -1,0 +1,76 @@
+"""S1 and S2: acquire and release without competition, by one task and by a hundred."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from ..contestants import BY_NAME, Contestant, Grip, Kind
+from ..runner import Bench, Column, Round, Scenario
+from ..workers import Desk
+
+
+async def _loop(grip: Grip, seconds: float, counts: list[int], ends: list[float]) -> None:
+    acquire, release, clock = grip.acquire, grip.release, time.monotonic
+    end = clock() + seconds
+    count = 0
+    while clock() < end:
+        await release(await acquire())
+        count += 1
+    counts.append(count)
+    ends.append(clock())
+
+
+async def pairs(desk: Desk, contestant: str, tasks: int, seconds: float) -> tuple[int, float, float]:
+    """Return pairs, seconds, seconds of CPU of this process. Every task has a key and a lock object of its own."""
+    player = BY_NAME[contestant](desk.url)
+    await player.open()
+    try:
+        grips = [player.grip(f"own:{number}") for number in range(tasks)]
+        await _run(desk, player, grips, 0.05)
+        desk.meet()
+        cpu, start = time.process_time(), time.monotonic()
+        count, end = await _run(desk, player, grips, seconds)
+        cpu = time.process_time() - cpu
+        desk.meet()
+        return count, end - start, cpu
+    finally:
+        await player.close()
+
+
+async def _run(desk: Desk, player: Contestant, grips: Sequence[Grip], seconds: float) -> tuple[int, float]:
+    counts: list[int] = []
+    ends: list[float] = []
+    await desk.run_tasks([partial(_loop, grip, seconds, counts, ends) for grip in grips], player.threads)
+    return sum(counts), max(ends)
+
+
+def _play(tasks: int, bench: Bench, contestant: type[Contestant]) -> Round:
+    [(count, seconds, cpu)], cost = bench.run(contestant, [pairs], tasks=tasks, seconds=bench.scale.pairs)
+    return Round(
+        {
+            "pairs_per_second": count / seconds,
+            "commands_per_pair": cost.commands / count,
+            "reads_per_pair": cost.reads / count,
+            "cpu_us_per_pair": cpu / count * 1e6,
+            "server_cpu_us_per_pair": cost.cpu / count * 1e6,
+        }
+    )
+
+
+_COLUMNS = (
+    Column("pairs_per_second", "pairs/s"),
+    Column("commands_per_pair", "commands a pair", 2),
+    Column("reads_per_pair", "server reads a pair", 3),
+    Column("cpu_us_per_pair", "client CPU µs a pair", 1),
+    Column("server_cpu_us_per_pair", "server CPU µs a pair", 1),
+)
+_KINDS: tuple[Kind, ...] = ("ours", "peer", "raw", "broken")
+
+ONE = Scenario(
+    "s1", "S1: 1 task, uncontended", partial(_play, 1), _COLUMNS, "pairs_per_second", kinds=_KINDS, proof=False
+)
+MANY = Scenario(
+    "s2", "S2: 100 tasks, own keys", partial(_play, 100), _COLUMNS, "pairs_per_second", kinds=_KINDS, proof=False
+)

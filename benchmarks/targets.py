@@ -1,0 +1,141 @@
+"""The targets, and whether this run reached them. Every ratio is between figures of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from .contestants import BY_NAME
+from .runner import Outcome
+
+OURS = "ours"
+RARE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One target and what was measured."""
+
+    scenario: str
+    text: str
+    value: float
+    limit: float
+    at_least: bool
+    compared_with: str = ""
+    slack: float = 0.0
+    """For counts per pair: the rare extra command (a look at an expired lease, a liveness test) is no miss."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target was reached."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit + self.slack
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Makes verdicts about one scenario; a target that this run can not tell is left out."""
+
+    outcome: Outcome
+
+    def limit(self, key: str, text: str, most: float, slack: float = 0.0) -> Iterator[Verdict]:
+        """Our figure must be at most that."""
+        value = self.outcome.figure(OURS, key)
+        if value is not None:
+            yield Verdict(self.outcome.scenario.key, text, value, most, False, slack=slack)
+
+    def floor(self, key: str, text: str, least: float) -> Iterator[Verdict]:
+        """Our figure must be at least that."""
+        value = self.outcome.figure(OURS, key)
+        if value is not None:
+            yield Verdict(self.outcome.scenario.key, text, value, least, True)
+
+    def faster(self, key: str, text: str, than: str | None, least: float) -> Iterator[Verdict]:
+        """Our figure must be at least so many times theirs."""
+        value = self._ratio(key, than)
+        if value is not None:
+            yield Verdict(self.outcome.scenario.key, text, value, least, True, than or "")
+
+    def shorter(self, key: str, text: str, than: str | None, most: float) -> Iterator[Verdict]:
+        """Our figure must be at most so many times theirs."""
+        value = self._ratio(key, than)
+        if value is not None:
+            yield Verdict(self.outcome.scenario.key, text, value, most, False, than or "")
+
+    def _ratio(self, key: str, than: str | None) -> float | None:
+        ours, theirs = self.outcome.figure(OURS, key), self.outcome.figure(than, key) if than else None
+        return None if ours is None or not theirs else ours / theirs
+
+    def best(self, key: str, choose: Callable[..., str]) -> str | None:
+        """Return the peer whose figure is best, by ``max`` or ``min``."""
+        peers = {
+            name: value
+            for name in self.outcome.figures
+            if BY_NAME[name].kind == "peer" and (value := self.outcome.figure(name, key)) is not None
+        }
+        return choose(peers, key=lambda name: peers[name]) if peers else None
+
+
+def _one(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.faster("pairs_per_second", "times redis-py's Lock", "redis-py", 1.8)
+    yield from judge.limit("commands_per_pair", "commands a pair", 2, RARE)
+    yield from judge.limit("reads_per_pair", "server reads a pair", 2, RARE)
+
+
+def _many(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.faster("pairs_per_second", "times redis-py's Lock", "redis-py", 8)
+    yield from judge.faster("pairs_per_second", "times the bare protocol", "raw-protocol", 0.5)
+    yield from judge.limit("reads_per_pair", "server reads a pair", 0.05)
+
+
+def _contest(judge: Judge) -> Iterator[Verdict]:
+    fair = judge.best("fair_per_second", max)
+    yield from judge.faster("fair_per_second", "times the best fair peer, fair/s", fair, 2.5)
+    yield from judge.floor("jain", "Jain index", 0.99)
+    yield from judge.limit("commands_per_grant", "commands a grant", 2, RARE)
+    yield from judge.limit("max_wait_ms", "ms longest wait", 20)
+
+
+def _contest_with_work(judge: Judge) -> Iterator[Verdict]:
+    fair, raw = judge.best("fair_per_second", max), judge.best("grants_per_second", max)
+    yield from judge.faster("fair_per_second", "times the best fair peer, fair/s", fair, 1.2)
+    yield from judge.faster("grants_per_second", "times the best raw rate, grants/s", raw, 0.95)
+
+
+def _handover(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.shorter("p50_us", "times the best peer, p50", judge.best("p50_us", min), 0.6)
+    yield from judge.shorter("p50_us", "times the hop, p50", "hop", 2.5)
+
+
+def _waiting(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.limit("commands_per_second", "commands/s while waiting", 0)
+    yield from judge.limit("connections", "connections of the process", 2)
+    yield from judge.limit("drain_ms", "ms to drain 100", 10)
+
+
+def _cancellation(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.limit("stuck", "keys stuck", 0)
+    yield from judge.limit("ignored", "cancellations ignored", 0)
+    yield from judge.limit("left", "queue entries left", 0)
+    yield from judge.limit("usable_ms", "ms until all keys are usable", 1)
+
+
+def _crash(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.limit("late_ms", "ms past expiry", 5)
+
+
+_JUDGES: Mapping[str, Callable[[Judge], Iterator[Verdict]]] = {
+    "s1": _one,
+    "s2": _many,
+    "s3": _contest,
+    "s3work": _contest_with_work,
+    "handover": _handover,
+    "s4": _waiting,
+    "s6": _cancellation,
+    "s7": _crash,
+}
+
+
+def verdicts(outcomes: list[Outcome]) -> list[Verdict]:
+    """Return a verdict for each target that this run can tell."""
+    judged = ((_JUDGES.get(outcome.scenario.key), outcome) for outcome in outcomes)
+    return [verdict for judge, outcome in judged if judge is not None for verdict in judge(Judge(outcome))]

@@ -1,0 +1,122 @@
+"""The benchmarks run, produce their figures, and notice a lock that excludes nobody."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import scenarios
+from benchmarks.measure import contest, handovers, jain, miscounted, overlaps, percentile
+from benchmarks.report import show, write
+from benchmarks.runner import SMOKE, Outcome, benchmark
+from benchmarks.targets import Verdict, verdicts
+
+MS = 1_000_000
+OURS_ONLY = ("s3", "s3work", "s3one", "s4")
+
+
+def run(keys: str, *names: str) -> tuple[list[Outcome], dict[str, Any]]:
+    chosen = [scenarios.BY_KEY[key] for key in keys.split()]
+    return benchmark(chosen, names, SMOKE, uvloop=False, tcp=False, progress=lambda text: None)
+
+
+@pytest.fixture(scope="module")
+def everything() -> tuple[list[Outcome], dict[str, Any]]:
+    """All scenarios, as short as possible; redis-py is left out where its many tasks take seconds to finish."""
+    outcomes, about = run(" ".join(key for key in scenarios.BY_KEY if key not in OURS_ONLY), "ours", "redis-py")
+    return outcomes + run(" ".join(OURS_ONLY), "ours")[0], about
+
+
+def test_every_scenario_has_its_figures(everything: tuple[list[Outcome], dict[str, Any]], tmp_path: Path) -> None:
+    outcomes, about = everything
+    judged = verdicts(outcomes)
+    show(Console(file=io.StringIO()), outcomes, judged, about)
+    write(tmp_path, outcomes, judged, about, plot=False)  # importing matplotlib takes seconds
+
+    found = json.loads((tmp_path / "benchmarks.json").read_text())
+    assert found["failures"] == found["violations"] == []
+    assert set(found["scenarios"]) == set(scenarios.BY_KEY)
+    for key, scenario in scenarios.BY_KEY.items():
+        for name in ("ours",) if key in OURS_ONLY else ("ours", "redis-py"):
+            figures = found["scenarios"][key]["figures"][name]
+            assert set(figures) == {column.key for column in scenario.columns}
+            assert all(len(figure["rounds"]) == SMOKE.rounds for figure in figures.values())
+    assert {target["scenario"] for target in found["targets"]} == set(scenarios.BY_KEY) - {"s3work", "s3one"}
+
+
+def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome], dict[str, Any]]) -> None:
+    outcomes = {outcome.scenario.key: outcome for outcome in everything[0]}
+
+    def ours(key: str, figure: str) -> float:
+        value = outcomes[key].figure("ours", figure)
+        assert value is not None
+        return value
+
+    assert ours("s1", "commands_per_pair") == pytest.approx(2, abs=0.05)
+    assert ours("s1", "reads_per_pair") == pytest.approx(2, abs=0.05)
+    assert ours("s4", "commands_per_second") == 0
+    assert ours("s4", "connections") == 1
+    assert ours("s6", "stuck") == ours("s6", "ignored") == ours("s6", "left") == 0
+
+
+def test_a_lock_that_excludes_nobody_is_found_out() -> None:
+    outcomes, _ = run("s1 s2 s3 s3work s3one handover s4 s6", "no-lock")
+
+    assert len(outcomes) == 8
+    for outcome in outcomes:
+        assert outcome.failures == []
+        assert outcome.violations, outcome.scenario.key
+        assert all(text.startswith(f"{outcome.scenario.key}, no-lock: ") for text in outcome.violations)
+
+
+def test_a_grant_before_the_holders_end_is_found_out() -> None:
+    from benchmarks.scenarios.crash import judge
+
+    assert judge([100 * MS, 200 * MS], [103 * MS, 205 * MS]).violations == []
+    found = judge([100 * MS, 200 * MS, 300 * MS], [90 * MS, 204 * MS, 0])
+    assert found.violations == ["granted 10.0 ms before the killed holder's lease ended"]
+    assert found.figures == {"late_ms": 4.0, "latest_ms": math.inf, "never": 1}
+
+
+def test_overlaps() -> None:
+    assert overlaps([[(0, 1, 2), (2, 5, 6)], [(0, 2, 5)]]) == []
+    assert overlaps([[(0, 1000, 9000)], [(0, 2000, 3000)], [(0, 4000, 5000)]]) == [
+        "tasks 0 and 1 held the lock together for 1.0 µs",
+        "tasks 0 and 2 held the lock together for 1.0 µs",
+    ]
+    assert overlaps([[(0, 0, 10)] for _ in range(9)])[-1] == "… 8 overlaps in all"
+    assert miscounted(3, 3) == []
+    assert miscounted(2, 3) == ["the counter says 2 after 3 grants: updates were lost"]
+
+
+def test_figures_of_a_contest() -> None:
+    found = contest([[(0, 1 * MS, 2 * MS), (2 * MS, 9 * MS, 9 * MS)], [(0, 12 * MS, 13 * MS)]], 0, 10 * MS)
+
+    assert found.grants == 2
+    assert found.per_second == pytest.approx(200)
+    assert found.jain == pytest.approx(0.5)
+    assert found.fair_per_second == pytest.approx(100)
+    assert found.starved == 1
+    assert found.max_wait == pytest.approx(0.010)
+    assert jain([5, 5, 5]) == 1
+    assert jain([0, 0]) == 0
+
+
+def test_only_grants_to_the_other_process_are_hand_overs() -> None:
+    assert handovers([[(0, 0, 5000), (5000, 6000, 7000)], [(0, 9000, 9500)]]) == [2.0]
+    assert percentile([3, 1, 2], 0.99) == 3
+    assert percentile([], 0.5) == math.inf
+
+
+def test_verdicts() -> None:
+    assert Verdict("s1", "commands", 2.004, 2, at_least=False, slack=0.005).reached
+    assert not Verdict("s1", "commands", 2.01, 2, at_least=False, slack=0.005).reached
+    assert Verdict("s1", "times", 1.8, 1.8, at_least=True).reached
+    assert not Verdict("s1", "times", 1.799, 1.8, at_least=True).reached
+    assert not Verdict("s7", "ms", math.inf, 5, at_least=False).reached
