@@ -107,12 +107,13 @@ class Push:
     fence: int
     server_time: float  # seconds
     duration: float  # of the grant, or of the present holder's lease; 0 = for ever
+    following: int  # the number of our ticket that is next after a grant; 0 = it is not ours, or none
 
 
 def read_push(payload: bytes) -> Push:
     """Decode a message from settle() in parts/lock.lua."""
-    number, fence, micros, ms = payload.split()
-    return Push(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000)
+    number, fence, micros, ms, *following = payload.split()
+    return Push(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, int(following[0]) if following else 0)
 
 
 Done = Callable[[Call], None]

@@ -218,8 +218,8 @@ class Link:
         self.connections += 1
         # Before anything else: every lease and every waiter looks whether it still is what it was.
         self._owner.link_up()
-        unsent, self._unsent = self._unsent, deque()
-        for call in unsent:
+        while self._unsent:
+            call = self._unsent.popleft()
             if not call.over:
                 call.sent = now()
                 wire.send(call)

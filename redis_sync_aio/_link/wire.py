@@ -80,7 +80,7 @@ class Wire(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if out and not self.closed_by_us:
+        if out and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
 
     def data_received(self, data: bytes) -> None:

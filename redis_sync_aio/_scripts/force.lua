@@ -6,5 +6,5 @@
 -- include: keys
 -- include: lock
 local held = redis.call('EXISTS', NAME)
-if settle('') ~= GRANTED then redis.call('DEL', NAME) end
+if settle('', heads()) ~= GRANTED then redis.call('DEL', NAME) end
 return held

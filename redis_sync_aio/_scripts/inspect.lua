@@ -7,12 +7,12 @@
 -- COST  O(log waiters + tickets shown)
 -- include: keys
 -- include: lock
-local fence, token = last_grant()
+local last = redis.call('GET', FENCE)
 return {
   redis.call('GET', NAME),
   redis.call('PTTL', NAME),
-  fence or false,
-  token or false,
+  last and string.sub(last, 1, 16),
+  last and string.sub(last, 18),
   redis.call('ZCARD', QUEUE),
   redis.call('ZRANGE', QUEUE, 0, ARGV[1] - 1),
 }

@@ -12,9 +12,10 @@ if ARGV[2] ~= '' then
   redis.call('ZREM', POLLS, ARGV[2])
 end
 if holder and holder ~= ARGV[1] then return 2 end
-if redis.call('EXISTS', QUEUE) == 0 then return redis.call('DEL', NAME) end
+local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
+if not first[1] then return redis.call('DEL', NAME) end
 -- include: lock
-local next = settle('')
+local next = settle('', first)
 if not holder then return 0 end
 if next ~= GRANTED then redis.call('DEL', NAME) end
 return 1

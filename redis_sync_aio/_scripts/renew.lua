@@ -13,5 +13,5 @@ if holder == ARGV[1] then
   return {1, now}
 end
 if holder then return {2, now} end
-settle('')
+settle('', heads())
 return {0, now}

@@ -55,7 +55,7 @@ class Hub(Protocol):
 class LocalName:
     """See the top of this module."""
 
-    __slots__ = ("_heal", "_look_at", "_polls", "held_until", "hub", "keys", "leases", "name", "tickets")
+    __slots__ = ("_fires_at", "_heal", "_look_at", "_polls", "held_until", "hub", "keys", "leases", "name", "tickets")
 
     def __init__(self, hub: Hub, keys: LockKeys) -> None:
         self.hub = hub
@@ -64,7 +64,8 @@ class LocalName:
         self.tickets: dict[int, Ticket] = {}  # oldest first
         self.leases: dict[Lease, None] = {}
         self._heal: asyncio.TimerHandle | None = None
-        self._look_at = 0.0  # local clock; may be later than the timer, never earlier
+        self._look_at = 0.0  # local clock
+        self._fires_at = 0.0  # when the timer fires: not later than that
         self._polls: Iterator[float] | None = None
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
 
@@ -124,9 +125,10 @@ class LocalName:
     def _look_in(self, delay: float) -> None:
         self._look_at = now() + delay
         if self._heal is not None:
-            if self._heal.when() <= self.hub.loop.time() + delay:
-                return  # it fires earlier, finds that it is too early, and goes on waiting
+            if self._fires_at <= self._look_at:
+                return  # it finds that it is too early, and goes on waiting
             self._heal.cancel()
+        self._fires_at = self._look_at
         self._heal = self.hub.loop.call_later(delay, self._look)
 
     def _look(self) -> None:
@@ -191,3 +193,5 @@ def dispatch(hub: Hub, push: Push) -> None:
     ticket = hub.tickets.get(push.number)
     if ticket is not None:
         ticket.pushed(push)
+    if push.following and (ticket := hub.tickets.get(push.following)) is not None:
+        ticket.announced(push)

@@ -157,12 +157,17 @@ class Ticket:
         # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
         granted = self._base + push.server_time
         if push.fence == 0:
-            self._local.announced(granted + push.duration)
+            self.announced(push)
             return
         if self.call is not None:
             self.call.drop()
             self.call = None
         self._granted(push.fence, granted, push.duration)
+
+    def announced(self, push: Push) -> None:
+        """We are next; the new holder has the lock for ``push.duration`` from ``push.server_time`` on."""
+        if self._base is not None and push.duration:
+            self._local.announced(self._base + push.server_time + push.duration)
 
     def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
         """The server holds the lock for us since ``since`` (local clock, or earlier)."""

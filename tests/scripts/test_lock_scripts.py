@@ -147,17 +147,22 @@ async def test_p2_a_release_skips_waiters_whose_inbox_nobody_hears(redis: Redis)
         assert int(fence) == int((await redis.get(KEYS.fence)).split()[0])
 
 
-async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(redis: Redis) -> None:
+@pytest.mark.parametrize("same", [True, False], ids=["same inbox", "another inbox"])
+async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(redis: Redis, same: bool) -> None:
     async with redis.pubsub() as pubsub:  # type: ignore[no-untyped-call]
-        await pubsub.subscribe("rsa:alive")
-        await pubsub.get_message(timeout=5)
+        await pubsub.subscribe("rsa:alive", "rsa:other")
+        for _ in range(2):
+            await pubsub.get_message(timeout=5)
         await acquire(redis, b"a")
         await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
-        await acquire(redis, b"c", ticket_member(b"rsa:alive", 2, 700, b"c"))
+        await acquire(redis, b"c", ticket_member(b"rsa:alive" if same else b"rsa:other", 2, 700, b"c"))
         await run(redis, "release", b"a", b"")
         grant = (await pubsub.get_message(timeout=5))["data"].split()
-        note = (await pubsub.get_message(timeout=5))["data"].split()
-        assert (grant[0], note[0], note[1], note[3]) == (b"1", b"2", b"0", b"500")
+        assert (grant[0], grant[3], grant[4:]) == (b"1", b"500", [b"2"] if same else [])
+        if not same:  # a message of its own
+            message = await pubsub.get_message(timeout=5)
+            note = message["data"].split()
+            assert (message["channel"], note[0], note[1], note[3]) == (b"rsa:other", b"2", b"0", b"500")
 
 
 async def test_withdrawing_a_ticket_leaves_the_holder_alone_and_is_idempotent(redis: Redis) -> None:

@@ -1,9 +1,10 @@
-holder, last, last_token = redis.call('GET', NAME), last_grant()
-local left, soon = redis.call('PTTL', NAME), holder == last_token and 0 or 1
+local left, soon = redis.call('PTTL', NAME), 1
+if holder and last and string.sub(last, 18) == holder then soon = 0 end
 if ticket == '' then return {0, 0, left, now, soon} end
-local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-redis.call('ZADD', QUEUE, 'NX', (tail or 0) + 1, ticket)
-redis.call('PEXPIRE', QUEUE, QUEUE_TTL)
+local place = (tail or 0) + 1
+local new = redis.call('ZADD', QUEUE, 'NX', place, ticket)
+-- Each waiter asks again from time to time (then new = 0), far more often than the queue expires.
+if new == 0 or not tail or place % 16 == 0 then redis.call('PEXPIRE', QUEUE, QUEUE_TTL) end
 if poll_ms > 0 then
   redis.call('ZADD', POLLS, math.floor(now / 1000) + poll_ms, ticket)
   redis.call('PEXPIRE', POLLS, QUEUE_TTL)

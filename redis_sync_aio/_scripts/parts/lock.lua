@@ -4,19 +4,16 @@
 local GRANTED, RESERVED, FREE = 1, 2, 3
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 until 2255
+local digits = clock[1] .. string.sub('00000' .. clock[2], -6) -- the same as text: 16 digits until 2286
 
-local stored -- what FENCE holds, read once
-local function last_grant()
-  if stored == nil then stored = redis.call('GET', FENCE) end
-  if stored then return string.match(stored, '^(%d+) (.*)$') end
-end
-
--- P8: the hybrid clock. Greater than every earlier fence, also when the stored one was lost.
+-- P8: the hybrid clock. Greater than every earlier fence, also when the stored one was lost. Returns text.
 local function next_fence(token)
-  local fence, last = now, tonumber((last_grant()))
-  if last and last >= fence then fence = last + 1 end
-  stored = string.format('%.0f ', fence) .. token
-  redis.call('SET', FENCE, stored, 'PX', FENCE_TTL)
+  local fence = digits
+  local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', FENCE_TTL, 'GET')
+  if last and string.sub(last, 1, 16) >= fence then -- the clock stood still, or went back
+    fence = string.format('%.0f', tonumber(string.sub(last, 1, 16)) + 1)
+    redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', FENCE_TTL)
+  end
   return fence
 end
 
@@ -24,21 +21,16 @@ local function hold(token, ms)
   if ms == '0' then redis.call('SET', NAME, token) else redis.call('SET', NAME, token, 'PX', ms) end
 end
 
--- Tell whoever is next for how long the new holder has the lock: it looks again then, if nobody wakes it.
-local function announce(ms)
-  local next = redis.call('ZRANGE', QUEUE, 0, 0)[1]
-  local inbox, id = string.match(next or '', '^([^|]+)|(%d+)|')
-  if inbox then redis.pcall('PUBLISH', inbox, string.format('%s 0 %.0f %s', id, now, ms)) end
-end
+local function heads() return redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') end
 
--- Give NAME to the first living ticket ahead of `mine`. GRANTED: somebody has it now. RESERVED: a polling
--- waiter is next and alive, NAME is its to take. FREE: nobody is ahead of `mine`.
+-- Give NAME to the first living ticket ahead of `mine`; `first` is what heads() gave. GRANTED: somebody has it
+-- now. RESERVED: a polling waiter is next and alive, NAME is its to take. FREE: nobody is ahead of `mine`.
 -- The ticket goes first: ZREM is allowed when the server is out of memory, and after one write of a script
 -- the server lets the others pass. PUBLISH comes before SET: 0 receivers mean that the waiter is gone.
-local function settle(mine)
+-- The one after is told too for how long the new holder has it: it looks again then, if nobody wakes it.
+local function settle(mine, first)
   while true do
-    local head = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
-    local ticket, place = head[1], head[2]
+    local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE end
     local inbox, id, ms, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(.*)$')
     if not inbox or inbox == '' then
@@ -48,7 +40,9 @@ local function settle(mine)
       redis.call('ZREM', POLLS, ticket)
     else
       redis.call('ZREM', QUEUE, ticket)
-      local grant = string.format('%s %.0f %.0f %s', id, next_fence(token), now, ms)
+      local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
+      local grant = id .. ' ' .. next_fence(token) .. ' ' .. digits .. ' ' .. ms
+      if next_inbox == inbox then grant = grant .. ' ' .. next_id end
       local heard = redis.pcall('PUBLISH', inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds the reserved lock when it heals
         redis.call('ZADD', QUEUE, place, ticket)
@@ -56,9 +50,12 @@ local function settle(mine)
       end
       if heard > 0 then
         hold(token, ms)
-        announce(ms)
+        if next_inbox and next_inbox ~= inbox then
+          redis.pcall('PUBLISH', next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. ms)
+        end
         return GRANTED
       end
     end
+    first = heads()
   end
 end

@@ -1,19 +1,18 @@
 -- Nobody waits and nobody holds: four calls, no function built.
-if redis.call('EXISTS', QUEUE) == 0 then
+if not tail then
   local taken
   if ttl == '0' then taken = redis.call('SET', NAME, token, 'NX')
   else taken = redis.call('SET', NAME, token, 'NX', 'PX', ttl) end
   if taken then
     local clock = redis.call('TIME')
-    local fence = clock[1] * 1000000 + clock[2]
-    local digits = string.format('%.0f', fence)
+    local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
     local before = redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', FENCE_TTL, 'GET')
-    if not before then return fence end
+    if not before then return tonumber(digits) end
     if type(before) == 'table' then -- FENCE is somebody else's key: change nothing
       redis.call('DEL', NAME)
       return before
     end
-    if string.sub(before, 1, 16) < digits and string.sub(before, 18) ~= token then return fence end
+    if string.sub(before, 1, 16) < digits and string.sub(before, 18) ~= token then return tonumber(digits) end
     -- The clock went back, or this token was granted before: put all back and look closely.
     redis.call('DEL', NAME)
     redis.call('SET', FENCE, before, 'PX', FENCE_TTL)
