@@ -10,11 +10,13 @@ outer construct and then by the loss of its lease; `expected` says what has to l
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import anyio
@@ -107,13 +109,17 @@ async def wait_for(run: Run) -> None:
     await asyncio.wait_for(inside(), 0.05)
 
 
+def called(action: Then, _: object) -> None:
+    action()
+
+
 async def sibling(failing: asyncio.Event, then: list[Then]) -> NoReturn:
     """Fail, and do ``then`` after the group has cancelled the others."""
     await failing.wait()
     task = asyncio.current_task()
     assert task is not None
     for action in then:
-        task.add_done_callback(lambda _, action=action: action())
+        task.add_done_callback(partial(called, action))
     raise SiblingError
 
 
@@ -145,9 +151,13 @@ async def task_group_parent(run: Run) -> None:
 
 async def anyio_group(run: Run) -> None:
     failing, thens = asyncio.Event(), list[Then]()
+
+    async def inside() -> None:
+        await run(sibling_request(failing, thens))
+
     async with anyio.create_task_group() as group:
         group.start_soon(sibling, failing, thens)
-        group.start_soon(run, sibling_request(failing, thens))
+        group.start_soon(inside)
 
 
 async def anyio_group_parent(run: Run) -> None:
@@ -160,6 +170,8 @@ async def anyio_group_parent(run: Run) -> None:
 Outer = Callable[[Run], Awaitable[None]]
 TIMEOUTS: tuple[Outer, ...] = (fail_after, asyncio_timeout, wait_for)
 GROUPS: tuple[Outer, ...] = (task_group, task_group_parent, anyio_group, anyio_group_parent)
+COUNT_LEFT_BY_ASYNCIO: tuple[Outer, ...] = () if sys.version_info >= (3, 13) else (task_group, task_group_parent)
+"""A TaskGroup whose child fails while it waits in its own exit leaves ``cancelling()`` at 1, with any body."""
 ANYIO: tuple[Outer, ...] = (move_on_after, fail_after, anyio_group, anyio_group_parent)
 """These cancel again at every await, until their scope is left."""
 
@@ -221,7 +233,7 @@ async def prepare(lease: str, redis: Redis) -> None:
         await redis.set(NAME, "other", px=60_000)
     elif lease == "refused":
         await redis.delete(NAME)
-        await redis.hset(NAME, "a", "hash")  # type: ignore[misc]  # redis-py: "Awaitable | int"
+        await redis.hset(NAME, "a", "hash")
 
 
 async def settled(lease: str, redis: Redis) -> bool:
@@ -246,9 +258,13 @@ def expected(body: Body, lease: str, outer: Outer) -> type[BaseException] | None
     return WrongKeyType if lease == "refused" else None
 
 
-def expected_outside(left: type[BaseException] | None, outer: Outer) -> set[type[BaseException]]:
+def expected_outside(
+    body: Body, lease: str, outer: Outer, left: type[BaseException] | None
+) -> set[type[BaseException]]:
     """What leaves the outer construct, groups taken apart."""
-    leaves = set() if left is None else {left}
+    leaves: set[type[BaseException]] = set() if left is None else {left}
+    if body is raises and lease.startswith("lost") and outer is task_group_parent:
+        return leaves  # no await up to the end of the group, which so cancels the sibling before it fails
     if outer in TIMEOUTS and left is CancelledError:
         leaves = {TimeoutError}
     elif outer in GROUPS:
@@ -329,7 +345,7 @@ async def test_p7(sync: Coordinator, redis: Redis, body: Body, lease: str, outer
 
     left = None if seen.left is None else type(seen.left)
     assert left == expected(body, lease, outer)
-    assert outside == expected_outside(left, outer)
+    assert outside == expected_outside(body, lease, outer, left)
 
     note, necessary = expected_notes(body, lease, outer, left)
     notes: list[str] = getattr(seen.left, "__notes__", [])
@@ -340,7 +356,9 @@ async def test_p7(sync: Coordinator, redis: Redis, body: Body, lease: str, outer
         assert seen.cancelling == 0
     elif body is not raises:
         assert seen.cancelling >= 1  # never taken back by us
-    await assert_undisturbed()
+    if outer not in COUNT_LEFT_BY_ASYNCIO:
+        await assert_undisturbed()
+    await asyncio.sleep(0)
     await wait_until(lambda: settled(lease, redis), FAST, timeout=2)
     await wait_until(lambda: not sync.locals, FAST, timeout=2)
 

@@ -1,0 +1,390 @@
+"""One lock, many tasks and contexts: where a lease is entered, left, released and named (P1, P7, P12).
+
+FAULTS E6. Set-up and tear-down may run in different tasks; the lock object may be shared; whoever knows the identity
+may release. The life of coordinators and clients is in test_contexts_life.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    WrongKeyType,
+    wait_until,
+)
+
+from ..conftest import MakeClient
+from ..support.body import FAST, assert_undisturbed, for_ever, waits
+
+NAME = "contexts"
+
+
+class BodyError(Exception):
+    """What a body raises by itself."""
+
+
+@pytest.fixture
+def lock(sync: Coordinator) -> AsyncLock:
+    """One object, shared by everybody in a test."""
+    return AsyncLock(sync, NAME)
+
+
+async def in_other_task(run: Callable[[], Awaitable[object]]) -> None:
+    """Run it in a task of its own."""
+
+    async def inside() -> None:
+        await run()
+
+    await asyncio.create_task(inside())
+
+
+async def holder(lock: AsyncLock) -> str | None:
+    return (await lock.statistics()).holder
+
+
+# -- left in another task than entered ---------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def held(lock: AsyncLock) -> AsyncIterator[Lease]:
+    """A lease for the duration of a test: pytest-asyncio tears it down in another task."""
+    async with lock as lease:
+        yield lease
+    assert not await lock.locked()
+
+
+@pytest_asyncio.fixture
+async def held_and_lost(lock: AsyncLock) -> AsyncIterator[Lease]:
+    """A lease that the test loses: the tear-down says so."""
+    with pytest.raises(LeaseLost):
+        async with lock.hold() as lease:
+            yield lease
+
+
+async def test_p7_lease_of_a_fixture(held: Lease, lock: AsyncLock) -> None:
+    """The fixture's lease is held in the test, by nobody's current task."""
+    held.check()
+    assert await holder(lock) == held.token
+    with pytest.raises(AcquireTimeout):
+        await lock.acquire(timeout=0)
+
+
+async def test_p7_lease_of_a_fixture_is_lost(held_and_lost: Lease) -> None:
+    """P7: the task that entered is gone, so nobody is cancelled; the tear-down raises LeaseLost."""
+    held_and_lost.lose("taken")
+    await assert_undisturbed()
+    with pytest.raises(LeaseLost):
+        held_and_lost.check()
+
+
+@pytest.mark.parametrize("way_in", ["lock", "hold"])
+async def test_p7_exit_stack_closed_in_another_task(lock: AsyncLock, way_in: str) -> None:
+    stack = AsyncExitStack()
+    lease = await stack.enter_async_context(lock if way_in == "lock" else lock.hold())
+    await in_other_task(stack.aclose)
+    assert not await lock.locked()
+    with pytest.raises(NotHeld):
+        lease.check()
+
+
+async def test_p7_exit_stack_entered_in_a_task_that_is_gone(lock: AsyncLock) -> None:
+    """P7: a loss when the entering task is gone cancels nobody; closing the stack raises LeaseLost."""
+    stack = AsyncExitStack()
+    await in_other_task(lambda: stack.enter_async_context(lock))
+    (lease,) = lock._local().leases
+    lease.lose("expired")
+    await assert_undisturbed()
+    with pytest.raises(LeaseLost) as caught:
+        await stack.aclose()
+    assert caught.value.reason == "expired"
+    await assert_undisturbed()
+
+
+async def test_p7_cancelled_where_it_is_left_and_lost(lock: AsyncLock) -> None:
+    """P7: the loss cancels the task that entered. A cancellation of the task that leaves is another matter."""
+    entered, leaving = asyncio.Event(), asyncio.Event()
+    stack = AsyncExitStack()
+
+    async def enter() -> None:
+        await stack.enter_async_context(lock.hold())
+        entered.set()
+        await for_ever()
+
+    async def leave() -> None:
+        async with stack:
+            leaving.set()
+            await for_ever()
+
+    entering = asyncio.create_task(enter())
+    await entered.wait()
+    left = asyncio.create_task(leave())
+    await leaving.wait()
+    (lease,) = lock._local().leases
+    left.cancel()
+    lease.lose("taken")
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+
+
+async def test_p7_async_generator_closed_by_another_task(lock: AsyncLock) -> None:
+    async def generate() -> AsyncGenerator[Lease, None]:
+        async with lock as lease:
+            yield lease
+
+    generator = generate()
+    lease = await anext(generator)
+    lease.check()
+    await in_other_task(generator.aclose)
+    assert not await lock.locked()
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises", "loses"])
+async def test_p7_asynccontextmanager(lock: AsyncLock, ends: str) -> None:
+    """P7: through contextlib.asynccontextmanager the same comes out as without it."""
+
+    @asynccontextmanager
+    async def wrapped() -> AsyncIterator[Lease]:
+        async with lock as lease:
+            yield lease
+
+    async def use() -> None:
+        async with wrapped() as lease:
+            if ends == "raises":
+                raise BodyError
+            if ends == "loses":
+                asyncio.get_running_loop().call_soon(lease.lose, "taken")
+                await for_ever()
+
+    if ends == "returns":
+        await use()
+    else:
+        with pytest.raises(BodyError if ends == "raises" else LeaseLost):
+            await use()
+    await assert_undisturbed()
+    if ends != "loses":
+        assert not await lock.locked()
+
+
+# -- one object, many tasks --------------------------------------------------------------------------------
+
+
+async def test_p1_one_object_shared_by_many_tasks(lock: AsyncLock) -> None:
+    """P1: `async with lock` in every task gives each its own lease, one after the other."""
+    inside: list[Lease] = []
+    fences: list[int] = []
+
+    async def work() -> None:
+        for _ in range(3):
+            async with lock as lease:
+                inside.append(lease)
+                await asyncio.sleep(0)
+                assert inside == [lease]
+                inside.clear()
+                fences.append(lease.fence)
+
+    await asyncio.gather(*(work() for _ in range(10)))
+    assert len(fences) == 30
+    assert fences == sorted(set(fences))
+    assert not await lock.locked()
+    assert lock._holds == []
+
+
+@pytest.mark.parametrize("first_out", ["loser", "holder"])
+async def test_p1_the_right_lease_for_the_right_task(lock: AsyncLock, redis: Redis, first_out: str) -> None:
+    """P1, P7: a loser that still runs and the next holder, both in `async with` of one object."""
+    go = {"loser": asyncio.Event(), "holder": asyncio.Event()}
+    leases: dict[str, Lease] = {}
+
+    async def work(who: str) -> None:
+        async with lock as lease:
+            leases[who] = lease
+            try:
+                await go[who].wait()
+            except asyncio.CancelledError:
+                await go[who].wait()  # it takes its time
+                raise
+
+    tasks: dict[str, asyncio.Task[None]] = {}
+    for who in ("loser", "holder"):
+        tasks[who] = asyncio.create_task(work(who))
+        await wait_until(partial(leases.get, who), FAST, timeout=2)
+        if who == "loser":
+            await redis.delete(NAME)
+            leases[who].lose("expired")
+    order = ["loser", "holder"] if first_out == "loser" else ["holder", "loser"]
+    for who in order:
+        assert (await holder(lock) is not None) == ("holder" in order[order.index(who) :])
+        go[who].set()
+        await asyncio.wait([tasks[who]])
+    assert isinstance(tasks["loser"].exception(), LeaseLost)
+    assert tasks["holder"].exception() is None
+    assert not await lock.locked()
+
+
+async def test_p1_left_by_a_stranger_the_lost_one_goes_first(lock: AsyncLock, redis: Redis) -> None:
+    """P1: who leaves is unknown, both tasks live: the lease that is still held must not be given away."""
+    stack = AsyncExitStack()
+    entered = asyncio.Event()
+
+    async def enter_and_stay() -> None:
+        await stack.enter_async_context(lock)
+        entered.set()
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            await for_ever()
+
+    staying = asyncio.create_task(enter_and_stay())
+    await entered.wait()
+    await redis.delete(NAME)
+    (lost,) = lock._local().leases
+    lost.lose("expired")
+
+    async def hold() -> Lease:
+        async with lock as lease:
+            with pytest.raises(LeaseLost):
+                await asyncio.create_task(stack.aclose())
+            assert await holder(lock) == lease.token
+            return lease
+
+    try:
+        await asyncio.create_task(hold())
+    finally:
+        staying.cancel()
+        await asyncio.wait([staying])
+
+
+async def test_hold_is_used_once(lock: AsyncLock) -> None:
+    hold = lock.hold()
+    async with hold:
+        with pytest.raises(RuntimeError):
+            await hold.__aenter__()
+    with pytest.raises(RuntimeError):
+        async with hold:
+            pass
+    assert not await lock.locked()
+
+
+async def test_e6_a_task_that_acquires_twice_waits_for_itself(lock: AsyncLock) -> None:
+    """E6: not reentrant; a timeout tells."""
+    async with lock as lease:
+        with pytest.raises(AcquireTimeout):
+            await lock.acquire(timeout=0.03)
+        with pytest.raises(AcquireTimeout):
+            async with lock.hold(timeout=0):
+                pass
+        assert await lock.try_acquire() is None
+        lease.check()
+        assert (await lock.statistics()).waiters == 0
+
+
+async def test_p5_withdrawn_while_it_looks_again(sync: Coordinator, lock: AsyncLock) -> None:
+    """P5: a waiter that ends in the turn in which it asks again, with its ticket queued before, leaves no ticket."""
+    async with lock:
+        waiting = asyncio.create_task(lock.acquire())
+        await wait_until(waits(lock), FAST, timeout=2)
+        (ticket,) = sync.tickets.values()
+        await wait_until(lambda: ticket.call is None, FAST, timeout=2)
+        ticket.ask()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await lock.statistics()).waiters == 0
+
+
+# -- release() of the lock ---------------------------------------------------------------------------------
+
+
+async def test_release_of_the_lock(lock: AsyncLock, make_client: MakeClient) -> None:
+    """Releases this process's lease; without one NotHeld, also when somebody else holds it."""
+    with pytest.raises(NotHeld):
+        await lock.release()
+    lease = await lock.acquire()
+    await lock.release()
+    with pytest.raises(NotHeld):
+        lease.check()
+    with pytest.raises(NotHeld):
+        await lock.release()
+    await lease.release()
+    async with Coordinator(make_client()) as other:
+        theirs = await other.lock(NAME).acquire()
+        with pytest.raises(NotHeld):
+            await lock.release()
+        assert await holder(lock) == theirs.token
+        await theirs.release()
+
+
+async def test_release_again_after_a_refused_release(lock: AsyncLock, redis: Redis) -> None:
+    """House rule 6: a release that failed leaves the lease held; it may be tried again."""
+    lease = await lock.acquire()
+    await redis.rename(NAME, "away")
+    await redis.hset(NAME, "a", "hash")
+    with pytest.raises(WrongKeyType):
+        await lock.release()
+    await redis.rename("away", NAME)
+    lease.check()
+    await lease.release()
+    assert not await lock.locked()
+
+
+async def test_identity_is_released_from_anywhere(lock: AsyncLock, make_client: MakeClient) -> None:
+    """The next waiter gets it, and the former holder's lease is lost."""
+    lease = await lock.acquire(identity="worker-7")
+    assert (lease.token, lease.identity) == ("worker-7", "worker-7")
+    waiting = asyncio.create_task(lock.acquire())
+    await wait_until(waits(lock), FAST, timeout=2)
+    async with Coordinator(make_client()) as other:
+        await other.lock(NAME).release(identity="worker-7")
+    successor = await asyncio.wait_for(waiting, 2)
+    assert successor.fence > lease.fence
+    with pytest.raises(LeaseLost):
+        await lease.release()
+    successor.check()
+    assert await holder(lock) == successor.token
+    await successor.release()
+
+
+@pytest.mark.parametrize("held_by", ["worker-7", None])
+async def test_wrong_identity_changes_nothing(
+    lock: AsyncLock, redis: Redis, make_client: MakeClient, held_by: str | None
+) -> None:
+    lease = await lock.acquire(identity=held_by)
+    before = await redis.get(NAME), await redis.keys("*")
+    async with Coordinator(make_client()) as other:
+        for one in (lock, other.lock(NAME)):
+            with pytest.raises(NotHeld) as caught:
+                await one.release(identity="worker-8")
+            assert lease.token in str(caught.value)
+    assert (await redis.get(NAME), await redis.keys("*")) == before
+    lease.check()
+    await lease.release()
+    with pytest.raises(NotHeld):
+        await lock.release(identity="worker-7")
+
+
+async def test_same_identity_same_lease(lock: AsyncLock, make_client: MakeClient) -> None:
+    """The same grant again: same fence, from this process or another, and one release ends it."""
+    first = await lock.acquire(identity="worker-7")
+    again = await lock.acquire(identity="worker-7", timeout=1)
+    async with Coordinator(make_client()) as other:
+        theirs = await other.lock(NAME).try_acquire(identity="worker-7")
+        assert theirs is not None
+        assert {first.fence, again.fence, theirs.fence} == {first.fence}
+        assert {first.token, again.token, theirs.token} == {"worker-7"}
+        await theirs.release()
+    assert not await lock.locked()

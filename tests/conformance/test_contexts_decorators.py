@@ -1,0 +1,84 @@
+"""P1: `lock.wrap` and `synchronized`: calls run one at a time, and everything else passes through."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+import pytest
+
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, synchronized
+
+NAME = "decorators"
+
+
+class BodyError(Exception):
+    """What a body raises by itself."""
+
+
+@pytest.fixture
+def lock(sync: Coordinator) -> AsyncLock:
+    return AsyncLock(sync, NAME)
+
+
+async def test_wrap(lock: AsyncLock) -> None:
+    """Calls run one at a time; name, arguments, result and errors pass through; concurrent calls are fine."""
+    running: list[int] = []
+
+    @lock.wrap
+    async def double(number: int, *, fail: bool = False) -> int:
+        """Double it."""
+        running.append(number)
+        await asyncio.sleep(0)
+        assert running == [number]
+        running.clear()
+        if fail:
+            raise BodyError
+        return 2 * number
+
+    assert (getattr(double, "__name__", ""), double.__doc__) == ("double", "Double it.")
+    assert await asyncio.gather(*(double(n) for n in range(8))) == [2 * n for n in range(8)]
+    with pytest.raises(BodyError):
+        await double(1, fail=True)
+    assert not await lock.locked()
+
+
+async def test_synchronized(sync: Coordinator) -> None:
+    """The name is made from the arguments, defaults included: equal names exclude each other, others do not."""
+    inside: dict[str, int] = {}
+    most: dict[str, int] = {}
+    together: list[int] = []
+
+    @synchronized(sync, "user:{user}:{kind}", timeout=5)
+    async def charge(user: int, kind: str = "a") -> None:
+        key = f"user:{user}:{kind}"
+        assert await sync.lock(key).locked()
+        inside[key] = inside.get(key, 0) + 1
+        most[key] = max(most.get(key, 0), inside[key])
+        together.append(sum(inside.values()))
+        await asyncio.sleep(0.01)
+        inside[key] -= 1
+
+    await asyncio.gather(charge(1), charge(1), charge(user=1, kind="a"), charge(2), charge(1, "b"))
+    assert most == {"user:1:a": 1, "user:2:a": 1, "user:1:b": 1}
+    assert max(together) > 1
+
+
+async def test_synchronized_in_time(sync: Coordinator) -> None:
+    @synchronized(sync, NAME, timeout=0)
+    async def never() -> NoReturn:
+        raise AssertionError
+
+    async with sync.lock(NAME):
+        with pytest.raises(AcquireTimeout):
+            await never()
+
+
+@pytest.mark.parametrize("name", ["user:{nobody}", "user:{0}", "user:{}", "{user.id}{other[0]}"])
+async def test_synchronized_with_a_bad_name(sync: Coordinator, name: str) -> None:
+    """ValueError at decoration, not at the first call."""
+
+    async def function(user: int) -> None: ...
+
+    with pytest.raises(ValueError):
+        synchronized(sync, name)(function)

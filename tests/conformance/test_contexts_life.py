@@ -1,0 +1,422 @@
+"""P12, FAULTS E4: coordinators and clients that end while something waits or is held; implicit coordinators.
+
+Whoever waited or held gets a clear error at once, what was held is free again, and no task or connection is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Literal
+
+import anyio
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AsyncLock,
+    Coordinator,
+    CoordinatorClosed,
+    Lease,
+    LeaseLost,
+    SyncError,
+    Unreachable,
+    coordinator,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
+
+NAME = "life"
+
+
+@pytest_asyncio.fixture
+async def observer(make_client: MakeClient) -> Redis:
+    """Looks at the server, whatever becomes of the client under test."""
+    return make_client()
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def nothing_left(no_task_left: None, observer: Redis) -> AsyncIterator[None]:
+    """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
+    yield
+    assert await observer.exists(f"{{{NAME}}}:queue") == 0
+    assert all(found._why_closed is None for found in coordinator._implicit.values())
+
+
+def our_tasks() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if "redis_sync_aio" in task.get_name()]
+
+
+async def connections(observer: Redis) -> int:
+    """How many connections the server has, without the observer's own."""
+    return len(await observer.client_list()) - 1
+
+
+USES: dict[str, Callable[[AsyncLock], Awaitable[object]]] = {
+    "acquire": lambda lock: lock.acquire(),
+    "acquire-timeout": lambda lock: lock.acquire(timeout=1),
+    "try_acquire": lambda lock: lock.try_acquire(),
+    "hold": lambda lock: lock.hold().__aenter__(),
+    "lock": lambda lock: lock.__aenter__(),
+    "release": lambda lock: lock.release(),
+    "release-identity": lambda lock: lock.release(identity="worker-7"),
+    "force_release": lambda lock: lock.force_release(),
+    "locked": lambda lock: lock.locked(),
+    "statistics": lambda lock: lock.statistics(),
+}
+
+
+async def waiting_and_holding(
+    sync: Coordinator, observer: Redis
+) -> tuple[asyncio.Task[object], list[asyncio.Task[object]]]:
+    """A task whose body holds the lock, and two that wait for it."""
+    lock = sync.lock(NAME)
+    running = asyncio.Event()
+
+    async def hold() -> object:
+        async def body(_: object) -> None:
+            running.set()
+            await for_ever()
+
+        return await lost_in(lock.hold(), body)
+
+    async def wait(timeout: float | None) -> object:
+        return await lock.acquire(timeout=timeout)
+
+    holding = asyncio.create_task(hold())
+    await running.wait()
+    waiting = [asyncio.create_task(wait(None)), asyncio.create_task(wait(30))]
+    await wait_until(waits(lock, 2), FAST, timeout=2)
+    return holding, waiting
+
+
+async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[object]], word: str) -> None:
+    """Bodies lose their lease because it was closed, waiters are told so."""
+    await asyncio.wait([holding, *waiting], timeout=1)
+    result = holding.result()
+    assert isinstance(result, tuple)
+    assert isinstance(result[1], LeaseLost)
+    assert result[1].reason == "closed"
+    for task in waiting:
+        error = task.exception()
+        assert type(error) is CoordinatorClosed
+        assert word in str(error)
+
+
+# -- close() of a coordinator ------------------------------------------------------------------------------
+
+
+async def test_p12_close_while_waiting_and_holding(sync: Coordinator, observer: Redis) -> None:
+    """P12: waiters get CoordinatorClosed, bodies LeaseLost "closed", and the lock is free when close() returns."""
+    holding, waiting = await waiting_and_holding(sync, observer)
+    await sync.close()
+    assert await observer.exists(NAME, f"{{{NAME}}}:queue") == 0
+    assert our_tasks() == []
+    await assert_told(holding, waiting, "closed")
+    assert sync.locals == {}
+
+
+async def test_p12_close_hands_over(sync: Coordinator, observer: Redis) -> None:
+    """P2, P12: a waiter elsewhere has the lock when the holder's coordinator is closed, before any waiter of it."""
+    await sync.lock(NAME).acquire()
+    own = asyncio.create_task(sync.lock(NAME).acquire())
+    await wait_until(waits(sync.lock(NAME)), FAST, timeout=2)
+    async with Coordinator(observer) as other:
+        theirs = asyncio.create_task(other.lock(NAME).acquire())
+        await wait_until(waits(other.lock(NAME), 2), FAST, timeout=2)
+        await sync.close()
+        lease = await asyncio.wait_for(theirs, 2)
+        assert (await other.lock(NAME).statistics()).holder == lease.token
+        await lease.release()
+    with pytest.raises(CoordinatorClosed):
+        await own
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("used_before", [False, True])
+async def test_p12_use_after_close(sync: Coordinator, use: str, used_before: bool) -> None:
+    """P12: every method says that the coordinator is closed, also of a lock that was used before."""
+    lock = sync.lock(NAME)
+    if used_before:
+        async with lock:
+            pass
+    await sync.close()
+    with pytest.raises(CoordinatorClosed):
+        await USES[use](lock)
+
+
+async def test_p12_close_again(sync: Coordinator) -> None:
+    """Twice, at the same time, and never used: no error; but a closed one is not entered again."""
+    async with sync.lock(NAME):
+        pass
+    await asyncio.gather(sync.close(), sync.close())
+    await sync.close()
+    with pytest.raises(CoordinatorClosed):
+        async with sync:
+            pass
+
+
+async def test_p12_close_never_used(client: Redis) -> None:
+    sync = Coordinator(client)
+    await sync.close()
+    with pytest.raises(CoordinatorClosed):
+        await sync.lock(NAME).acquire()
+
+
+async def test_p12_leases_after_close(sync: Coordinator) -> None:
+    """P6: a lease without a body knows it, too; a released one stays released."""
+    released = await sync.lock(NAME).acquire()
+    await released.release()
+    lease = await sync.lock(NAME).acquire()
+    await sync.close()
+    await released.release()
+    assert lease.lost.is_set()
+    for ask in (lease.release, lambda: lease.extend(1)):
+        with pytest.raises(LeaseLost) as caught:
+            await ask()
+        assert caught.value.reason == "closed"
+
+
+async def test_p7_close_inside_the_body(sync: Coordinator, observer: Redis) -> None:
+    """P7: the body that closes is cancelled itself, when the closing is done, and nothing is left in its task."""
+    lease, error = await lost_in(sync.lock(NAME).hold(), lambda _: sync.close())
+    assert error.reason == "closed"
+    assert await observer.exists(NAME) == 0
+    assert lease.lost.is_set()
+
+
+@pytest.mark.parametrize("how", ["task", "anyio", "anyio-group", "asyncio", "twice"])
+async def test_p5_close_cancelled(sync: Coordinator, observer: Redis, how: str) -> None:
+    """P5: the closing goes on, and the cancellation belongs to whoever asked for it."""
+    await sync.lock(NAME).acquire()
+    loop = asyncio.get_running_loop()
+    if how == "anyio":
+        with anyio.CancelScope() as scope:
+            loop.call_soon(scope.cancel)
+            await sync.close()
+        assert scope.cancelled_caught
+    elif how == "anyio-group":
+        async with anyio.create_task_group() as group:
+            group.start_soon(sync.close)
+            await asyncio.sleep(0)
+            group.cancel_scope.cancel()
+    elif how == "asyncio":
+        with pytest.raises(TimeoutError):  # noqa: PT012
+            async with asyncio.timeout(60) as timeout:
+                timeout.reschedule(0)
+                await sync.close()
+    else:
+        closing = asyncio.create_task(sync.close())
+        for _ in range(2 if how == "twice" else 1):
+            await asyncio.sleep(0)
+            closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    assert await observer.exists(NAME) == 0
+    assert our_tasks() == []
+    await assert_undisturbed()
+
+
+UNDER_WAY: dict[str, Callable[[AsyncLock, Lease], Awaitable[object]]] = {
+    "statistics": lambda lock, _: lock.statistics(),
+    "release-identity": lambda lock, _: lock.release(identity="worker-7"),
+    "force_release": lambda lock, _: lock.force_release(),
+    "extend": lambda _, lease: lease.extend(1),
+    "lease.release": lambda _, lease: lease.release(),
+    "try_acquire": lambda lock, _: lock.try_acquire(),
+}
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+@pytest.mark.parametrize("server_is", ["up", "up, nothing held", "silent"])
+@pytest.mark.parametrize("use", UNDER_WAY)
+async def test_p12_close_with_a_command_under_way(server_is: str, push: Literal["auto", "never"], use: str) -> None:
+    """P12: whoever waits for an answer when the coordinator is closed gets it, or an error; nobody hangs."""
+    async with EmbeddedServer(port=0) as server, server.client() as client:
+        sync = Coordinator(client, push=push, response_timeout=0.1)
+        lock = sync.lock(NAME)
+        lease = await lock.acquire()
+        if server_is == "silent":
+            server.pause()
+        elif server_is != "up":
+            await lease.release()
+
+        async def ask() -> None:
+            with suppress(SyncError):
+                await UNDER_WAY[use](lock, lease)
+
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        await sync.close()
+        done, _ = await asyncio.wait([asking], timeout=0.5)
+        if server_is == "silent":
+            server.resume()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert done, "it hangs"
+        asking.result()
+
+
+# -- aclose() of a client ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["link", "link-resp2-decoded", "link-no-socket-timeout"], indirect=True)
+async def test_e4_client_closed_while_waiting_and_holding(sync: Coordinator, client: Redis, observer: Redis) -> None:
+    """E4: like close(), and the error names the client. (redis-py's own pool opens again: polling goes on.)"""
+    holding, waiting = await waiting_and_holding(sync, observer)
+    await client.aclose()
+    await assert_told(holding, waiting, "client")
+    await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
+    with pytest.raises(CoordinatorClosed, match="client"):
+        await sync.lock(NAME).acquire()
+    await sync.close()
+    await observer.delete(NAME, f"{{{NAME}}}:queue")  # nobody could tell the server
+
+
+@pytest.mark.parametrize("way", ["polling"], indirect=True)
+async def test_e4_client_closed_while_polling(sync: Coordinator, client: Redis) -> None:
+    """E4: redis-py opens a closed pool again: whoever waits and holds goes on as if nothing had happened."""
+    lease = await sync.lock(NAME).acquire()
+    waiting = asyncio.create_task(sync.lock(NAME).acquire())
+    await wait_until(waits(sync.lock(NAME)), FAST, timeout=2)
+    await client.aclose()
+    await lease.release()
+    await (await asyncio.wait_for(waiting, 2)).release()
+
+
+async def test_e4_client_of_an_implicit_coordinator_closed(redis: Redis, observer: Redis) -> None:
+    """E4: waiters and bodies are told, nothing runs on; the client works again when redis-py's does."""
+    lock = AsyncLock(redis, NAME)
+    running = asyncio.Event()
+
+    async def body(_: object) -> None:
+        running.set()
+        await for_ever()
+
+    losing = asyncio.create_task(lost_in(lock.hold(), body))
+    await running.wait()
+    waiting = asyncio.create_task(lock.acquire())
+    await wait_until(waits(lock), FAST, timeout=2)
+    await redis.aclose()
+    _, error = await asyncio.wait_for(losing, 1)
+    assert error.reason == "closed"
+    with pytest.raises(CoordinatorClosed, match="client"):
+        await waiting
+    await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
+    await wait_until(lambda: is_zero(connections(observer)), FAST, timeout=2)
+    await observer.delete(NAME, f"{{{NAME}}}:queue")
+    async with lock:
+        assert await redis.exists(NAME)
+    await coordinator.coordinator_for(redis).close()
+
+
+async def is_zero(number: Awaitable[int]) -> bool:
+    return await number == 0
+
+
+async def test_e4_server_never_there(make_client: MakeClient) -> None:
+    """E4, P12: waiting for the first connection when the client is closed, or the time is up: no task is left."""
+    client = Redis(unix_socket_path="/nowhere/at.all")
+    async with Coordinator(client, retry_for=0.1) as sync:
+        with pytest.raises(Unreachable):
+            await sync.lock(NAME).acquire(timeout=0.05)
+        acquiring = asyncio.create_task(sync.lock(NAME).acquire())
+        await asyncio.sleep(0)
+    with pytest.raises(CoordinatorClosed):
+        await acquiring
+    assert our_tasks() == []
+    await client.aclose()
+
+
+# -- implicit coordinators ---------------------------------------------------------------------------------
+
+
+async def test_p12_one_implicit_coordinator_for_each_client(redis: Redis, observer: Redis) -> None:
+    """P9: all locks of a client share one connection, beside the client's pool; another client has its own."""
+    before = await connections(observer)
+    locks = [AsyncLock(redis, f"{NAME}{n}") for n in range(5)]
+    leases = await asyncio.gather(*(lock.acquire() for lock in locks))
+    assert await connections(observer) == before + 1
+    for lease in leases:
+        await lease.release()
+    assert coordinator.coordinator_for(redis) is locks[0]._coordinator
+    await coordinator.coordinator_for(redis).close()
+    await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
+
+
+async def same(number: Awaitable[int], expected: int) -> bool:
+    return await number == expected
+
+
+async def test_p12_an_idle_implicit_coordinator_closes(
+    redis: Redis, observer: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P12: it closes its connection when nothing was used for IDLE, not before, and starts again when needed."""
+    monkeypatch.setattr(coordinator, "IDLE", 0.05)
+    lock = AsyncLock(redis, NAME)
+    before = await connections(observer)
+    for _ in range(2):
+        lease = await lock.acquire()
+        first = coordinator.coordinator_for(redis)
+        await asyncio.sleep(0.15)
+        lease.check()
+        assert coordinator.coordinator_for(redis) is first  # held: not idle
+        await lease.release()
+        await wait_until(lambda: not coordinator._implicit, FAST, timeout=2)
+        await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
+        await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
+        with pytest.raises(CoordinatorClosed):
+            first.check()
+
+
+async def test_p12_an_implicit_coordinator_in_use_does_not_close(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P12: short uses in quick succession, and statistics(), keep it; never does a use meet the closing."""
+    monkeypatch.setattr(coordinator, "IDLE", 0.01)
+    lock = AsyncLock(redis, NAME)
+    for pause in (0, 0.004, 0.009, 0.01, 0.011, 0.02) * 5:
+        async with lock:
+            pass
+        await asyncio.sleep(pause)
+        assert not await lock.locked()
+        await asyncio.sleep(pause)
+    await wait_until(lambda: not coordinator._implicit, FAST, timeout=2)
+    await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
+
+
+@pytest.mark.parametrize("ends", ["idle", "held", "waiting"])
+def test_p12_nothing_is_pending_when_the_loop_closes(url: str, ends: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """P12: asyncio.run() with an implicit coordinator: the lock is released at the end, and nothing complains."""
+
+    async def main() -> None:
+        client = Redis.from_url(url)
+        lock = AsyncLock(client, NAME)
+        lease = await lock.acquire()
+        if ends == "idle":
+            await lease.release()
+        elif ends == "waiting":
+            task = asyncio.create_task(lock.acquire())
+            await wait_until(waits(lock), FAST, timeout=2)
+            assert not task.done()
+        if ends != "held":
+            await client.aclose(close_connection_pool=False)
+
+    async def look() -> int:
+        async with Redis.from_url(url) as client:
+            return int(await client.exists(NAME, f"{{{NAME}}}:queue"))
+
+    with suppress(CoordinatorClosed):
+        asyncio.run(main())
+    gc.collect()
+    assert asyncio.run(look()) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest_asyncio.fixture
+async def url(redis: Redis, server: object) -> AsyncIterator[str]:
+    yield str(getattr(server, "url"))  # noqa: B009

@@ -1,0 +1,384 @@
+"""P1-P5, P9: a grant meets a cancellation, a time-out, a lost wake-up; random cancellations; ten thousand waiters.
+
+FAULTS B2, B6, C7, E7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import resource
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, Unreachable, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import FAST, waits
+from ..support.proxy import FaultProxy
+
+NAME = "race"
+AT_ONCE = 0.1
+"""FAULTS B6: seconds within which whatever was given up is free again."""
+MANY = 10_000
+
+Ends = Literal["cancelled", "times out"]
+ends = pytest.mark.parametrize("how", ["cancelled", "times out"])
+only_link = pytest.mark.parametrize("way", ["link"])
+
+
+@pytest_asyncio.fixture
+async def other(redis: Redis) -> AsyncIterator[Coordinator]:
+    """Somebody else, on a connection of his own."""
+    async with Coordinator(redis) as coordinator:
+        yield coordinator
+
+
+async def nothing_left(sync: Coordinator, redis: Redis, name: str = NAME) -> None:
+    """Nobody holds it, nobody is queued, and the process has forgotten it."""
+    assert await redis.exists(name, f"{{{name}}}:queue", f"{{{name}}}:polls") == 0
+    assert not sync.tickets
+    assert not sync.locals
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def third_gets_it(third: asyncio.Task[Lease], first: asyncio.Task[Lease], give_up: Callable[[], object]) -> Lease:
+    """The third has the lock at once when the first is gone; never both."""
+    begin = time.monotonic()
+    give_up()
+    await asyncio.wait([first])
+    if not first.cancelled() and first.exception() is None:  # the grant won
+        lease = first.result()
+        lease.check()
+        assert not third.done()
+        await lease.release()
+    lease = await asyncio.wait_for(third, 2)
+    assert time.monotonic() - begin < AT_ONCE * 5  # a round trip; slack for a busy machine
+    lease.check()
+    return lease
+
+
+def expire(sync: Coordinator, number: int = 0) -> None:
+    """Let the time of a waiter be up, now: what its timer does."""
+    tickets = list(sync.tickets.values())
+    if tickets:
+        tickets[number]._time_out()
+
+
+async def three(sync: Coordinator, other: Coordinator) -> tuple[Lease, asyncio.Task[Lease], asyncio.Task[Lease]]:
+    """A holder on another connection; a first waiter, whose race it is; and a third."""
+    holder = await AsyncLock(other, NAME, ttl=30).acquire()
+    lock = AsyncLock(sync, NAME, ttl=30)
+    first = asyncio.create_task(lock.acquire(timeout=20))
+    await wait_until(waits(lock, 1), FAST, timeout=5)
+    third = asyncio.create_task(AsyncLock(other, NAME, ttl=30).acquire(timeout=20))
+    await wait_until(waits(lock, 2), FAST, timeout=5)
+    return holder, first, third
+
+
+@ends
+@pytest.mark.parametrize("order", ["before the grant", "after the grant"])
+@only_link
+async def test_p5_b2_grant_and_end_in_the_same_turn(
+    sync: Coordinator, other: Coordinator, redis: Redis, monkeypatch: pytest.MonkeyPatch, how: Ends, order: str
+) -> None:
+    """The push is at the door, and the waiter ends right before, or right after it is let in."""
+    for _ in range(10):
+        holder, first, third = await three(sync, other)
+        entered, let_in = asyncio.Event(), sync.link_pushed
+
+        def end() -> None:
+            if how == "cancelled":
+                first.cancel()  # noqa: B023
+            else:
+                expire(sync)
+
+        def pushed(payload: bytes) -> None:
+            if order == "before the grant":
+                end()
+            let_in(payload)  # noqa: B023
+            if order == "after the grant":
+                end()
+            entered.set()  # noqa: B023
+
+        monkeypatch.setattr(sync, "link_pushed", pushed)
+        await holder.release()
+        await asyncio.wait_for(entered.wait(), 2)
+        monkeypatch.setattr(sync, "link_pushed", let_in)
+        lease = await third_gets_it(third, first, lambda: None)
+        if how == "cancelled":
+            assert first.cancelled()
+        elif order == "before the grant":
+            assert isinstance(first.exception(), AcquireTimeout)
+        else:  # granted in the same turn: the grant wins
+            assert first.result().fence < lease.fence
+        assert lease.fence > holder.fence
+        await lease.release()
+    await nothing_left(sync, redis)
+
+
+@ends
+async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
+    sync: Coordinator, other: Coordinator, redis: Redis, how: Ends
+) -> None:
+    """Both orders of release and end, and all the turns of the loop between them."""
+    won = 0
+    for apart in (*range(-10, 30), *range(30, 90, 6)):
+        holder, first, third = await three(sync, other)
+
+        def end(first: asyncio.Task[Lease] = first) -> None:
+            if how == "cancelled":
+                first.cancel()
+            elif not first.done():
+                expire(sync)
+
+        if apart < 0:
+            end()
+            await turns(-apart)
+        release = asyncio.create_task(holder.release())
+        await turns(max(apart, 0))
+        lease = await third_gets_it(third, first, end if apart >= 0 else lambda: None)
+        won += not first.cancelled() and first.exception() is None
+        await release
+        await lease.release()
+    await nothing_left(sync, redis)
+    assert won < 50  # in some of them the end came first
+
+
+@ends
+async def test_p5_b2_end_while_it_asks_again(sync: Coordinator, other: Coordinator, redis: Redis, how: Ends) -> None:
+    """A queued waiter repeats its request and ends before that has left: its ticket goes all the same."""
+    for _ in range(5):
+        holder, first, third = await three(sync, other)
+        [ticket] = sync.tickets.values()
+        await wait_until(lambda: ticket.call is None, FAST, timeout=2)  # noqa: B023
+        ticket.ask()
+        first.cancel() if how == "cancelled" else expire(sync)
+        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=1)
+        await holder.release()
+        lease = await third_gets_it(third, first, lambda: None)
+        await lease.release()
+    await nothing_left(sync, redis)
+
+
+@ends
+@only_link
+async def test_p5_b2_end_while_the_connection_is_down(
+    server: EmbeddedServer, other: Coordinator, redis: Redis, how: Ends, way: str
+) -> None:
+    """As above, and the request waits for a connection. Nobody else would ever free the lock: ttl=None."""
+    assert server.port is not None
+    async with (
+        FaultProxy((server.host, server.port)) as proxy,
+        Redis.from_url(proxy.url) as client,
+        Coordinator(client, poll_cap=0.02) as sync,
+    ):
+        kept = await sync.lock("kept").acquire()
+        holder = await AsyncLock(other, NAME, ttl=None).acquire()
+        first = asyncio.create_task(AsyncLock(sync, NAME, ttl=None).acquire())
+        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=5)
+        third = asyncio.create_task(AsyncLock(other, NAME, ttl=None).acquire())
+        await wait_until(waits(AsyncLock(other, NAME), 2), FAST, timeout=5)
+        opened, proxy.refuse = sync.connections, True
+        await proxy.cut()
+        await wait_until(lambda: any(one.call is not None for one in sync.tickets.values()), FAST, timeout=2)
+        first.cancel() if how == "cancelled" else expire(sync)
+        await asyncio.wait([first])
+        proxy.refuse = False
+        await wait_until(lambda: sync.connections > opened, FAST, timeout=5)
+        await sync.lock("kept").locked()  # what was waiting to be sent is done
+        await holder.release()
+        lease = await third_gets_it(third, first, lambda: None)
+        await lease.release()
+        await kept.release()
+        await nothing_left(sync, redis)
+
+
+async def test_p5_b6_random_cancellations(sync: Coordinator, redis: Redis, way: str) -> None:
+    """Acquires that are cancelled or time out at random; nothing but the lock protects the counters."""
+    rounds = 100 if way == "link" else 20
+    chance = random.Random(4711)
+    names = [f"{NAME}{number}" for number in range(5)]
+    counter = dict.fromkeys(names, 0)
+    entered = dict.fromkeys(names, 0)
+    ended = {"cancelled": 0, "timed out": 0}
+
+    async def section(name: str, timeout: float | None) -> None:
+        async with AsyncLock(sync, name, ttl=10).hold(timeout=timeout):
+            before = counter[name]
+            await turns(chance.randrange(3))
+            counter[name] = before + 1
+            entered[name] += 1
+
+    async def contend() -> None:
+        for _ in range(rounds):
+            kind = chance.random()
+            task = asyncio.create_task(section(chance.choice(names), chance.random() * 0.01 if kind < 0.3 else None))
+            if kind > 0.5:
+                await turns(chance.randrange(25))
+                task.cancel()
+            await asyncio.wait([task])
+            if task.cancelled():
+                ended["cancelled"] += 1
+            elif (error := task.exception()) is not None:
+                assert isinstance(error, (AcquireTimeout, Unreachable)), error  # the latter: before any answer
+                ended["timed out"] += 1
+
+    async with asyncio.timeout(25):
+        await asyncio.gather(*(contend() for _ in range(25)))
+    begin = time.monotonic()
+    for lease in await asyncio.gather(*(AsyncLock(sync, name).acquire(timeout=2) for name in names)):
+        await lease.release()
+    assert time.monotonic() - begin < AT_ONCE
+    assert counter == entered
+    assert ended["cancelled"] > 5 * rounds
+    print(f"\n{way}: {25 * rounds} acquires, {ended}, {sum(entered.values())} sections")
+    for name in names:
+        await nothing_left(sync, redis, name)
+
+
+@pytest.mark.parametrize("heal", ["poll_cap", "lease"])
+@only_link
+async def test_p3_c7_lost_wake_up_is_healed(
+    client: Redis, redis: Redis, other: Coordinator, monkeypatch: pytest.MonkeyPatch, heal: str
+) -> None:
+    """The grant never arrives. The waiter finds out when the holder's lease should have ended, or at the cap."""
+    ttl, cap = (30.0, 0.15) if heal == "poll_cap" else (0.3, 10.0)
+    async with Coordinator(client, poll_cap=cap) as sync:
+        for _ in range(3):
+            holder = await AsyncLock(other, NAME, ttl=ttl, auto_renew=False).acquire()
+            waiter = asyncio.create_task(AsyncLock(sync, NAME, ttl=30).acquire())
+            await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=5)
+            let_in, swallowed = sync.link_pushed, asyncio.Event()
+
+            def swallow(payload: bytes) -> None:
+                if payload.split()[1] != b"0":
+                    swallowed.set()  # noqa: B023
+                    monkeypatch.setattr(sync, "link_pushed", let_in)  # noqa: B023
+
+            monkeypatch.setattr(sync, "link_pushed", swallow)
+            left = holder.remaining()
+            await holder.release()
+            await asyncio.wait_for(swallowed.wait(), 2)
+            begin = time.monotonic()
+            lease = await asyncio.wait_for(waiter, 3)
+            assert time.monotonic() - begin < min(left, cap) + 0.1
+            assert lease.fence > holder.fence
+            lease.check()
+            await lease.release()
+        await nothing_left(sync, redis)
+
+
+# -- ten thousand --------------------------------------------------------------------------------------------
+
+
+async def commands(redis: Redis) -> dict[str, int]:
+    """How often the server has run which commands, scripts' own calls aside."""
+    stats: dict[str, Any] = await redis.info("commandstats")
+    return {name: one["calls"] for name, one in stats.items() if "evalsha" in name or "eval" in name}
+
+
+async def connected(redis: Redis) -> int:
+    return len(await redis.client_list())
+
+
+def cpu() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+@only_link
+async def test_p9_e7_ten_thousand_waiters(sync: Coordinator, redis: Redis) -> None:
+    """On one lock: no command but their own, one connection, 8 KiB each; all cancelled in a moment."""
+    lock = AsyncLock(sync, NAME, ttl=60)
+    others = await connected(redis)
+    holder = await lock.acquire()
+    gc.collect()
+    tracemalloc.start(1)
+    before, _ = tracemalloc.get_traced_memory()
+    begin = time.monotonic()
+    waiters = [asyncio.create_task(lock.acquire()) for _ in range(MANY)]
+    await wait_until(waits(lock, MANY), FAST, timeout=25)
+    queueing = time.monotonic() - begin
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert await connected(redis) - others <= 2
+    assert (after - before) / MANY < 8192
+
+    handed = 200
+    sent, fence = await commands(redis), holder.fence
+    begin = time.monotonic()
+    await holder.release()
+    for waiter in waiters[:handed]:
+        lease = await asyncio.wait_for(waiter, 2)
+        assert lease.fence > fence
+        fence = lease.fence
+        await lease.release()
+    handing = time.monotonic() - begin
+    used = sum((await commands(redis)).values()) - sum(sent.values())
+    last = await asyncio.wait_for(waiters[handed], 2)  # the hand-over that the last release began
+    assert used / handed <= 5
+
+    used_cpu, begin = cpu(), time.monotonic()
+    for waiter in waiters[handed + 1 :]:
+        waiter.cancel()
+    await asyncio.wait(waiters)
+    returned = time.monotonic() - begin
+    await wait_until(waits(lock, 0), FAST, timeout=20)
+    cancelling, used_cpu = time.monotonic() - begin, cpu() - used_cpu
+    assert all(waiter.cancelled() for waiter in waiters[handed + 1 :])
+    assert cancelling < 6  # the bar is 2 on a quiet machine
+    assert not sync.tickets
+    last.check()
+    await last.release()
+    await nothing_left(sync, redis)
+    print(
+        f"\n{MANY} waiters: queued in {queueing:.2f} s (under tracemalloc), {(after - before) / MANY:.0f} bytes each; "
+        f"{used / handed:.2f} commands and {handing / handed * 1e6:.0f} us per hand-over; "
+        f"cancelled in {returned:.2f} s, off the server in {cancelling:.2f} s, {used_cpu:.2f} s CPU"
+    )
+
+
+@only_link
+async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis) -> None:
+    """At once, of one process: held, renewed and released over one connection."""
+    others = await connected(redis)
+    locks = [AsyncLock(sync, f"{NAME}:{number}", ttl=60) for number in range(MANY)]
+    gc.collect()
+    tracemalloc.start(1)
+    before, _ = tracemalloc.get_traced_memory()
+    leases = await asyncio.gather(*(lock.acquire() for lock in locks))
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert await connected(redis) - others <= 2
+    assert await redis.dbsize() == 2 * MANY  # the holders, the fences
+    begin = time.monotonic()
+    await asyncio.gather(*(lease.extend(60) for lease in leases))
+    extending = time.monotonic() - begin
+    begin = time.monotonic()
+    await asyncio.gather(*(lease.release() for lease in leases))
+    releasing = time.monotonic() - begin
+    begin = time.monotonic()
+    leases = await asyncio.gather(*(lock.acquire() for lock in locks))
+    acquiring = time.monotonic() - begin
+    await asyncio.gather(*(lease.release() for lease in leases))
+    assert not sync.tickets
+    assert not sync.locals
+    assert await redis.dbsize() == MANY
+    assert (after - before) / MANY < 8192
+    print(
+        f"\n{MANY} locks: acquired in {acquiring:.2f} s, renewed in {extending:.2f} s, released in {releasing:.2f} s, "
+        f"{(after - before) / MANY:.0f} bytes each"
+    )

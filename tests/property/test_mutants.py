@@ -1,0 +1,258 @@
+"""Mutants: each takes one decision out of the scripts, and at least one check has to notice.
+
+The checks are those of `tests/scripts/test_lock_scripts.py` and a few of our own; they run here against scripts
+in which some text was replaced. The unmutated scripts pass all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from hashlib import sha1
+from typing import Any, NamedTuple
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._scripts import Script, load
+
+from ..scripts import test_lock_scripts as suite
+from ..scripts.test_lock_scripts import KEYS, acquire, holder, polled, run
+
+Check = Callable[[Redis], Awaitable[None]]
+
+SCRIPTS = ("acquire", "release", "renew", "force", "inspect")
+
+
+class Mutant(NamedTuple):
+    """Replace ``old`` by ``new`` wherever it stands in the scripts."""
+
+    old: str
+    new: str = ""
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    # P1 exclusion
+    "release without token check": Mutant("if holder and holder ~= ARGV[1] then return 2 end"),
+    "renew without token check": Mutant("if holder == ARGV[1] then", "if holder then"),
+    "get, then set without NX": Mutant("'SET', NAME, token, 'NX', 'PX', ttl", "'SET', NAME, token, 'PX', ttl"),
+    "for ever without NX": Mutant(
+        "taken = redis.call('SET', NAME, token, 'NX')",
+        "taken = redis.call('SET', NAME, token)",
+    ),
+    "a held lock is granted": Mutant("if not holder and settle(ticket) == FREE then", "if settle(ticket) == FREE then"),
+    "a key of somebody else costs the lock": Mutant("redis.call('DEL', NAME)\n      return before", "return before"),
+    # P2 order
+    "barging in the slow path": Mutant("if not holder and settle(ticket) == FREE then", "if not holder then"),
+    "barging in the fast path": Mutant(
+        "if redis.call('EXISTS', QUEUE) == 0 then\n  local taken",
+        "if true then\n  local taken",
+    ),
+    "last come, first served": Mutant("'ZRANGE', QUEUE, 0, 0, 'WITHSCORES'", "'ZRANGE', QUEUE, -1, -1, 'WITHSCORES'"),
+    "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', ", "'ZADD', QUEUE, "),
+    "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
+    "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
+    "a living poller is dropped": Mutant("then return RESERVED end", "then end"),
+    # P3 wake-up
+    "a release wakes nobody": Mutant("local next = settle('')\nif not holder", "local next = FREE\nif not holder"),
+    "a renewal that finds it gone wakes nobody": Mutant(
+        "if holder then return {2, now} end\nsettle('')",
+        "if holder then return {2, now} end",
+    ),
+    "force wakes nobody": Mutant("if settle('') ~= GRANTED then", "if true then"),
+    "the next in line is told nothing": Mutant("hold(token, ms)\n        announce(ms)", "hold(token, ms)"),
+    "a foreign holder is taken for one of ours": Mutant("holder == last_token and 0 or 1", "0"),
+    "the claim is ignored": Mutant("hold(token, ms)\n        announce", "hold(token, '30000')\n        announce"),
+    # P4 replay
+    "spent tokens are granted again (slow path)": Mutant(
+        "local spent = not holder and last_token == token and ARGV[5] ~= '1'",
+        "local spent = false",
+    ),
+    "spent tokens are granted again (fast path)": Mutant(" and string.sub(before, 18) ~= token"),
+    "identities are spent": Mutant(" and ARGV[5] ~= '1'"),
+    "a replay begins the ttl anew": Mutant("return {3, fence,", "hold(token, ttl) return {3, fence,"),
+    "a replay takes a new fence": Mutant(
+        "local fence = last_token == token and tonumber(last) or next_fence(token)",
+        "local fence = next_fence(token)",
+    ),
+    # leftovers
+    "release leaves the ticket": Mutant("redis.call('ZREM', QUEUE, ARGV[2])"),
+    "release leaves the poll": Mutant("redis.call('ZREM', POLLS, ARGV[2])"),
+    "a grant leaves its ticket (acquire)": Mutant(
+        "if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end\n  if poll_ms",
+        "if poll_ms",
+    ),
+    "a grant leaves its poll": Mutant("if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end\n  local", "local"),
+    "a grant leaves its ticket (hand-over)": Mutant(
+        "redis.call('ZREM', QUEUE, ticket)\n      local grant",
+        "local grant",
+    ),
+    "a holder's ticket stays": Mutant(
+        "if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end",
+    ),
+    "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
+    "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
+    "the lock has no ttl": Mutant("token, 'NX', 'PX', ttl", "token, 'NX'"),
+    # P6 leases
+    "renew does nothing": Mutant("redis.call('PEXPIRE', NAME, ARGV[2])"),
+    "renew forgets the fence": Mutant("redis.call('PEXPIRE', FENCE, FENCE_TTL)"),
+    # P8 fencing
+    "the fence is not stored (slow path)": Mutant(
+        "redis.call('SET', FENCE, stored, 'PX', FENCE_TTL)\n  return fence",
+        "return fence",
+    ),
+    "the fence is not stored (fast path)": Mutant(
+        "redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', FENCE_TTL, 'GET')",
+        "redis.pcall('GET', FENCE)",
+    ),
+    "the fence is the stored one": Mutant("fence = last + 1", "fence = last"),
+    "the fence is only the clock (slow path)": Mutant("if last and last >= fence then", "if false then"),
+    "the fence is only the clock (fast path)": Mutant("string.sub(before, 1, 16) < digits and "),
+    "the fence is only a counter": Mutant(
+        "local fence, last = now, tonumber((last_grant()))",
+        "local last = tonumber((last_grant())) local fence = (last or 0) + 1",
+    ),
+}  # fmt: skip
+
+
+def untyped(client: Redis) -> Any:
+    """Return the client without its annotations, which differ from version to version of redis-py."""
+    return client
+
+
+# -- checks beside those of the script tests ----------------------------------------------------------------
+
+
+async def check_a_foreign_lock_is_respected_in_every_way(redis: Redis) -> None:
+    await redis.set(KEYS.name, "foreign", px=5000)
+    assert (await acquire(redis, b"a"))[0] == 0
+    assert (await run(redis, "acquire", b"a", 0, b"", 0, 0))[0] == 0, "for ever"
+    assert (await acquire(redis, b"a", polled(b"a"), 60_000))[0] == 2
+    assert (await run(redis, "renew", b"a", 1000))[0] == 2
+    assert await run(redis, "release", b"a", polled(b"a")) == 2
+    assert (await holder(redis), await redis.exists(KEYS.fence)) == (b"foreign", 0)
+
+
+async def check_a_renewal_keeps_the_fence_as_well(redis: Redis) -> None:
+    await acquire(redis, b"a")
+    await redis.pexpire(KEYS.fence, 1000)
+    await run(redis, "renew", b"a", 20_000)
+    assert await redis.pttl(KEYS.fence) > 10_000
+
+
+async def check_whoever_finds_it_gone_wakes_the_next(redis: Redis) -> None:
+    finders: dict[str, tuple[bytes | int, ...]] = {"renew": (b"a", 1000), "release": (b"a", b""), "force": ()}
+    for finder, arguments in finders.items():
+        await redis.flushall()
+        async with untyped(redis).pubsub() as pubsub:
+            await pubsub.subscribe("rsa:alive")
+            await pubsub.get_message(timeout=5)
+            await acquire(redis, b"a")
+            await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
+            await redis.delete(KEYS.name)
+            await run(redis, finder, *arguments)
+            assert await holder(redis) == b"b", finder
+            assert await redis.exists(KEYS.queue) == 0, finder
+
+
+async def check_fences_rise_over_a_loss_and_a_hand_over(redis: Redis) -> None:
+    first = await acquire(redis, b"a")
+    await acquire(redis, b"b", polled(b"b"), 60_000)
+    await run(redis, "release", b"a", b"")
+    second = await acquire(redis, b"b", polled(b"b"), 60_000)
+    assert int((await untyped(redis).get(KEYS.fence)).split()[0]) == second > first
+    await redis.delete(KEYS.fence)
+    await acquire(redis, b"c", polled(b"c"), 60_000)
+    await run(redis, "release", b"b", b"")
+    assert await acquire(redis, b"c", polled(b"c"), 60_000) > second
+
+
+async def check_a_holder_that_asks_again_leaves_the_queue(redis: Redis) -> None:
+    await redis.set(KEYS.name, "foreign", px=5000)
+    await acquire(redis, b"a", polled(b"a"), 60_000)
+    await redis.set(KEYS.name, "a", px=5000)
+    assert (await acquire(redis, b"a", polled(b"a"), 60_000))[0] == 3
+    assert await redis.exists(KEYS.queue) == 0
+
+
+async def check_a_spent_token_takes_nothing_although_others_wait(redis: Redis) -> None:
+    await acquire(redis, b"a")
+    await acquire(redis, b"b", polled(b"b"), 60_000)
+    await run(redis, "release", b"a", b"")
+    await redis.zadd(KEYS.polls, {polled(b"b"): 1})
+    assert (await acquire(redis, b"a"))[0] == 4
+
+
+async def check_two_living_pollers_are_served_in_their_order(redis: Redis) -> None:
+    await acquire(redis, b"a")
+    for token in (b"b", b"c", b"b"):
+        await acquire(redis, token, polled(token), 60_000)
+    await run(redis, "release", b"a", b"")
+    assert (await acquire(redis, b"c", polled(b"c"), 60_000))[0] == 2
+    assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
+
+
+async def check_force_serves_the_next(redis: Redis) -> None:
+    async with untyped(redis).pubsub() as pubsub:
+        await pubsub.subscribe("rsa:alive")
+        await pubsub.get_message(timeout=5)
+        await acquire(redis, b"a")
+        await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
+        assert await run(redis, "force") == 1
+        assert await holder(redis) == b"b"
+
+
+def checks() -> dict[str, Check]:
+    """Ours first: they are quick to fail where those of the script tests wait for a message."""
+    found: dict[str, Check] = {name: value for name, value in globals().items() if name.startswith("check_")}
+    for name, value in vars(suite).items():
+        if name.startswith("test_") and inspect.iscoroutinefunction(value):
+            parameters = list(inspect.signature(value).parameters)
+            if parameters == ["redis"]:
+                found[name] = value
+    for key in (KEYS.queue, KEYS.fence):
+        found[f"foreign key {key!r}"] = partial(suite.test_a_foreign_key_in_the_way_changes_nothing, key=key)
+    return found
+
+
+CHECKS = checks()
+WAITS = sorted(CHECKS, key=lambda name: "inbox" in name or "next_in_line" in name)
+"""Those that wait for a message in vain come last."""
+
+
+def mutate(mutant: Mutant) -> Callable[[str], Script]:
+    def loaded(name: str) -> Script:
+        source = load(name).source.replace(mutant.old.encode(), mutant.new.encode())
+        return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
+
+    return loaded
+
+
+async def failing(redis: Redis) -> str | None:
+    """Run the checks until one fails, and return its name."""
+    for name in WAITS:
+        await redis.flushall()
+        try:
+            await CHECKS[name](redis)
+        # Whatever a broken script does to a check. Failed is what pytest.raises raises.
+        except (AssertionError, TypeError, ValueError, AttributeError, RedisError, pytest.fail.Exception):
+            return name
+    return None
+
+
+async def test_the_scripts_pass_every_check(redis: Redis) -> None:
+    assert await failing(redis) is None
+    assert len(CHECKS) >= 24
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    assert any(mutant.old.encode() in load(name).source for name in SCRIPTS), "the scripts changed: adapt the mutant"
+    mutated = mutate(mutant)
+    for name in SCRIPTS:
+        await redis.script_load(mutated(name).source.decode())  # raises if it is no Lua any more
+    monkeypatch.setattr(suite, "load", mutated)
+    assert await failing(redis) is not None, "no check notices"

@@ -1,0 +1,338 @@
+"""A process of its own that uses locks, and may be killed or stopped while it does.
+
+    with Crew() as crew, crew.child() as child:       # `with`: whoever is left is killed
+        await child.open(server.url, claim=0.3)
+        grant = await child.acquire("name", ttl=5)
+        child.stop(); child.go_on(); child.kill()
+
+It is driven by lines on its standard input, ``ID VERB ARGUMENT…``, and answers each by one line of JSON
+on its standard output. Times are `time.monotonic_ns`, which all processes of a machine share. The child dies
+with its parent: at the end of its input, and on Linux also when it is stopped then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[2]
+
+
+class Failed(Exception):
+    """The child answered with an error: ``kind`` is the name of its class."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__(f"{answer['error']}: {answer['message']}")
+        self.kind: str = answer["error"]
+
+
+class Answer:
+    """What the child answered; ``at`` is when, in seconds of the monotonic clock."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.at: float = fields["at"] / 1e9
+        self.fields = fields
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    @property
+    def fence(self) -> int:
+        return int(self.fields["fence"])
+
+    @property
+    def token(self) -> bytes:
+        return str(self.fields["token"]).encode()
+
+
+class Child:
+    """The parent's side. The process may serve several tests, one after the other: see `Crew`."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-X", "dev", "-W", "error", "-m", __name__]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._rest = b""
+        self.stopped = False
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def attach(self) -> None:
+        """Listen, in the running event loop."""
+        assert self.process.stdout is not None
+        asyncio.get_running_loop().add_reader(self.process.stdout.fileno(), self._read)
+
+    def detach(self) -> None:
+        """Listen no more."""
+        assert self.process.stdout is not None
+        asyncio.get_running_loop().remove_reader(self.process.stdout.fileno())
+        for asked in self._asked.values():
+            asked.cancel()
+        self._asked.clear()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 65536)
+        if not data:
+            self.detach()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            fields = json.loads(line)
+            asked = self._asked.pop(fields["id"], None)
+            if asked is None or asked.done():
+                continue
+            if "error" in fields:
+                asked.set_exception(Failed(fields))
+                asked.exception()  # whoever asked may be gone
+            else:
+                asked.set_result(Answer(fields))
+
+    def ask(self, *words: object) -> asyncio.Future[Answer]:
+        """Send a command now; the future is its answer."""
+        assert self.process.stdin is not None
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.process.stdin.write(" ".join(map(str, (number, *words))).encode() + b"\n")
+        return answer
+
+    async def open(self, url: str, *, claim: float = 2.0) -> None:
+        """Make a client and a coordinator, and connect."""
+        await self.ask("open", url, claim)
+
+    def acquire(self, name: str, ttl: float, slot: str = "it") -> asyncio.Future[Answer]:
+        """Acquire (token, fence, remaining), to be released as ``slot``."""
+        return self.ask("acquire", slot, name, ttl)
+
+    def release(self, slot: str = "it") -> asyncio.Future[Answer]:
+        return self.ask("release", slot)
+
+    # -- what the operating system does to it ----------------------------------------------------------
+
+    def kill(self) -> None:
+        """SIGKILL; return when it is gone."""
+        self.process.kill()
+        self.process.wait()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """SIGSTOP; return when it stands still."""
+        self.process.send_signal(signal.SIGSTOP)
+        self.wait_stopped()
+
+    def wait_stopped(self) -> None:
+        """Return when it stands still, whoever stopped it."""
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), "it died instead"
+        self.stopped = True
+
+    def go_on(self) -> float:
+        """SIGCONT; return when that was, by the clock of `Answer.at`."""
+        self.stopped = False
+        at = time.monotonic()
+        self.process.send_signal(signal.SIGCONT)
+        return at
+
+    def end(self) -> None:
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+class Crew:
+    """Children that survive a test are used again by the next: starting Python takes longest."""
+
+    def __init__(self) -> None:
+        self._spare: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._spare:
+            child.end()
+
+    @contextmanager
+    def children(self, count: int) -> Iterator[list[Child]]:
+        """``count`` children for this test. They start at the same time."""
+        used = [self._spare.pop() if self._spare else Child() for _ in range(count)]
+        try:
+            for child in used:
+                child.attach()
+            yield used
+        except BaseException:
+            for child in used:
+                child.kill()
+            raise
+        finally:
+            for child in used:
+                if child.alive:
+                    child.detach()
+                    if child.stopped:
+                        child.go_on()
+                    child.ask("close")  # nobody listens; done before its next `open`
+                    self._spare.append(child)
+                else:
+                    child.detach()
+                    child.end()
+
+
+# -- the child's side --------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Does what the lines say. Every line is a task, so a waiting one holds nobody up."""
+
+    def __init__(self) -> None:
+        from redis.asyncio import Redis
+
+        from redis_sync_aio import Coordinator, Lease
+
+        self.client: Redis
+        self.sync: Coordinator | None = None
+        self.leases: dict[str, Lease] = {}
+        self.bodies: dict[str, asyncio.Task[dict[str, object]]] = {}
+        self.leave: dict[str, asyncio.Event] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        asyncio.get_running_loop().slow_callback_duration = 60
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        while line := await reader.readline():
+            number, verb, *words = line.decode().split()
+            if verb in ("open", "close"):
+                await self.close()  # before the next line is read
+            task = asyncio.create_task(self.answer(int(number), verb, words))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+        os._exit(0)
+
+    async def answer(self, number: int, verb: str, words: list[str]) -> None:
+        try:
+            fields: dict[str, object] = await getattr(self, "do_" + verb)(*words)
+        except asyncio.CancelledError:
+            fields = {"error": "CancelledError", "message": ""}
+        except Exception as error:
+            fields = {"error": type(error).__name__, "message": str(error)}
+        fields.setdefault("at", time.monotonic_ns())
+        os.write(1, json.dumps({"id": number, **fields}).encode() + b"\n")
+
+    async def do_open(self, url: str, claim: str) -> dict[str, object]:
+        from redis.asyncio import Redis
+
+        from redis_sync_aio import AsyncLock, Coordinator
+
+        self.client = Redis.from_url(url)
+        self.sync = Coordinator(self.client, claim=float(claim))
+        await AsyncLock(self.sync, "connected?").locked()
+        return {}
+
+    async def do_close(self) -> dict[str, object]:
+        return {}
+
+    async def close(self) -> None:
+        tasks = [*self.tasks, *self.bodies.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.sync is not None:
+            await self.sync.close()
+            await self.client.aclose()
+        self.sync = None
+        self.leases.clear()
+        self.bodies.clear()
+
+    def lock(self, name: str, ttl: str) -> Any:
+        assert self.sync is not None
+        return self.sync.lock(name, ttl=float(ttl))
+
+    async def do_acquire(self, slot: str, name: str, ttl: str) -> dict[str, object]:
+        lease = self.leases[slot] = await self.lock(name, ttl).acquire()
+        at = time.monotonic_ns()
+        return {"token": lease.token, "fence": lease.fence, "remaining": lease.remaining(), "at": at}
+
+    async def do_body(self, slot: str, name: str, ttl: str) -> dict[str, object]:
+        """Enter ``async with``; the body ends by itself when it is told to `leave`."""
+        entered: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self.leave[slot] = asyncio.Event()
+        self.bodies[slot] = asyncio.create_task(self.body(slot, self.lock(name, ttl), entered))
+        return await entered
+
+    async def body(self, slot: str, lock: Any, entered: asyncio.Future[dict[str, object]]) -> dict[str, object]:
+        cancelled_at, raised = 0, ""
+        try:
+            async with lock as lease:
+                self.leases[slot] = lease
+                entered.set_result({"token": lease.token, "fence": lease.fence})
+                try:
+                    await self.leave[slot].wait()
+                except asyncio.CancelledError:
+                    cancelled_at = time.monotonic_ns()
+                    raise
+        except Exception as error:
+            raised = type(error).__name__
+        return {"raised": raised, "cancelled_at": cancelled_at / 1e9}
+
+    async def do_leave(self, slot: str) -> dict[str, object]:
+        self.leave[slot].set()
+        return await self.do_ended(slot)
+
+    async def do_ended(self, slot: str) -> dict[str, object]:
+        """Wait until the body has ended."""
+        return await asyncio.shield(self.bodies[slot])
+
+    async def do_release(self, slot: str) -> dict[str, object]:
+        await self.leases[slot].release()
+        return {}
+
+    async def do_check(self, slot: str) -> dict[str, object]:
+        self.leases[slot].check()
+        return {}
+
+    async def do_lease(self, slot: str) -> dict[str, object]:
+        lease = self.leases[slot]
+        return {"lost": lease.lost.is_set(), "remaining": lease.remaining(), "fence": lease.fence}
+
+    async def do_lost(self, slot: str) -> dict[str, object]:
+        """Wait until the lease is lost."""
+        await self.leases[slot].lost.wait()
+        return {}
+
+    async def do_block(self, slot: str, seconds: str) -> dict[str, object]:
+        """Block the event loop; say whether the lease was known to be lost before anything else ran."""
+        time.sleep(float(seconds))  # noqa: ASYNC251
+        return {"lost": self.leases[slot].lost.is_set()}
+
+    async def do_stop(self, slot: str) -> dict[str, object]:
+        """Stop ourselves in the middle of a turn; as `do_block` when we continue."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return {"lost": self.leases[slot].lost.is_set()}
+
+    async def do_die(self, slot: str) -> dict[str, object]:
+        """Kill ourselves in the middle of a turn, inside the section."""
+        self.leases[slot].check()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("still alive")
+
+
+if __name__ == "__main__":
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    asyncio.run(Worker().run())

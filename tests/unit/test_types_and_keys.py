@@ -1,0 +1,270 @@
+"""Durations and names: accepted and kept whole, or ValueError/TypeError; never another error (E1, E2)."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+from redis.crc import key_slot
+
+from redis_sync_aio import AsyncLock
+from redis_sync_aio._keys import MAX_NAME_BYTES, hash_tag, lock_keys
+from redis_sync_aio._link.client import encode
+from redis_sync_aio._types import MAX_TTL_MS, positive_seconds, require_bool, seconds, text, timeout_seconds, ttl_ms
+
+# -- durations -------------------------------------------------------------------------------------------
+
+NOT_DURATIONS: tuple[object, ...] = ("5", b"5", True, False, Decimal(5), Fraction(1, 2), [5], object(), 1j)
+NEVER: tuple[object, ...] = (-1, -0.001, math.nan, math.inf, -math.inf, timedelta(seconds=-1), 10**400, -(10**400))
+
+
+def shown(value: object) -> str:
+    return f"{value!r:.20}"
+
+
+@pytest.mark.parametrize("check", [seconds, positive_seconds, timeout_seconds, ttl_ms])
+@pytest.mark.parametrize("value", NOT_DURATIONS, ids=shown)
+def test_e2_what_is_not_a_duration_is_a_type_error(check: Any, value: object) -> None:
+    with pytest.raises(TypeError, match="dose"):
+        check(value, "dose")
+
+
+@pytest.mark.parametrize("check", [seconds, positive_seconds, timeout_seconds, ttl_ms])
+@pytest.mark.parametrize("value", NEVER, ids=shown)
+def test_e2_what_is_out_of_range_is_a_value_error(check: Any, value: object) -> None:
+    with pytest.raises(ValueError, match="dose"):
+        check(value, "dose")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, 0.0, -0.0, 0.0001, 0.009, 1e-300, 5e-324, timedelta(0), timedelta(microseconds=1), 3.2e8, 1e18, 1e306, 1.7e308,
+     timedelta.max, 10**300],
+    ids=shown,
+)  # fmt: skip
+def test_e2_a_ttl_below_10_ms_or_above_ten_years_is_a_value_error(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"ttl must be between"):
+        ttl_ms(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "milliseconds"),
+    [
+        (0.01, 10),
+        (0.0091, 10),
+        (0.0101, 11),
+        (0.010000001, 11),
+        (0.07, 70),  # 0.07 * 1000 is 70.00000000000001
+        (0.29, 290),
+        (1, 1000),
+        (1.0000001, 1001),
+        (timedelta(milliseconds=10), 10),
+        (timedelta(microseconds=10_001), 11),
+        (timedelta(days=1), 86_400_000),
+        (MAX_TTL_MS // 1000, MAX_TTL_MS),
+    ],
+    ids=shown,
+)
+def test_e2_a_ttl_is_rounded_up_to_whole_milliseconds(value: Any, milliseconds: int) -> None:
+    assert ttl_ms(value) == milliseconds
+
+
+@given(st.integers(10, MAX_TTL_MS))
+def test_whole_milliseconds_stay_what_they_are(milliseconds: int) -> None:
+    assert ttl_ms(milliseconds / 1000) == milliseconds
+    assert ttl_ms(timedelta(milliseconds=milliseconds)) == milliseconds
+
+
+@given(st.floats(0.0091, MAX_TTL_MS / 1000))
+def test_rounding_never_shortens_a_ttl_and_adds_less_than_a_millisecond(value: float) -> None:
+    assert -1e-8 * max(value, 1.0) <= ttl_ms(value) / 1000 - value < 0.001 + 1e-8 * value
+
+
+ANYTHING = (
+    st.floats() | st.integers() | st.timedeltas() | st.booleans() | st.none() | st.text() | st.decimals() | st.binary()
+)
+
+
+@pytest.mark.parametrize("check", [seconds, positive_seconds, timeout_seconds, ttl_ms])
+@given(value=ANYTHING)
+def test_e2_a_duration_is_accepted_or_refused_and_nothing_else(check: Any, value: object) -> None:
+    try:
+        result = check(value, "dose")
+    except (TypeError, ValueError):
+        return
+    assert result is None or (math.isfinite(result) and result >= 0)
+
+
+def test_0_is_a_timeout_but_not_a_positive_duration() -> None:
+    assert timeout_seconds(0) == 0.0
+    assert timeout_seconds(None) is None
+    assert timeout_seconds(timedelta(milliseconds=1500)) == 1.5
+    assert positive_seconds(1e-9, "dose") == 1e-9
+    with pytest.raises(ValueError, match="dose"):
+        positive_seconds(0, "dose")
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "yes", []], ids=repr)
+def test_a_switch_is_a_bool(value: object) -> None:
+    with pytest.raises(TypeError, match="renew must be True or False"):
+        require_bool(value, "renew")
+    assert require_bool(True, "renew") is True
+
+
+@given(st.binary())
+def test_any_bytes_of_the_server_can_be_shown(value: bytes) -> None:
+    readable = text(value)
+    assert readable.encode("utf-8").decode("utf-8") == readable
+    try:
+        assert readable == value.decode("utf-8")
+    except UnicodeDecodeError:
+        assert "\\x" in readable
+
+
+# -- names -----------------------------------------------------------------------------------------------
+
+ACCEPTED: tuple[bytes, ...] = (
+    b"a", b"orders:42", b"a{b}c", b"{a}", b"{a}{b}", b"{a}{", b"{a}}", b"x{a}y{}z", b" ", b"\r\n", b"\x00", b"\xff\xfe",
+    b"\xc3", "schl\u00fcssel".encode(), b"|", b"a:queue", b"{a}:queue", b"%s", b"{a\xff}", b"{ }", b"{a{b}",
+    b"x" * MAX_NAME_BYTES,
+)  # fmt: skip
+REFUSED: tuple[bytes, ...] = (
+    b"", b"{}", b"}", b"a}{b", b"a}b", b"{}a", b"a{}b", b"{}{a}", b"x" * (MAX_NAME_BYTES + 1), b"x" * (1 << 20),
+    b"}" * 9000, b"{}}",
+)  # fmt: skip
+EITHER: tuple[bytes, ...] = (b"{", b"a{", b"a{b", b"{{", b"{{}", b"{{}}", b"{a}" * 9000)
+
+
+def assert_one_slot(name: bytes) -> None:
+    """The one promise about an accepted name: its keys are different, and lie in NAME's own slot."""
+    keys = lock_keys(name)
+    assert keys.all == (keys.name, keys.queue, keys.fence, keys.polls)
+    assert keys.name == name, "P11: the holder's key is NAME itself"
+    assert len(set(keys.all)) == 4
+    assert {key_slot(key) for key in keys.all} == {key_slot(name)}, keys.all
+
+
+@pytest.mark.parametrize("name", ACCEPTED, ids=shown)
+def test_e1_the_keys_of_a_name_share_its_slot(name: bytes) -> None:
+    assert_one_slot(name)
+
+
+@pytest.mark.parametrize("name", REFUSED, ids=shown)
+def test_e1_a_name_that_would_break_its_hash_tag_is_refused(name: bytes) -> None:
+    with pytest.raises(ValueError, match="name") as caught:
+        lock_keys(name)
+    assert len(str(caught.value)) < 400 + len(repr(name[:MAX_NAME_BYTES])), "a message, not a dump"
+
+
+@pytest.mark.parametrize("name", EITHER, ids=shown)
+def test_e1_odd_names_are_refused_or_share_their_slot(name: bytes) -> None:
+    try:
+        assert_one_slot(name)
+    except ValueError:
+        pass
+
+
+@given(st.binary(min_size=1) | st.lists(st.sampled_from([b"{", b"}", b"a", b":", b"\xff"]), min_size=1).map(b"".join))
+def test_e1_every_accepted_name_shares_its_slot(name: bytes) -> None:
+    try:
+        lock_keys(name)
+    except ValueError:
+        return
+    assert_one_slot(name)
+
+
+def test_e1_all_names_of_braces_up_to_6_characters() -> None:
+    accepted = 0
+    for length in range(1, 7):
+        for characters in product((b"{", b"}", b"a"), repeat=length):
+            name = b"".join(characters)
+            try:
+                lock_keys(name)
+            except ValueError:
+                continue
+            assert_one_slot(name)
+            accepted += 1
+    assert accepted > 300
+
+
+@given(st.binary())
+def test_the_hash_tag_is_what_redis_hashes(key: bytes) -> None:
+    tag = hash_tag(key)
+    if b"{" not in tag and b"}" not in tag:
+        assert key_slot(key) == key_slot(tag)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(b"b", b"a{b}c"), (b"a{b}c", b"c{b}a"), (b"{b}", b"a{b}c"), (b"a", b"A"), (b"a", b"{a}"), (b"a:b", b"{a:b}")],
+)
+def test_p1_different_names_share_no_key(one: bytes, other: bytes) -> None:
+    """Two locks with one queue would hand each other's waiters the wrong lock."""
+    assert not set(lock_keys(one).all) & set(lock_keys(other).all)
+
+
+def test_p1_no_two_names_of_braces_up_to_5_characters_share_a_key() -> None:
+    owners: dict[bytes, bytes] = {}
+    shared: list[tuple[bytes, bytes]] = []
+    for length in range(1, 6):
+        for characters in product((b"{", b"}", b"a"), repeat=length):
+            name = b"".join(characters)
+            try:
+                keys = lock_keys(name).all
+            except ValueError:
+                continue
+            shared += [(owners[key], name) for key in keys if owners.setdefault(key, name) != name]
+    assert not shared, shared[:5]
+
+
+# -- names and identities of a client --------------------------------------------------------------------
+
+
+NOT_TEXT: tuple[Any, ...] = (1, None, 1.5, True, bytearray(b"a"), memoryview(b"a"), ["a"], object())
+
+
+@pytest.mark.parametrize("value", NOT_TEXT, ids=shown)
+async def test_e1_what_is_not_text_or_bytes_is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match="name must be str or bytes"):
+        AsyncLock(Redis(), value)
+    with pytest.raises(TypeError, match="identity must be str or bytes"):
+        encode(Redis(), value, "identity")
+
+
+@pytest.mark.parametrize("value", ["", b"", "\ud800"], ids=ascii)
+async def test_e1_text_that_can_not_be_encoded_and_nothing_at_all_are_value_errors(value: Any) -> None:
+    with pytest.raises(ValueError):
+        AsyncLock(Redis(), value)
+    with pytest.raises(ValueError):
+        AsyncLock(Redis(), "a").hold(identity=value)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "wire"),
+    [
+        ("utf-8", "caf\u00e9", b"caf\xc3\xa9"),
+        ("latin-1", "caf\u00e9", b"caf\xe9"),
+        ("latin-1", b"caf\xc3\xa9", b"caf\xc3\xa9"),
+        ("ascii", "cafe", b"cafe"),
+    ],
+)
+async def test_text_is_encoded_as_the_client_encodes_keys(encoding: str, name: str | bytes, wire: bytes) -> None:
+    assert encode(Redis(encoding=encoding), name, "name") == wire
+
+
+@given(st.text() | st.binary())
+def test_e1_a_lock_is_made_or_refused_and_nothing_else(name: str | bytes) -> None:
+    try:
+        lock = AsyncLock(Redis(), name)
+    except ValueError:
+        return
+    assert lock.name
+    assert repr(lock)
