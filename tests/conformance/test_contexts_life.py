@@ -6,7 +6,6 @@ Whoever waited or held gets a clear error at once, what was held is free again, 
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Literal
@@ -309,15 +308,15 @@ async def test_e4_client_of_an_implicit_coordinator_closed(redis: Redis, observe
     with pytest.raises(CoordinatorClosed, match="client"):
         await waiting
     await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
-    await wait_until(lambda: is_zero(connections(observer)), FAST, timeout=2)
+    await wait_until(lambda: same(connections(observer), 0), FAST, timeout=2)
     await observer.delete(NAME, f"{{{NAME}}}:queue")
     async with lock:
         assert await redis.exists(NAME)
     await coordinator.coordinator_for(redis).close()
 
 
-async def is_zero(number: Awaitable[int]) -> bool:
-    return await number == 0
+async def same(number: Awaitable[int], expected: int) -> bool:
+    return await number == expected
 
 
 async def test_e4_server_never_there(make_client: MakeClient) -> None:
@@ -332,91 +331,3 @@ async def test_e4_server_never_there(make_client: MakeClient) -> None:
         await acquiring
     assert our_tasks() == []
     await client.aclose()
-
-
-# -- implicit coordinators ---------------------------------------------------------------------------------
-
-
-async def test_p12_one_implicit_coordinator_for_each_client(redis: Redis, observer: Redis) -> None:
-    """P9: all locks of a client share one connection, beside the client's pool; another client has its own."""
-    before = await connections(observer)
-    locks = [AsyncLock(redis, f"{NAME}{n}") for n in range(5)]
-    leases = await asyncio.gather(*(lock.acquire() for lock in locks))
-    assert await connections(observer) == before + 1
-    for lease in leases:
-        await lease.release()
-    assert coordinator.coordinator_for(redis) is locks[0]._coordinator
-    await coordinator.coordinator_for(redis).close()
-    await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
-
-
-async def same(number: Awaitable[int], expected: int) -> bool:
-    return await number == expected
-
-
-async def test_p12_an_idle_implicit_coordinator_closes(
-    redis: Redis, observer: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P12: it closes its connection when nothing was used for IDLE, not before, and starts again when needed."""
-    monkeypatch.setattr(coordinator, "IDLE", 0.05)
-    lock = AsyncLock(redis, NAME)
-    before = await connections(observer)
-    for _ in range(2):
-        lease = await lock.acquire()
-        first = coordinator.coordinator_for(redis)
-        await asyncio.sleep(0.15)
-        lease.check()
-        assert coordinator.coordinator_for(redis) is first  # held: not idle
-        await lease.release()
-        await wait_until(lambda: not coordinator._implicit, FAST, timeout=2)
-        await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
-        await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
-        with pytest.raises(CoordinatorClosed):
-            first.check()
-
-
-async def test_p12_an_implicit_coordinator_in_use_does_not_close(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P12: short uses in quick succession, and statistics(), keep it; never does a use meet the closing."""
-    monkeypatch.setattr(coordinator, "IDLE", 0.01)
-    lock = AsyncLock(redis, NAME)
-    for pause in (0, 0.004, 0.009, 0.01, 0.011, 0.02) * 5:
-        async with lock:
-            pass
-        await asyncio.sleep(pause)
-        assert not await lock.locked()
-        await asyncio.sleep(pause)
-    await wait_until(lambda: not coordinator._implicit, FAST, timeout=2)
-    await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
-
-
-@pytest.mark.parametrize("ends", ["idle", "held", "waiting"])
-def test_p12_nothing_is_pending_when_the_loop_closes(url: str, ends: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """P12: asyncio.run() with an implicit coordinator: the lock is released at the end, and nothing complains."""
-
-    async def main() -> None:
-        client = Redis.from_url(url)
-        lock = AsyncLock(client, NAME)
-        lease = await lock.acquire()
-        if ends == "idle":
-            await lease.release()
-        elif ends == "waiting":
-            task = asyncio.create_task(lock.acquire())
-            await wait_until(waits(lock), FAST, timeout=2)
-            assert not task.done()
-        if ends != "held":
-            await client.aclose(close_connection_pool=False)
-
-    async def look() -> int:
-        async with Redis.from_url(url) as client:
-            return int(await client.exists(NAME, f"{{{NAME}}}:queue"))
-
-    with suppress(CoordinatorClosed):
-        asyncio.run(main())
-    gc.collect()
-    assert asyncio.run(look()) == 0
-    assert capfd.readouterr().err == ""
-
-
-@pytest_asyncio.fixture
-async def url(redis: Redis, server: object) -> AsyncIterator[str]:
-    yield str(getattr(server, "url"))  # noqa: B009

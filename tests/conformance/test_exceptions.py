@@ -62,10 +62,7 @@ async def task_cancel(run: Run) -> None:
         task.cancel()
         then()
 
-    async def inside() -> None:
-        await run(request)
-
-    task = asyncio.create_task(inside())
+    task = asyncio.ensure_future(run(request))
     await asyncio.wait([task])
     await task
 
@@ -103,10 +100,7 @@ async def wait_for(run: Run) -> None:
         time.sleep(0.05)  # until its timer is due
         asyncio.get_running_loop().call_later(0, then)
 
-    async def inside() -> None:
-        await run(request)
-
-    await asyncio.wait_for(inside(), 0.05)
+    await asyncio.wait_for(run(request), 0.05)
 
 
 def called(action: Then, _: object) -> None:

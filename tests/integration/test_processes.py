@@ -261,6 +261,31 @@ async def test_p6_a4_released_right_after_waking_up(
         await lease.release()
 
 
+async def test_p1_a4_a_late_release_frees_nobody_elses_lock(
+    server: EmbeddedServer, lock: AsyncLock, redis: Redis, crew: Crew
+) -> None:
+    """Sent in good time, under way for longer than the ttl: the server looks at its token."""
+    assert server.port is not None
+    async with FaultProxy((server.host, server.port)) as proxy:
+        with crew.children(1) as children:
+            child = children[0]
+            await child.open(proxy.url)
+            await child.acquire("warm", 5)
+            await child.release()
+            await child.acquire(NAME, 0.3)
+            rule = proxy.on(script(load("release").sha), HOLD)
+            release = child.release()
+            await asyncio.wait_for(rule.fired.wait(), 2)
+            lease = await asyncio.wait_for(lock.acquire(), 3)
+            rule.release.set()
+            with pytest.raises(Failed) as caught:
+                await asyncio.wait_for(release, 2)
+            assert caught.value.kind in ("LeaseLost", "Unreachable")
+            await child.ask("open", proxy.url, 2.0)  # on the same way, after the release
+            assert await redis.get(NAME) == lease.token.encode()
+            await lease.release()
+
+
 # -- A5, A6: stopped or blocked for less ---------------------------------------------------------------------
 
 

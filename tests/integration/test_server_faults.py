@@ -278,6 +278,30 @@ async def test_pause_longer_than_the_ttl(mode: str) -> None:
         await s.check_free(second.fence)
 
 
+@modes
+@pytest.mark.parametrize("given_up", [True, False])
+async def test_stopped_server(mode: str, given_up: bool) -> None:
+    """D12, B4: asked while the server stands still, and perhaps given up: it goes on, and reads all that was sent."""
+    async with served(mode) as s:
+        await (await s.lock().acquire()).release()
+        s.server.pause()
+        acquiring = asyncio.create_task(s.lock().acquire())
+        await asyncio.wait([acquiring], timeout=2.5 * RESPONSE_TIMEOUT)  # sent again on other connections
+        if given_up:
+            acquiring.cancel()
+        s.server.resume()
+        if not given_up:
+            lease = await asyncio.wait_for(acquiring, 1.1)
+            await s.check_held(lease)
+            await lease.release()
+
+        async def free() -> bool:
+            return not await s.elsewhere().locked()
+
+        await wait_until(free, SOON, timeout=2)
+        await s.check_free(0)
+
+
 # -- a server that is full ---------------------------------------------------------------------------------
 
 

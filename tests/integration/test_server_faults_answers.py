@@ -56,7 +56,7 @@ async def test_readonly_for_a_while(mode: str) -> None:
         acquiring = asyncio.create_task(s.lock().acquire())
         extending = asyncio.create_task(held.extend(4))
         releasing = asyncio.create_task(given.release())
-        done, _ = await asyncio.wait([acquiring, extending, releasing], timeout=0.3)
+        done, _ = await asyncio.wait([acquiring, extending, releasing], timeout=0.2)
         assert not done
         await s.admin.replicaof("NO", "ONE")
         async with asyncio.timeout(1.1):
@@ -110,7 +110,7 @@ async def test_busy(mode: str, db: int, connected: bool) -> None:
 
             await wait_until(busy, SOON, timeout=2)
             acquiring = asyncio.create_task(s.lock().acquire())
-            done, _ = await asyncio.wait([acquiring], timeout=0.2)
+            done, _ = await asyncio.wait([acquiring], timeout=0.1)
             assert not done
             await s.admin.script_kill()
             lease = await asyncio.wait_for(acquiring, 1.1)

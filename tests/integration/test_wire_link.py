@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
+from redis.credentials import CredentialProvider
 
-from redis_sync_aio import CommandRefused, wait_until
+from redis_sync_aio import CommandRefused, Unreachable, wait_until
 from redis_sync_aio._clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.proxy import CUT_AFTER, DROP, anything, arg
+from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, anything, arg
 from .test_wire import ACQUIRE, ANSWERS, FORCE, INSPECT, RELEASE, RENEW, SOON, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
@@ -155,6 +157,22 @@ async def test_idle_coordinator_stays_away(server: EmbeddedServer) -> None:
         await w.check_free(lease.fence)
 
 
+class OutOfOrder(CredentialProvider):
+    """Asks somebody else for the password, who is not there."""
+
+    def get_credentials(self) -> tuple[str]:
+        raise RuntimeError("the vault is sealed")
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_connecting_fails_unexpectedly(server: EmbeddedServer, mode: str) -> None:
+    """P12: whatever the client's own hooks raise is told at once, with its cause."""
+    async with wired(server, mode, client={"credential_provider": OutOfOrder()}) as w:
+        with pytest.raises(Unreachable, match="the vault is sealed"):
+            async with asyncio.timeout(2):
+                await w.lock().acquire()
+
+
 async def test_foreign_message_in_the_inbox(server: EmbeddedServer) -> None:
     """P12: a message that is none of ours is ignored; neither the connection nor a waiter suffers."""
     async with wired(server) as w:
@@ -192,6 +210,26 @@ async def test_ticket_of_a_waiter_that_gives_up_in_the_gap(server: EmbeddedServe
         await other.release()
         await holder.release()
         await w.check_free(holder.fence)
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_clean_up_is_not_overtaken(server: EmbeddedServer, mode: str) -> None:
+    """P5, B4: a request that is under way for long, and arrives after what undid it, takes nothing."""
+    async with wired(server, mode) as w:
+        await (await w.lock().acquire()).release()
+        late = w.proxy.on(ACQUIRE, HOLD)
+        undone = w.proxy.on(RELEASE, PASS)
+        acquiring = asyncio.create_task(w.lock().acquire())
+        await late.fired.wait()
+        acquiring.cancel()
+        await asyncio.gather(acquiring, return_exceptions=True)
+        await w.proxy.until(lambda: undone.acted > 0)  # on a new connection, when the old one was given up
+        await w.lock().statistics()
+        passed = w.proxy.commands["EVALSHA"]
+        late.release.set()
+        with suppress(TimeoutError):  # it gets there, or its connection is gone
+            await asyncio.wait_for(w.proxy.until(lambda: w.proxy.commands["EVALSHA"] > passed), 0.2)
+        await w.check_free(0)
 
 
 @pytest.mark.parametrize("code", ["LOADING", "READONLY"])

@@ -205,7 +205,7 @@ async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: 
                 cancelled.append(now())
 
         watching = list[asyncio.Task[None]]()
-        lease, loss = await lost_in(w.lock(ttl=0.5).hold(), body)
+        lease, loss = await lost_in(w.lock(ttl=0.4).hold(), body)
         await watching[0]
         assert loss.reason == "unreachable"
         assert abs(cancelled[0] - lease.deadline) <= 0.05
@@ -350,8 +350,8 @@ async def test_time_out_while_parted(server: EmbeddedServer, mode: str, kind: Pa
         await part(w, kind)
         start = now()
         with pytest.raises(Unreachable):
-            await w.lock().acquire(timeout=0.5)
-        assert 0.45 < now() - start < 0.6
+            await w.lock().acquire(timeout=0.3)
+        assert 0.25 < now() - start < 0.4
         heal(w)
         lease = await w.lock().acquire()
         await lease.release()
@@ -362,7 +362,7 @@ async def test_time_out_while_parted(server: EmbeddedServer, mode: str, kind: Pa
 @partitions
 async def test_retries_end(server: EmbeddedServer, mode: str, kind: Partition) -> None:
     """C4, P12: without a `timeout`, Unreachable after `retry_for`; also a release says so, and may be repeated."""
-    async with wired(server, mode, retry_for=0.4) as w:
+    async with wired(server, mode, retry_for=0.3) as w:
         lease = await w.lock().acquire()
         await part(w, kind)
         for _ in range(2):
@@ -370,7 +370,7 @@ async def test_retries_end(server: EmbeddedServer, mode: str, kind: Partition) -
             async with asyncio.timeout(3):
                 ends = await asyncio.gather(w.lock().try_acquire(), lease.release(), return_exceptions=True)
             assert [type(end) for end in ends] == [Unreachable, Unreachable]
-            assert 0.35 < now() - start < 0.4 + RESPONSE_TIMEOUT + 0.2
+            assert 0.25 < now() - start < 0.3 + RESPONSE_TIMEOUT + 0.2
         heal(w)
 
         async def released() -> bool:

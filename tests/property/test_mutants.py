@@ -43,29 +43,30 @@ MUTANTS: Mapping[str, Mutant] = {
         "taken = redis.call('SET', NAME, token, 'NX')",
         "taken = redis.call('SET', NAME, token)",
     ),
-    "a held lock is granted": Mutant("if not holder and settle(ticket) == FREE then", "if settle(ticket) == FREE then"),
+    "a held lock is granted": Mutant("if not holder then\n  if settle(", "if true then\n  if settle("),
     "a key of somebody else costs the lock": Mutant("redis.call('DEL', NAME)\n      return before", "return before"),
     # P2 order
-    "barging in the slow path": Mutant("if not holder and settle(ticket) == FREE then", "if not holder then"),
-    "barging in the fast path": Mutant(
-        "if redis.call('EXISTS', QUEUE) == 0 then\n  local taken",
-        "if true then\n  local taken",
-    ),
-    "last come, first served": Mutant("'ZRANGE', QUEUE, 0, 0, 'WITHSCORES'", "'ZRANGE', QUEUE, -1, -1, 'WITHSCORES'"),
+    "barging in the slow path": Mutant("if settle(ticket, heads()) == FREE then", "if true then"),
+    "barging in the fast path": Mutant("if not tail then\n", "if true then\n"),
+    "last come, first served": Mutant("'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'", "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'"),
     "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', ", "'ZADD', QUEUE, "),
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
     "a living poller is dropped": Mutant("then return RESERVED end", "then end"),
     # P3 wake-up
-    "a release wakes nobody": Mutant("local next = settle('')\nif not holder", "local next = FREE\nif not holder"),
-    "a renewal that finds it gone wakes nobody": Mutant(
-        "if holder then return {2, now} end\nsettle('')",
-        "if holder then return {2, now} end",
+    "a release wakes nobody": Mutant("local next = settle('', first)", "local next = FREE"),
+    "a renewal that finds it gone wakes nobody": Mutant("settle('', heads())\nreturn {0, now}", "return {0, now}"),
+    "force wakes nobody": Mutant("if settle('', heads()) ~= GRANTED then", "if true then"),
+    "the next in line is told nothing": Mutant("if next_inbox == inbox then grant = grant .. ' ' .. next_id end"),
+    "the next in line elsewhere is told nothing": Mutant("if next_inbox and next_inbox ~= inbox then", "if false then"),
+    "a foreign holder is taken for one of ours": Mutant(
+        "if holder and last and string.sub(last, 18) == holder then soon = 0 end",
+        "soon = 0",
     ),
-    "force wakes nobody": Mutant("if settle('') ~= GRANTED then", "if true then"),
-    "the next in line is told nothing": Mutant("hold(token, ms)\n        announce(ms)", "hold(token, ms)"),
-    "a foreign holder is taken for one of ours": Mutant("holder == last_token and 0 or 1", "0"),
-    "the claim is ignored": Mutant("hold(token, ms)\n        announce", "hold(token, '30000')\n        announce"),
+    "the claim is ignored": Mutant(
+        "hold(token, ms)\n        if next_inbox",
+        "hold(token, '30000')\n        if next_inbox",
+    ),
     # P4 replay
     "spent tokens are granted again (slow path)": Mutant(
         "local spent = not holder and last_token == token and ARGV[5] ~= '1'",
@@ -73,22 +74,25 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "spent tokens are granted again (fast path)": Mutant(" and string.sub(before, 18) ~= token"),
     "identities are spent": Mutant(" and ARGV[5] ~= '1'"),
-    "a replay begins the ttl anew": Mutant("return {3, fence,", "hold(token, ttl) return {3, fence,"),
+    "a replay begins the ttl anew": Mutant(
+        "return {3, tonumber(fence),",
+        "hold(token, ttl) return {3, tonumber(fence),",
+    ),
     "a replay takes a new fence": Mutant(
-        "local fence = last_token == token and tonumber(last) or next_fence(token)",
-        "local fence = next_fence(token)",
+        "last_token == token and string.sub(last, 1, 16) or next_fence(token)",
+        "next_fence(token)",
     ),
     # leftovers
     "release leaves the ticket": Mutant("redis.call('ZREM', QUEUE, ARGV[2])"),
     "release leaves the poll": Mutant("redis.call('ZREM', POLLS, ARGV[2])"),
     "a grant leaves its ticket (acquire)": Mutant(
-        "if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end\n  if poll_ms",
+        "if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end\n    if poll_ms",
         "if poll_ms",
     ),
-    "a grant leaves its poll": Mutant("if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end\n  local", "local"),
+    "a grant leaves its poll": Mutant("if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end\n    local", "local"),
     "a grant leaves its ticket (hand-over)": Mutant(
-        "redis.call('ZREM', QUEUE, ticket)\n      local grant",
-        "local grant",
+        "redis.call('ZREM', QUEUE, ticket)\n      local next_inbox",
+        "local next_inbox",
     ),
     "a holder's ticket stays": Mutant(
         "if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end",
@@ -101,19 +105,22 @@ MUTANTS: Mapping[str, Mutant] = {
     "renew forgets the fence": Mutant("redis.call('PEXPIRE', FENCE, FENCE_TTL)"),
     # P8 fencing
     "the fence is not stored (slow path)": Mutant(
-        "redis.call('SET', FENCE, stored, 'PX', FENCE_TTL)\n  return fence",
-        "return fence",
+        "local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', FENCE_TTL, 'GET')",
+        "local last = redis.call('GET', FENCE)",
     ),
     "the fence is not stored (fast path)": Mutant(
         "redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', FENCE_TTL, 'GET')",
         "redis.pcall('GET', FENCE)",
     ),
-    "the fence is the stored one": Mutant("fence = last + 1", "fence = last"),
-    "the fence is only the clock (slow path)": Mutant("if last and last >= fence then", "if false then"),
+    "the fence is the stored one": Mutant("tonumber(string.sub(last, 1, 16)) + 1", "tonumber(string.sub(last, 1, 16))"),
+    "the fence is only the clock (slow path)": Mutant(
+        "if last and string.sub(last, 1, 16) >= fence then",
+        "if false then",
+    ),
     "the fence is only the clock (fast path)": Mutant("string.sub(before, 1, 16) < digits and "),
     "the fence is only a counter": Mutant(
-        "local fence, last = now, tonumber((last_grant()))",
-        "local last = tonumber((last_grant())) local fence = (last or 0) + 1",
+        "local fence = digits\n",
+        "local fence = string.format('%.0f', tonumber(string.sub(redis.call('GET', FENCE) or '0', 1, 16)) + 1)\n",
     ),
 }  # fmt: skip
 
@@ -193,6 +200,25 @@ async def check_two_living_pollers_are_served_in_their_order(redis: Redis) -> No
     await run(redis, "release", b"a", b"")
     assert (await acquire(redis, b"c", polled(b"c"), 60_000))[0] == 2
     assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
+
+
+async def check_the_next_in_line_is_told_in_its_own_inbox(redis: Redis) -> None:
+    async with untyped(redis).pubsub() as pubsub:
+        await pubsub.subscribe("rsa:one", "rsa:other")
+        for _ in range(2):
+            await pubsub.get_message(timeout=5)
+        await acquire(redis, b"a")
+        await acquire(redis, b"b", ticket_member(b"rsa:one", 1, 500, b"b"))
+        await acquire(redis, b"c", ticket_member(b"rsa:other", 2, 700, b"c"))
+        await run(redis, "release", b"a", b"")
+        await untyped(redis).publish("rsa:other", "the end")
+        told = [await pubsub.get_message(timeout=5) for _ in range(2)]
+        assert told[0]["channel"] == b"rsa:one"
+        assert told[1]["data"].split()[:2] == [b"2", b"0"]
+        await acquire(redis, b"d", ticket_member(b"rsa:other", 3, 700, b"d"))
+        assert (await pubsub.get_message(timeout=5))["data"] == b"the end"
+        await run(redis, "release", b"b", b"")
+        assert (await pubsub.get_message(timeout=5))["data"].split()[4:] == [b"3"], "with the grant of the one before"
 
 
 async def check_force_serves_the_next(redis: Redis) -> None:
