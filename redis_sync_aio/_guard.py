@@ -55,4 +55,6 @@ class Guard:
         left = self._task.cancelling()
         for _ in range(ours):
             left = self._task.uncancel()
+        if self._task is not asyncio.current_task():
+            return False  # left in another task than entered: what ended the body was not our cancellation
         return isinstance(error, asyncio.CancelledError) and left <= self._before

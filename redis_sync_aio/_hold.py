@@ -7,9 +7,12 @@ What does not leave is attached to what does as a note; nothing is swallowed.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Literal, TypeAlias
+
+import anyio
 
 from ._guard import Guard
 from .errors import SyncError
@@ -50,6 +53,7 @@ class Hold:
         assert self.lease is not None
         own = None if self._guard.finish(error) else error
         try:
+            self.lease.check_place()
             if own is None:
                 await self.lease.release()
             else:
@@ -75,6 +79,8 @@ class Hold:
             task = asyncio.current_task()
             if cancelled or task is None:
                 raise
+            if anyio.current_effective_deadline() == -math.inf:
+                return  # inside a cancelled anyio scope: anyio repeats it at every await, and only there
             _deliver_again(task, again)
 
 
@@ -90,7 +96,7 @@ def _deliver_again(task: asyncio.Task[object], cancelled: asyncio.CancelledError
     def deliver() -> None:
         if not task.done() and task.cancelling() >= requests > 0:
             task.uncancel()
-            task.cancel(*cancelled.args)  # anyio knows its own cancellations by their message
+            task.cancel(*cancelled.args)
 
     task.get_loop().call_soon(deliver)
 
@@ -99,7 +105,7 @@ def ending(holds: list[Hold]) -> int:
     """Return the index of the hold whose body ends here, among those entered by one shared lock object.
 
     It is this task's latest; else the latest whose task has ended (a body may end in another task than it began
-    in); else the latest.
+    in); else the latest whose lease is lost (nothing more can be lost with it); else the latest.
     """
     last = len(holds) - 1
     if last == 0:
@@ -111,6 +117,10 @@ def ending(holds: list[Hold]) -> int:
     for index in range(last, -1, -1):
         entered_by = holds[index].task
         if entered_by is None or entered_by.done():
+            return index
+    for index in range(last, -1, -1):
+        lease = holds[index].lease
+        if lease is not None and lease.is_lost():
             return index
     return last
 

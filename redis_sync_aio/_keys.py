@@ -54,7 +54,8 @@ def lock_keys(name: bytes) -> LockKeys:
             f"the name of a lock has at most {MAX_NAME_BYTES} bytes, this one has {len(name)}: {name[:40]!r}…"
         )
     tag = hash_tag(name)
-    stem = name if tag != name else b"{" + name + b"}"
+    # A name with a tag of its own gets one colon more, so that `a` and `{a}` share no key.
+    stem = name + b":" if tag != name else b"{" + name + b"}"
     if hash_tag(stem) != tag:
         raise ValueError(
             f"the braces in the name {name!r} break its hash tag: its keys would lie in different slots; "

@@ -192,6 +192,10 @@ class Renewals:
     def release(self, lease: Lease) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         self._forget(lease)
+        if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
+            for twin in list(self._leases()):
+                if twin.wire_token == lease.wire_token and twin.keys.name == lease.keys.name:
+                    twin.lose("expired")
         self.under_way.started()
         time = now()
         expires = min(lease.deadline, time + self._retry_for)

@@ -37,11 +37,15 @@ def synchronized(
         @synchronized(redis, "user:{user_id}", timeout=5)
         async def charge(user_id: int, amount: int) -> None: ...
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be str, not {name!r}")
     AsyncLock(client, name.replace("{", "").replace("}", ""), ttl=ttl)  # bad arguments fail here
     timeout_seconds(timeout)
     fields = {field for _, field, _, _ in string.Formatter().parse(name) if field is not None}
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function!r} is not a coroutine function")
         signature = inspect.signature(function)
         unknown = {field for field in fields if field.split(".")[0].split("[")[0] not in signature.parameters}
         if unknown:

@@ -26,9 +26,13 @@ def seconds(value: object, what: str) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{what} must be seconds (int, float) or a timedelta, not {value!r}")
-    if not math.isfinite(value) or value < 0:
+    try:
+        result = float(value)
+    except OverflowError:  # an int beyond the floats
+        result = math.inf
+    if not math.isfinite(result) or result < 0:
         raise ValueError(f"{what} must be finite and not negative, not {value!r}")
-    return float(value)
+    return result
 
 
 def positive_seconds(value: object, what: str) -> float:
@@ -49,7 +53,8 @@ def ttl_ms(value: object, what: str = "ttl") -> int:
 
     Raises ValueError below 10 ms (a lease that short is over before its reply arrives) and above ten years.
     """
-    ms = math.ceil(round(seconds(value, what) * 1000, 6))
+    duration = seconds(value, what)
+    ms = math.ceil(round(min(duration, MAX_TTL_MS) * 1000, 6))  # min: the product must stay finite
     if not MIN_TTL_MS <= ms <= MAX_TTL_MS:
         raise ValueError(f"{what} must be between 0.01 seconds and ten years, not {value!r}")
     return ms

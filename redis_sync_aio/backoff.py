@@ -52,13 +52,15 @@ class Backoff:
     random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not seconds(self.initial, "initial") > 0:
+        for name in ("initial", "factor", "cap"):
+            object.__setattr__(self, name, seconds(getattr(self, name), name))
+        object.__setattr__(self, "deadline", timeout_seconds(self.deadline, "deadline"))
+        if not self.initial > 0:
             raise ValueError(f"initial must be more than 0 seconds, not {self.initial!r}")
-        if seconds(self.factor, "factor") < 1:
+        if self.factor < 1:
             raise ValueError(f"factor must be at least 1, not {self.factor!r}")
-        if seconds(self.cap, "cap") < self.initial:
+        if self.cap < self.initial:
             raise ValueError(f"cap must be at least initial ({self.initial!r} s), not {self.cap!r}")
-        timeout_seconds(self.deadline, "deadline")
         if self.attempts is not None:
             if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):
                 raise TypeError(f"attempts must be an int or None, not {self.attempts!r}")
@@ -67,8 +69,12 @@ class Backoff:
 
     def bound(self, attempt: int) -> float:
         """Return the largest delay before retry number ``attempt`` (the first is 0), in seconds."""
-        # Beyond 1000 doublings the power overflows; the cap was reached long before.
-        return min(self.cap, self.initial * self.factor ** min(attempt, 1000 if self.factor <= 2 else 100))
+        if self.factor == 1:
+            return self.initial
+        try:
+            return min(self.cap, self.initial * self.factor**attempt)
+        except OverflowError:  # the cap was reached long before
+            return self.cap
 
     def __iter__(self) -> Iterator[float]:
         spent = 0.0

@@ -44,13 +44,14 @@ from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from ._clock import now
 from ._engine.lua import FOR_EVER, Released, Renewed, View, read_inspect, read_renew
+from ._implicit import coordinator_for
 from ._keys import lock_keys
 from ._link.call import Call, Reply
 from ._link.client import check_client, encode
 from ._types import text, ttl_ms
 from ._waiting.ticket import Request, acquire
 from .backoff import Backoff, wait_until
-from .coordinator import Send, coordinator_for
+from .coordinator import Send
 from .errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 
 __all__ = ["Lock"]

@@ -6,9 +6,7 @@ A service creates one at its start and closes it at its end::
         async with sync.lock("orders:42"):
             ...
 
-Given a bare client, a lock uses the client's implicit coordinator for the running event loop. That one
-connects when first used, closes its connection when nothing was held or waited for during `IDLE` seconds,
-and otherwise when the event loop ends (see `_close_at_loop_end`).
+Given a bare client, a lock uses the client's implicit coordinator for the running event loop (`_implicit.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from ._clock import now
 from ._engine.lua import LuaEngine, read_push
 from ._keys import INBOX_PREFIX, LockKeys
 from ._link.call import Call, Executor, Reply
-from ._link.client import check_client, client_connect_timeout, client_response_timeout
+from ._link.client import check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.link import Link
 from ._link.plain import PlainExecutor
 from ._renewal import Renewals
@@ -47,12 +45,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("redis_sync_aio")
 
-IDLE = 5.0
-"""Seconds without any use after which an implicit coordinator closes its connection."""
-
 Send: TypeAlias = Callable[[LuaEngine, float, float, Callable[[Call], None]], Call]
 
 Push: TypeAlias = Literal["auto", "always", "never"]
+
+
+living: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+"""All that were started in this process."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class Coordinator:
@@ -99,12 +102,16 @@ class Coordinator:
         self.claim_ms = ttl_ms(claim, "claim")
         self.retry_for = positive_seconds(retry_for, "retry_for")
         self.poll_cap = positive_seconds(poll_cap, "poll_cap")
+        if poll is not None and not isinstance(poll, Backoff):
+            raise TypeError(f"poll must be a Backoff or None, not {poll!r}")
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
         self._response_timeout = client_response_timeout(client, response_timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Future[None] | None = None
         self._why_closed: str | None = None
         self._forked = False
+        self.on_close: Callable[[], None] = _nothing
+        """Called once it can not be used any more."""
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -114,6 +121,7 @@ class Coordinator:
         unique = secrets.token_hex(8)
         self._inbox = INBOX_PREFIX + unique.encode()
         self.token_prefix = f"{socket.gethostname()[:32]}:{os.getpid()}:{unique}:".encode()
+        self.asking = 0
         self._numbers = itertools.count(1)
         self.next_number = self._numbers.__next__
         self.tickets: dict[int, Ticket] = {}
@@ -137,7 +145,7 @@ class Coordinator:
         self._loop_end = self._close_at_loop_end()
         with suppress(StopIteration):  # run to its first yield, which makes the loop know it
             self._loop_end.asend(None).send(None)
-        _living.add(self)
+        living.add(self)
 
     def _use(self, executor: Executor) -> None:
         self._executor = executor
@@ -157,7 +165,7 @@ class Coordinator:
         try:
             yield
         finally:
-            if self._why_closed is None:  # else it is `_close` that ends this generator
+            if self._closing is None:  # else it is `_close` that ends this generator
                 await self.close()
 
     async def __aenter__(self) -> Self:
@@ -180,21 +188,22 @@ class Coordinator:
         if self._loop is None or self._forked:
             self._why_closed = self._why_closed or "it was closed"
             return
+        self.check_place()
         if self._closing is None:
             self._why_closed = self._why_closed or "it was closed"
             self._closing = self._loop.create_task(self._close(), name="redis_sync_aio close")
-        closing, cancelled = self._closing, False
+        closing, cancelled = self._closing, None
         while not closing.done():
             try:
                 await asyncio.wait([closing])
-            except asyncio.CancelledError:
-                cancelled = True  # bounded: _close takes response_timeout at most
+            except asyncio.CancelledError as error:
+                cancelled = error  # bounded: _close takes response_timeout at most
         closing.result()
-        if cancelled:
-            raise asyncio.CancelledError
+        if cancelled is not None:
+            raise cancelled  # that very one: anyio knows its own by their message
 
     async def _close(self) -> None:
-        _forget_implicit(self)
+        self.on_close()
         self._give_up(CoordinatorClosed(f"the coordinator was closed while waiting: {self._why_closed}"))
         self.renewals.stop()
         await self.renewals.under_way.drained(self._response_timeout)
@@ -216,7 +225,7 @@ class Coordinator:
                 "this coordinator belongs to the parent process: after a fork create a new client and a new "
                 "Coordinator in the child (or start children with the 'spawn' method)"
             )
-        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+        if self._loop is not None and self._loop is not running_loop():
             raise WrongContext(
                 "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
                 "share locks made from it, nor leases, between loops or threads"
@@ -228,7 +237,7 @@ class Coordinator:
         if self._why_closed is not None:
             raise CoordinatorClosed(f"this coordinator can not be used any more: {self._why_closed}")
         if self._loop is None:
-            self._start(asyncio.get_running_loop())
+            self._start(running_loop())
 
     # -- for primitives --------------------------------------------------------------------------------
 
@@ -280,12 +289,25 @@ class Coordinator:
             else:
                 outcome.set_exception(call.error)
 
+        self.asking += 1
         time = now()
         call = send(self.engine, time, time + self.retry_for, done)
         try:
             return await outcome
         finally:
+            self.asking -= 1
             call.drop()
+
+    @property
+    def why_closed(self) -> str | None:
+        """Why it can not be used any more; None while it can."""
+        return self._why_closed
+
+    def retire(self, why: str) -> None:
+        """Close it in the background; it can not be used from now on, since locks remember their coordinator."""
+        self._why_closed = self._why_closed or why
+        self.on_close()
+        self.loop.create_task(self.close(), name="redis_sync_aio close")
 
     def forget(self, local: LocalName) -> None:
         """Forget a name nobody waits for or holds."""
@@ -349,72 +371,12 @@ class Coordinator:
 
     def link_client_closed(self) -> None:
         """redis-py closed our connection, since the client or its pool was closed."""
-        assert self._loop is not None
-        self._why_closed = "its client was closed (aclose(), or disconnect() of its pool); create a new client"
-        _forget_implicit(self)
+        self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
         self._give_up(CoordinatorClosed(f"the wait ended: {self._why_closed}"))
-        self._loop.create_task(self.close(), name="redis_sync_aio close")
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """In the child: the sockets belong to the parent. Never use or close them here."""
         self._forked = True
         if self._loop is not None:
             self.renewals.stop()
-            if self._link is not None:
-                self._link.abandon()
-
-
-# -- implicit coordinators ---------------------------------------------------------------------------------
-
-_implicit: dict[tuple[Redis, asyncio.AbstractEventLoop], Coordinator] = {}
-_living: weakref.WeakSet[Coordinator] = weakref.WeakSet()
-
-
-def coordinator_for(client: Redis | Coordinator) -> Coordinator:
-    """Return ``client`` if it is a coordinator, else the implicit one of that client in the running loop.
-
-    Raises if it can not be used here and now.
-    """
-    if isinstance(client, Coordinator):
-        client.check()
-        return client
-    loop = asyncio.get_running_loop()
-    found = _implicit.get((client, loop))
-    if found is None:
-        for key in list(_implicit):  # a copy: other threads have loops and coordinators, too
-            if key[1].is_closed():
-                _implicit.pop(key, None)
-        found = _implicit[client, loop] = Coordinator(client)
-        found.check()
-        _close_when_idle(found, loop)
-    return found
-
-
-def _close_when_idle(coordinator: Coordinator, loop: asyncio.AbstractEventLoop) -> None:
-    number = coordinator.next_number()
-
-    def look() -> None:
-        if coordinator._why_closed is not None:
-            return
-        if coordinator.locals or coordinator.next_number() > number + 1:
-            _close_when_idle(coordinator, loop)
-        else:
-            _forget_implicit(coordinator)
-            loop.create_task(coordinator.close(), name="redis_sync_aio close")
-
-    loop.call_later(IDLE, look)
-
-
-def _forget_implicit(coordinator: Coordinator) -> None:
-    for key, found in list(_implicit.items()):
-        if found is coordinator:
-            _implicit.pop(key, None)
-
-
-def _after_fork_in_child() -> None:
-    _implicit.clear()
-    for coordinator in list(_living):
-        coordinator._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+            self._executor.abandon()

@@ -78,6 +78,7 @@ class Lost:
 
     async def wait(self) -> None:
         """Wait until the lease is lost; for ever if it is released first. Safe to cancel."""
+        self._lease.check_place()
         if self.is_set():
             return
         event = self._event = self._event or anyio.Event()
@@ -151,6 +152,10 @@ class Lease:
     def identity(self) -> str | None:
         """The caller's identity, or None."""
         return None if self._terms.identity is None else text(self._terms.identity)
+
+    def check_place(self) -> None:
+        """Raise WrongContext in another event loop, or after a fork."""
+        self._keeper.check_place()
 
     @property
     def patience(self) -> float:

@@ -12,13 +12,14 @@ from redis.asyncio import Redis
 
 from ._engine.lua import FOR_EVER, Released, read_inspect, ticket_token
 from ._hold import Hold, OnLost, check_on_lost, ending
+from ._implicit import coordinator_for
 from ._keys import lock_keys
 from ._link.call import Reply
 from ._link.client import check_client, encode
 from ._types import Name, Seconds, require_bool, text, timeout_seconds, ttl_ms
 from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire
-from .coordinator import Coordinator, Send, coordinator_for
+from .coordinator import Coordinator, Send
 from .errors import AcquireTimeout, NotHeld
 from .lease import Lease
 
@@ -143,7 +144,7 @@ class AsyncLock:
             request = self._default
         else:
             limit = timeout_seconds(timeout)
-            request = self._request(ttl, identity, wait=limit != 0, timeout=limit)
+            request = self._request(ttl, identity, wait=limit != 0, timeout=limit or None)
         local = self._local()
         lease = await acquire(local, request)
         if lease is None:
@@ -177,7 +178,7 @@ class AsyncLock:
         outside, LeaseLost, the error of the release.
         """
         limit = timeout_seconds(timeout)
-        self._request(ttl, identity, wait=limit != 0, timeout=limit)
+        self._request(ttl, identity, wait=limit != 0, timeout=limit or None)
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
         return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl, identity=identity), chosen)
 

@@ -10,6 +10,8 @@ on the oldest version we admit and on the newest.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -20,6 +22,32 @@ from redis.backoff import NoBackoff
 
 class NotAdoptable(Exception):
     """The client's connections are not asyncio streams that could be taken over."""
+
+
+def dead_end(transport: asyncio.BaseTransport) -> None:
+    """In a forked child: let the transport's descriptor lead nowhere, without touching the parent's connection.
+
+    The child shares the parent's selector and would read the parent's replies, should its loop run once more (as
+    it does when a coroutine is left by SystemExit). So the descriptor is made another, silent socket.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.fileno() >= 0:
+        ours, silent = socket.socketpair()
+        os.dup2(ours.fileno(), connection.fileno())
+        ours.close()
+        _silent.append(silent)  # if it were closed, the child would see the end of the stream
+
+
+_silent: list[socket.socket] = []
+
+
+def dead_end_pool(client: Redis) -> None:
+    """The same for all connections of a client's pool."""
+    pool: Any = client.connection_pool
+    for connection in (*getattr(pool, "_available_connections", ()), *getattr(pool, "_in_use_connections", ())):
+        writer = getattr(connection, "_writer", None)
+        if writer is not None:
+            dead_end(writer.transport)
 
 
 class Adopted:

@@ -99,8 +99,11 @@ class Executor(Protocol):
     def send(self, call: Call) -> None:
         """Send ``call``. Returns at once, never raises; ``call.done`` runs later, never inside."""
 
+    def abandon(self) -> None:
+        """In a forked child: never use or close what belongs to the parent."""
+
     async def close(self) -> None:
-        """Give up whatever is under way and close connections and tasks."""
+        """Fail whatever is under way and close connections and tasks."""
 
 
 # Answers that say "not now": nothing was executed, so the call is simply sent again after a while.

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.client import Pipeline
 
 from .._types import Name, Seconds, positive_seconds
+from ..errors import WrongContext
 
 DEFAULT_TIMEOUT = 5.0
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop; raise WrongContext when there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongContext("no event loop is running here: use it inside a coroutine") from None
+
+
 def check_client(client: object) -> None:
     """Raise TypeError, saying what to pass instead, unless ``client`` is an asyncio Redis client."""
-    if isinstance(client, Redis):
+    if isinstance(client, Redis) and not isinstance(client, Pipeline):
         return
     if isinstance(client, RedisCluster):
         raise TypeError("RedisCluster is not supported yet: pass a redis.asyncio.Redis of one server")

@@ -29,9 +29,10 @@ import redis.exceptions
 from redis.asyncio import Redis
 
 from .._clock import now
+from .._keys import INBOX_PREFIX
 from .._types import text
 from ..backoff import Backoff
-from ..errors import CommandRefused, LinkUnavailable, SyncError, Unreachable
+from ..errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable, open_connection
 from .call import TRANSIENT, Call, Reply, ReplyError, error_code, refusal
 from .wire import Wire
@@ -68,6 +69,7 @@ class Link:
         self._connect_timeout = connect_timeout
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
+        self._opening: Wire | None = None  # while it is set up
         self._heard: asyncio.Future[None]  # our own message, while a connection is set up
         self._pinged = 0.0
         self._delays = iter(RECONNECT)
@@ -179,12 +181,14 @@ class Link:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
         async with asyncio.timeout(self._connect_timeout):
             adopted = await open_connection(self._client)
-            wire = Wire(adopted, self._on_error, self._on_push, self._on_lost)
+            wire = self._opening = Wire(adopted, self._on_error, self._on_push, self._on_lost)
             try:
                 await self._introduce(wire)
             except BaseException:
                 wire.abort()
                 raise
+            finally:
+                self._opening = None
         if self._closed:  # redis-py may swallow a cancellation on Python < 3.12
             wire.abort()
             raise asyncio.CancelledError
@@ -199,7 +203,7 @@ class Link:
         client_id = wire.ask((b"CLIENT", b"ID"))
         subscribed = wire.ask((b"SUBSCRIBE", self._inbox))
         published = wire.ask((b"PUBLISH", self._inbox, b""))
-        rights = "SUBSCRIBE and PUBLISH on rsa:*"
+        rights = f"SUBSCRIBE and PUBLISH on {text(INBOX_PREFIX)}*"
         for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (published, rights)):
             try:
                 await answer
@@ -336,25 +340,31 @@ class Link:
     # -- the end ---------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Forget the connection without touching it: it belongs to the parent process (after a fork)."""
+        """Forget the connection: it belongs to the parent process (after a fork)."""
         self._closed = True
-        self._wire = None
+        for wire in (self._wire, self._opening):
+            if wire is not None:
+                wire.dead_end()
+        self._wire = self._opening = None
 
     async def close(self) -> None:
-        """Close the connection; calls that are still under way are never answered."""
+        """Close the connection; calls that are still under way end with CoordinatorClosed."""
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        self.take_unsent()
+        left = self.take_unsent()
         connecting = self._connecting
         if connecting is not None:
             connecting.cancel()
             await asyncio.wait([connecting])
         wire, self._wire = self._wire, None
         if wire is not None:
+            left += [call for call in wire.pending if isinstance(call, Call)]
             wire.abort()
             await wire.gone
+        for call in left:
+            call.fail(CoordinatorClosed(f"closed before the answer about {text(call.name)!r} arrived"))
 
 
 def _sent(pending: Call | asyncio.Future[Reply], pinged: float) -> float:

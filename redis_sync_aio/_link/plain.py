@@ -21,7 +21,8 @@ from redis.client import NEVER_DECODE
 from .._clock import now
 from .._types import text
 from ..backoff import Backoff
-from ..errors import SyncError, Unreachable
+from ..errors import CoordinatorClosed, SyncError, Unreachable
+from .adopt import dead_end_pool
 from .call import TRANSIENT, Argument, Call, Reply, refusal
 
 RETRY = Backoff(initial=0.01, cap=0.5)
@@ -49,15 +50,19 @@ class PlainExecutor:
         self._client: Any = client
         self._queues: dict[bytes, deque[Call]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def send(self, call: Call) -> None:
         """Send ``call`` after the earlier calls about the same name."""
         queue = self._queues.get(call.name)
         if queue is not None:
             queue.append(call)
-            return
-        self._queues[call.name] = deque([call])
-        task = asyncio.get_running_loop().create_task(self._work(call.name), name="redis_sync_aio calls")
+        elif not self._closed:
+            self._queues[call.name] = deque([call])
+            self._start(call.name)
+
+    def _start(self, name: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._work(name), name="redis_sync_aio calls")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -65,11 +70,18 @@ class PlainExecutor:
         queue = self._queues[name]
         try:
             while queue:
-                call = queue.popleft()
-                if not call.over:
-                    await self._run(call)
-        finally:
+                if not queue[0].over:
+                    await self._run(queue[0])
+                queue.popleft()
             del self._queues[name]
+        except asyncio.CancelledError:
+            if self._closed:
+                raise
+            # Not by us: `asyncio.run` cancels all tasks at its end, and those that release then need us still.
+            queue[0].ambiguous = True
+            if queue[0].once:
+                queue[0].fail(self.unreachable(name))
+            self._start(name)
 
     async def _run(self, call: Call) -> None:
         """Try until answered, refused or expired."""
@@ -116,12 +128,21 @@ class PlainExecutor:
         """Return the error for a command about ``name`` that was not answered in time."""
         return Unreachable(f"Redis did not answer a command for {text(name)!r} in time")
 
+    def abandon(self) -> None:
+        """In a forked child: never use the parent's connections."""
+        self._closed = True
+        dead_end_pool(self._client)
+
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel what is under way: it ends with CoordinatorClosed."""
+        self._closed = True
+        left = [call for queue in self._queues.values() for call in queue]
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for call in left:
+            call.fail(CoordinatorClosed(f"closed before the answer about {text(call.name)!r} arrived"))
 
 
 def _unreachable(call: Call, error: Exception) -> Unreachable:

@@ -10,7 +10,7 @@ from typing import cast
 import hiredis
 
 from .._clock import now
-from .adopt import Adopted
+from .adopt import Adopted, dead_end
 from .call import Argument, Call, Reply, ReplyError
 
 FULL = 50
@@ -80,7 +80,7 @@ class Wire(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if out and not self._transport.is_closing():
+        if out and not self.closed_by_us and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
 
     def data_received(self, data: bytes) -> None:
@@ -116,6 +116,11 @@ class Wire(asyncio.Protocol):
         """Close at once; ``on_lost`` is called in the next turn of the loop."""
         self._dropped = why
         self._transport.abort()
+
+    def dead_end(self) -> None:
+        """Lead nowhere (in a forked child)."""
+        self.closed_by_us = True
+        dead_end(self._transport)
 
     def abort(self) -> None:
         """Close at once; ``on_lost`` is not called."""

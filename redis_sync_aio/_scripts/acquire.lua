@@ -12,6 +12,7 @@
 -- COST  O(log waiters)
 -- include: keys
 local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local settled
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 -- include: uncontended
 -- include: lock
@@ -21,17 +22,18 @@ local spent = not holder and last_token == token and ARGV[5] ~= '1'
 if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end
 if spent then return {4, 0, -2, now, 0} end
 if holder == token then
-  local fence = last_token == token and string.sub(last, 1, 16) or next_fence(token)
+  local fence = last_token == token and string.sub(last, 1, 16) or next_fence(token, ttl)
   return {3, tonumber(fence), redis.call('PTTL', NAME), now, 0}
 end
 if not holder then
   if settle(ticket, heads()) == FREE then
     if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end
     if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
-    local fence = next_fence(token)
+    local fence = next_fence(token, ttl)
     hold(token, ttl)
     return tonumber(fence)
   end
+  settled = true
   holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
 end
 -- include: enqueue

@@ -9,7 +9,7 @@
 local holder = redis.call('GET', NAME)
 if holder == ARGV[1] then
   redis.call('PEXPIRE', NAME, ARGV[2])
-  redis.call('PEXPIRE', FENCE, FENCE_TTL)
+  redis.call('PEXPIRE', FENCE, remember(ARGV[2]))
   return {1, now}
 end
 if holder then return {2, now} end

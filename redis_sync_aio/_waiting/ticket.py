@@ -207,7 +207,8 @@ class Ticket:
         hub, limit = self._local.hub, self._request.timeout
         if self.call is not None and self.call.trouble is not None:
             return self.call.trouble
-        if hub.trouble is not None or self._base is None:
+        unheard = self._base is None and limit is not None and limit >= hub.renewals.patience
+        if hub.trouble is not None or unheard:
             error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
             error.__cause__ = hub.trouble
             return error
@@ -245,7 +246,7 @@ class Ticket:
             self._leave()
             if call is not None:
                 call.drop()
-                if call.attempts == 0:
+                if call.attempts == 0 and self._base is None:
                     return  # never sent
             local.undo(self._token, self._member)
             return

@@ -22,9 +22,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redis_sync_aio import AsyncLock, Backoff, CommandRefused, Unreachable, wait_until
+from redis_sync_aio._implicit import coordinator_for
 from redis_sync_aio._scripts import load
 from redis_sync_aio.compat import Lock
-from redis_sync_aio.coordinator import coordinator_for
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, CoordinatorClosed, coordinator, wait_until
+from redis_sync_aio import AsyncLock, CoordinatorClosed, wait_until
+from redis_sync_aio import _implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
@@ -30,8 +31,8 @@ async def test_p12_one_implicit_coordinator_for_each_client(redis: Redis, observ
     assert await connections(observer) == before + 1
     for lease in leases:
         await lease.release()
-    assert coordinator.coordinator_for(redis) is locks[0]._coordinator
-    await coordinator.coordinator_for(redis).close()
+    assert implicit.coordinator_for(redis) is locks[0]._coordinator
+    await implicit.coordinator_for(redis).close()
     await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
 
 
@@ -39,17 +40,17 @@ async def test_p12_an_idle_implicit_coordinator_closes(
     redis: Redis, observer: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12: it closes its connection when nothing was used for IDLE, not before, and starts again when needed."""
-    monkeypatch.setattr(coordinator, "IDLE", 0.05)
+    monkeypatch.setattr(implicit, "IDLE", 0.05)
     lock = AsyncLock(redis, NAME)
     before = await connections(observer)
     for _ in range(2):
         lease = await lock.acquire()
-        first = coordinator.coordinator_for(redis)
+        first = implicit.coordinator_for(redis)
         await asyncio.sleep(0.15)
         lease.check()
-        assert coordinator.coordinator_for(redis) is first  # held: not idle
+        assert implicit.coordinator_for(redis) is first  # held: not idle
         await lease.release()
-        await wait_until(lambda: not coordinator._implicit, FAST, timeout=2)
+        await wait_until(lambda: not implicit.coordinators, FAST, timeout=2)
         await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
         await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
         with pytest.raises(CoordinatorClosed):
@@ -58,7 +59,7 @@ async def test_p12_an_idle_implicit_coordinator_closes(
 
 async def test_p12_an_implicit_coordinator_in_use_does_not_close(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """P12: short uses in quick succession, and statistics(), keep it; never does a use meet the closing."""
-    monkeypatch.setattr(coordinator, "IDLE", 0.01)
+    monkeypatch.setattr(implicit, "IDLE", 0.01)
     lock = AsyncLock(redis, NAME)
     for pause in (0, 0.004, 0.009, 0.01, 0.011, 0.02) * 5:
         async with lock:
@@ -66,7 +67,7 @@ async def test_p12_an_implicit_coordinator_in_use_does_not_close(redis: Redis, m
         await asyncio.sleep(pause)
         assert not await lock.locked()
         await asyncio.sleep(pause)
-    await wait_until(lambda: not coordinator._implicit, FAST, timeout=2)
+    await wait_until(lambda: not implicit.coordinators, FAST, timeout=2)
     await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
 
 

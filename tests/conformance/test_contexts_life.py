@@ -23,9 +23,9 @@ from redis_sync_aio import (
     LeaseLost,
     SyncError,
     Unreachable,
-    coordinator,
     wait_until,
 )
+from redis_sync_aio import _implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -45,7 +45,7 @@ async def nothing_left(no_task_left: None, observer: Redis) -> AsyncIterator[Non
     """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
     yield
     assert await observer.exists(f"{{{NAME}}}:queue") == 0
-    assert all(found._why_closed is None for found in coordinator._implicit.values())
+    assert all(found.why_closed is None for found in implicit.coordinators.values())
 
 
 def our_tasks() -> list[str]:
@@ -312,7 +312,7 @@ async def test_e4_client_of_an_implicit_coordinator_closed(redis: Redis, observe
     await observer.delete(NAME, f"{{{NAME}}}:queue")
     async with lock:
         assert await redis.exists(NAME)
-    await coordinator.coordinator_for(redis).close()
+    await implicit.coordinator_for(redis).close()
 
 
 async def same(number: Awaitable[int], expected: int) -> bool:

@@ -331,7 +331,7 @@ async def test_sweep_of_the_push(server: EmbeddedServer) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_sweep_of_the_whole(server: EmbeddedServer, mode: str) -> None:
-    """C1-C5: the 1st, 2nd, … command of connecting, acquiring and releasing: some 190 faults in the 3 modes."""
+    """C1-C5: the 1st, 2nd, … command of connecting, acquiring and releasing: 220 faults in the 3 modes."""
     faults = WIRE | {"LOADING": ANSWERS["LOADING"]}
     async with wired(server, mode) as w:
         await hold(w, lambda _: w.proxy.on(anything, PASS))

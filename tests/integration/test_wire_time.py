@@ -15,7 +15,7 @@ from redis_sync_aio._clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever, lost_in
-from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REQUEST, anything
+from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
 from .test_wire import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
@@ -324,6 +324,18 @@ async def test_scope_while_black_holed(server: EmbeddedServer, mode: str) -> Non
         assert spent - cpu < 0.05
         heal(w)
         lease = await w.lock().acquire()
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@modes
+async def test_response_timeout_holds_without_a_socket_timeout(server: EmbeddedServer, mode: str) -> None:
+    """C3: it is our own clock that finds an answer missing, also where the client has none."""
+    async with wired(server, mode, client={"socket_timeout": None}) as w:
+        w.proxy.on(ACQUIRE, SWALLOW_REPLY)
+        start = now()
+        lease = await w.lock().acquire()
+        assert now() - start < RESPONSE_TIMEOUT + 0.3
         await lease.release()
         await w.check_free(lease.fence)
 

@@ -1,2 +1,6 @@
 local NAME, QUEUE, FENCE, POLLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local FENCE_TTL, QUEUE_TTL = 3600000, 600000
+local QUEUE_TTL = 600000
+-- For how long the last fence is remembered: longer than the lease it was granted to, an hour at least.
+local function remember(ms)
+  return ms == '0' and 315360000000 or math.max(3600000, ms * 2)
+end

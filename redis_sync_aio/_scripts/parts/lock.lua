@@ -7,12 +7,12 @@ local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 unt
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6) -- the same as text: 16 digits until 2286
 
 -- P8: the hybrid clock. Greater than every earlier fence, also when the stored one was lost. Returns text.
-local function next_fence(token)
-  local fence = digits
-  local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', FENCE_TTL, 'GET')
+local function next_fence(token, ms)
+  local fence, keep = digits, remember(ms)
+  local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep, 'GET')
   if last and string.sub(last, 1, 16) >= fence then -- the clock stood still, or went back
     fence = string.format('%.0f', tonumber(string.sub(last, 1, 16)) + 1)
-    redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', FENCE_TTL)
+    redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep)
   end
   return fence
 end
@@ -41,7 +41,7 @@ local function settle(mine, first)
     else
       redis.call('ZREM', QUEUE, ticket)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
-      local grant = id .. ' ' .. next_fence(token) .. ' ' .. digits .. ' ' .. ms
+      local grant = id .. ' ' .. next_fence(token, ms) .. ' ' .. digits .. ' ' .. ms
       if next_inbox == inbox then grant = grant .. ' ' .. next_id end
       local heard = redis.pcall('PUBLISH', inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds the reserved lock when it heals

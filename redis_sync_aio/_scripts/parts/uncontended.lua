@@ -1,4 +1,4 @@
--- Nobody waits and nobody holds: four calls, no function built.
+-- Nobody waits and nobody holds: four calls.
 if not tail then
   local taken
   if ttl == '0' then taken = redis.call('SET', NAME, token, 'NX')
@@ -6,7 +6,7 @@ if not tail then
   if taken then
     local clock = redis.call('TIME')
     local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
-    local before = redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', FENCE_TTL, 'GET')
+    local before = redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', remember(ttl), 'GET')
     if not before then return tonumber(digits) end
     if type(before) == 'table' then -- FENCE is somebody else's key: change nothing
       redis.call('DEL', NAME)
@@ -15,6 +15,6 @@ if not tail then
     if string.sub(before, 1, 16) < digits and string.sub(before, 18) ~= token then return tonumber(digits) end
     -- The clock went back, or this token was granted before: put all back and look closely.
     redis.call('DEL', NAME)
-    redis.call('SET', FENCE, before, 'PX', FENCE_TTL)
+    redis.call('SET', FENCE, before, 'PX', remember(ttl))
   end
 end
