@@ -175,8 +175,6 @@ class Renewals:
 
         def done(call: Call) -> None:
             error = self._renewed(lease, ttl, call)
-            if error is None:
-                lease.ttl_ms = ttl
             if outcome.done():
                 return
             if error is None:
@@ -186,6 +184,7 @@ class Renewals:
 
         time = now()
         expires = min(lease.deadline, time + self._retry_for)
+        lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
         self._engine().renew(lease.keys, lease.wire_token, ttl, time, expires, done)
         await outcome
 

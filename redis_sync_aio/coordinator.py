@@ -129,7 +129,7 @@ class Coordinator:
         self._executor: Executor
         self._link: Link | None = None
         if self._push == "never":
-            self._use(PlainExecutor(self._client))
+            self._use(PlainExecutor(self._client, self._response_timeout))
         else:
             connect_timeout = client_connect_timeout(self._client, self._response_timeout)
             self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout)
@@ -336,7 +336,12 @@ class Coordinator:
 
     def link_pushed(self, payload: bytes) -> None:
         """A message arrived in our inbox."""
-        dispatch(self, read_push(payload))
+        try:
+            push = read_push(payload)
+        except ValueError:
+            logger.warning("redis_sync_aio ignores a message in its inbox that is none of ours: %r", payload[:100])
+            return
+        dispatch(self, push)
 
     def link_up(self) -> None:
         """A connection is there: whatever waits or is held looks where it stands."""
@@ -360,7 +365,7 @@ class Coordinator:
 
     def _fall_back(self, error: SyncError) -> None:
         logger.warning('redis_sync_aio polls instead of being woken (push="never" silences this): %s', error)
-        link, plain = self._link, PlainExecutor(self._client)
+        link, plain = self._link, PlainExecutor(self._client, self._response_timeout)
         assert link is not None
         self._link = None
         self._use(plain)

@@ -10,6 +10,7 @@ on the oldest version we admit and on the newest.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+
+from .call import Argument, Reply
 
 
 class NotAdoptable(Exception):
@@ -39,6 +42,22 @@ def dead_end(transport: asyncio.BaseTransport) -> None:
 
 
 _silent: list[socket.socket] = []
+
+
+async def send_once(client: Redis, words: tuple[Argument, ...]) -> Reply:
+    """Run one command on a pooled connection, once.
+
+    `execute_command` would repeat it up to 10 times without a word, and whoever sends must know (P4).
+    """
+    pool: Any = client.connection_pool
+    command_name = inspect.signature(pool.get_connection).parameters.get("command_name")
+    needed = command_name is not None and command_name.default is inspect.Parameter.empty  # redis-py < 5.3
+    connection = await pool.get_connection(*(("EVALSHA",) if needed else ()))
+    try:
+        await connection.send_command(*words)
+        return await connection.read_response(disable_decoding=True)
+    finally:
+        await pool.release(connection)
 
 
 def dead_end_pool(client: Redis) -> None:

@@ -119,8 +119,14 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
 _WRAPPED = re.compile(r"^ERR Error running script.*?: -?([A-Z]{3,}) (.*)$", re.DOTALL)
 
 
+# A command that the user may not run, called by a script that he may: Valkey and Redis 7; Redis 6.2.
+_NOT_IN_A_SCRIPT = re.compile(r"ACL failure in script|The user executing the script can't")
+
+
 def error_code(message: str) -> str:
     """Return the code of an error answer, its first word."""
+    if _NOT_IN_A_SCRIPT.search(message):
+        return "NOPERM"
     wrapped = _WRAPPED.match(message)
     return wrapped[1] if wrapped else message.split(" ", 1)[0]
 

@@ -10,7 +10,7 @@ token, so they are sent again on the next connection, in their order, unless the
 call is given up (`Unreachable`) when its `expires` passes.
 
 The old connection may still have unread commands in a buffer somewhere when the next one is already in
-use. So the first thing a new connection does is to kill the old one at the server (CLIENT KILL ID, if
+use. So a new connection first kills the old one at the server, if it is still there (CLIENT KILL ID, if
 the ACL user may); what still slips through finds its token spent (see acquire.lua) or ends with its ttl.
 
 Liveness. A connection on which an answer is overdue for `response_timeout` is dropped. While somebody
@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from typing import Protocol
 
 import redis.exceptions
@@ -198,8 +199,6 @@ class Link:
         """Switch to RESP3, retire the previous connection, subscribe the inbox and prove that it hears."""
         self._heard = asyncio.get_running_loop().create_future()
         hello = wire.ask((b"HELLO", 3))
-        if self._client_id is not None:
-            wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
         client_id = wire.ask((b"CLIENT", b"ID"))
         subscribed = wire.ask((b"SUBSCRIBE", self._inbox))
         published = wire.ask((b"PUBLISH", self._inbox, b""))
@@ -210,6 +209,11 @@ class Link:
             except ReplyError as error:
                 raise _not_possible(str(error), what) from error
         await self._heard
+        if await published > 1 and self._client_id is not None:
+            # Two hear us, so the old connection lives, and on this very server: after a restart or a failover
+            # its id would be somebody else's.
+            with suppress(ReplyError):
+                await wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
         try:
             self._client_id = int(await client_id)
         except ReplyError:

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from functools import partial
 
 import redis.exceptions
 from redis.asyncio import Redis
-from redis.client import NEVER_DECODE
 
 from .._clock import now
 from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed, SyncError, Unreachable
-from .adopt import dead_end_pool
-from .call import TRANSIENT, Argument, Call, Reply, refusal
+from .adopt import dead_end_pool, send_once
+from .call import TRANSIENT, Call, Reply, error_code, refusal
 
 RETRY = Backoff(initial=0.01, cap=0.5)
 
@@ -46,8 +45,9 @@ class PlainExecutor:
 
     pushes = False
 
-    def __init__(self, client: Redis) -> None:
-        self._client: Any = client
+    def __init__(self, client: Redis, response_timeout: float) -> None:
+        self._client = client
+        self._response_timeout = response_timeout
         self._queues: dict[bytes, deque[Call]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -57,14 +57,28 @@ class PlainExecutor:
         queue = self._queues.get(call.name)
         if queue is not None:
             queue.append(call)
+            # The one before it may be retried for longer than this one has time.
+            asyncio.get_running_loop().call_later(max(0.0, call.expires - now()), self._expire, call)
         elif not self._closed:
             self._queues[call.name] = deque([call])
             self._start(call.name)
 
+    def _expire(self, call: Call) -> None:
+        if call.attempts == 0:
+            call.fail(self.unreachable(call.name))
+
     def _start(self, name: bytes) -> None:
         task = asyncio.get_running_loop().create_task(self._work(name), name="redis_sync_aio calls")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: bytes, task: asyncio.Task[None]) -> None:
+        """An unexpected error (of a credential provider, say) must not become a hang: the caller gets it."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            queue = self._queues[name]
+            queue[0].fail(_unreachable(queue[0], error))
+            self._start(name)
 
     async def _work(self, name: bytes) -> None:
         queue = self._queues[name]
@@ -89,7 +103,7 @@ class PlainExecutor:
             call.sent = now()
             call.attempts += 1
             try:
-                async with asyncio.timeout(max(call.expires - call.sent, 0.001)):
+                async with asyncio.timeout(max(min(call.expires - call.sent, self._response_timeout), 0.001)):
                     reply = await self._execute(call)
             except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
                 self._failed(call, error)
@@ -98,19 +112,22 @@ class PlainExecutor:
             if call.over:
                 return
             await asyncio.sleep(max(0.0, min(delay, call.expires - now())))
+            if now() >= call.expires:
+                call.fail(call.trouble or self.unreachable(call.name))
+                return
 
     async def _execute(self, call: Call) -> Reply:
-        words: tuple[Argument, ...] = call.command()
         try:
-            return await self._client.execute_command(*words, **{NEVER_DECODE: True})
+            return await send_once(self._client, call.command())
         except redis.exceptions.NoScriptError:
-            return await self._client.execute_command(*call.command(with_source=True), **{NEVER_DECODE: True})
+            return await send_once(self._client, call.command(with_source=True))
 
     def _failed(self, call: Call, error: Exception) -> None:
+        error = _behind(error)
         code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
         if code is None and isinstance(error, redis.exceptions.ResponseError):
             trouble: SyncError = refusal(call.name, str(error))
-            code = str(error).split(" ", 1)[0]
+            code = error_code(str(error))
         elif code is not None:
             trouble = refusal(call.name, f"{code} {error}")
         else:
@@ -145,7 +162,15 @@ class PlainExecutor:
             call.fail(CoordinatorClosed(f"closed before the answer about {text(call.name)!r} arrived"))
 
 
-def _unreachable(call: Call, error: Exception) -> Unreachable:
+def _behind(error: Exception) -> Exception:
+    """Return what redis-py was retrying when its time was up."""
+    found: BaseException | None = error
+    while isinstance(found, (TimeoutError, asyncio.CancelledError)):
+        found = found.__cause__ or found.__context__
+    return found if isinstance(found, Exception) else error
+
+
+def _unreachable(call: Call, error: BaseException) -> Unreachable:
     unreachable = Unreachable(
         f"Redis did not answer a command for {text(call.name)!r} in time: {type(error).__name__}: {error}; "
         "check the server and the network, or allow more time (retry_for, timeout)"

@@ -13,9 +13,14 @@ if ARGV[2] ~= '' then
 end
 if holder and holder ~= ARGV[1] then return 2 end
 local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
-if not first[1] then return redis.call('DEL', NAME) end
+if holder and not first[1] then return redis.call('DEL', NAME) end
 -- include: lock
 local next = settle('', first)
-if not holder then return 0 end
+if not holder then
+  -- The acquire that this undoes may still be under way, on another connection: let it find its token SPENT.
+  local last = redis.call('GET', FENCE)
+  if next == FREE and ARGV[1] ~= '' and string.sub(last or '', 18) ~= ARGV[1] then pcall(next_fence, ARGV[1], '1') end
+  return 0
+end
 if next ~= GRANTED then redis.call('DEL', NAME) end
 return 1

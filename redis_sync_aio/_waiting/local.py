@@ -75,11 +75,11 @@ class LocalName:
         """Know ``ticket``, so that a grant finds it."""
         self.tickets[ticket.number] = self.hub.tickets[ticket.number] = ticket
 
-    def remove(self, ticket: Ticket) -> None:
-        """Forget ``ticket``."""
-        if self.tickets.pop(ticket.number, None) is None:
+    def remove(self, number: int) -> None:
+        """Forget the ticket ``number``."""
+        if self.tickets.pop(number, None) is None:
             return
-        del self.hub.tickets[ticket.number]
+        del self.hub.tickets[number]
         if not self.tickets:
             self._stop_healing()
             self.forget_if_idle()
@@ -117,8 +117,7 @@ class LocalName:
         for lease in list(self.leases):
             self.hub.renewals.recheck(lease)
         for ticket in list(self.tickets.values()):
-            if ticket.call is None:
-                ticket.ask()
+            ticket.recheck()
 
     # -- healing ---------------------------------------------------------------------------------------
 

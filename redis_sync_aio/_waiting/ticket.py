@@ -57,6 +57,8 @@ class Ticket:
     # Rarely changed; as class attributes they cost nothing to set up.
     _base: float | None = None
     """Local minus server time, at the request that queued us."""
+    _queued = False
+    """Whether a request of this ticket may have left it in the queue."""
     _timer: asyncio.TimerHandle | None = None
     _abandoned = False
     _lease: Lease | None = None
@@ -119,6 +121,7 @@ class Ticket:
             self._granted(answer.fence, call.sent, answer.left or 0.0, new=self._request.identity is None)
         elif answer.outcome is Outcome.QUEUED:
             self._base = call.sent - answer.server_time
+            self._queued = True
             self._local.queued(answer.left, answer.soon)
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
@@ -127,6 +130,13 @@ class Ticket:
             self._leave()
             if not self.future.done():
                 self.future.set_result(None)
+
+    def recheck(self) -> None:
+        """The connection was replaced: find out where we stand."""
+        # It may be another server now, with another clock: a push counts from the answer to this request on.
+        self._base = None
+        if self.call is None:
+            self.ask()
 
     def reroute(self) -> None:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
@@ -139,8 +149,9 @@ class Ticket:
 
     def _again(self) -> None:
         """Queue anew, under another number."""
-        self._local.remove(self)
-        self._name_request()
+        old = self.number
+        self._name_request()  # first: a name without tickets and leases is forgotten
+        self._local.remove(old)
         self.ask()
 
     # -- its end ---------------------------------------------------------------------------------------
@@ -150,7 +161,7 @@ class Ticket:
         if self._abandoned:
             if push.fence:  # a new grant, and nobody wants it
                 self._local.undo(self._token, self._member)
-                self._local.remove(self)
+                self._local.remove(self.number)
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
@@ -193,7 +204,9 @@ class Ticket:
 
     def _fail(self, error: SyncError, call: Call) -> None:
         self._leave()
-        if isinstance(error, Unreachable) and call.attempts:
+        if call.attempts or self._queued:
+            # Also when it was refused: an earlier copy may have been executed, or an earlier request have queued
+            # us, or a script stopped half-way.
             self._local.undo(b"" if self._request.reusable else self._token, self._member)
         if not self.future.done():
             self.future.set_exception(error)
@@ -207,7 +220,7 @@ class Ticket:
         hub, limit = self._local.hub, self._request.timeout
         if self.call is not None and self.call.trouble is not None:
             return self.call.trouble
-        unheard = self._base is None and limit is not None and limit >= hub.renewals.patience
+        unheard = not self._queued and limit is not None and limit >= hub.renewals.patience
         if hub.trouble is not None or unheard:
             error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
             error.__cause__ = hub.trouble
@@ -246,7 +259,7 @@ class Ticket:
             self._leave()
             if call is not None:
                 call.drop()
-                if call.attempts == 0 and self._base is None:
+                if call.attempts == 0 and not self._queued:
                     return  # never sent
             local.undo(self._token, self._member)
             return
@@ -255,17 +268,17 @@ class Ticket:
         self._abandoned = True
         self._stop_timer()
         if call is None:
-            local.undo(b"", self._member, lambda _: local.remove(self))
+            local.undo(b"", self._member, lambda _: local.remove(self.number))
 
     def _undo_answered(self, call: Call) -> None:
-        self._local.remove(self)
+        self._local.remove(self.number)
         new = call.error is None and plain_grant(call.reply)
         self._local.undo(self._token if new else b"", self._member)
 
     def _leave(self) -> None:
         if self._timer is not None:
             self._stop_timer()
-        self._local.remove(self)
+        self._local.remove(self.number)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_engine",),
     ("lease", "_renewal", "_guard", "_hold", "_waiting"),
     ("coordinator",),
+    ("_implicit",),
     ("lock", "_synchronized", "compat"),
     ("__init__",),
     ("cli", "embedded", "__main__"),
