@@ -322,7 +322,7 @@ class Coordinator:
     @property
     def trouble(self) -> Exception | None:
         """Why Redis can not be reached at the moment, if it can not."""
-        return None if self._link is None or self._link.up else self._link.trouble
+        return None if self._link is None else self._link.trouble
 
     def _all_leases(self) -> list[Lease]:
         return [lease for local in self.locals.values() for lease in local.leases]

@@ -36,6 +36,7 @@ def dead_end(transport: asyncio.BaseTransport) -> None:
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.fileno() >= 0:
         ours, silent = socket.socketpair()
+        ours.setblocking(False)
         os.dup2(ours.fileno(), connection.fileno())
         ours.close()
         _silent.append(silent)  # if it were closed, the child would see the end of the stream

@@ -85,14 +85,9 @@ class Link:
         self.connections = 0
 
     @property
-    def up(self) -> bool:
-        """Whether a connection is established."""
-        return self._wire is not None
-
-    @property
     def trouble(self) -> Exception | None:
         """Why there is no connection, if there is none."""
-        return self._trouble
+        return None if self._wire is not None else self._trouble
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -279,12 +274,7 @@ class Link:
                 continue
             call.ambiguous = True
             if call.once:
-                call.fail(
-                    Unreachable(
-                        f"the connection was lost before the answer about {text(call.name)!r} arrived: it may "
-                        "or may not have happened; look at statistics()"
-                    )
-                )
+                call.fail(_perhaps(call))
             else:
                 resend.append(call)
         self._unsent.extendleft(reversed(resend))
@@ -373,6 +363,13 @@ class Link:
 
 def _sent(pending: Call | asyncio.Future[Reply], pinged: float) -> float:
     return pending.sent if isinstance(pending, Call) else pinged
+
+
+def _perhaps(call: Call) -> Unreachable:
+    return Unreachable(
+        f"the connection was lost before the answer about {text(call.name)!r} arrived: it may or may not have "
+        "happened; look at statistics()"
+    )
 
 
 def _not_possible(message: str, what: str) -> Exception:

@@ -5,6 +5,6 @@
 -- COST  as release
 -- include: keys
 -- include: lock
-local held = redis.call('EXISTS', NAME)
+local held = redis.call('GET', NAME) and 1 or 0
 if settle('', heads()) ~= GRANTED then redis.call('DEL', NAME) end
 return held

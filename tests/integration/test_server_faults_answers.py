@@ -155,7 +155,7 @@ LEAST_KEYS = "~orders:* ~{orders:*"
 LEAST_CHANNELS = "resetchannels &rsa:*"
 LEAST_COMMANDS = (
     "+evalsha +eval +subscribe +publish "  # sent by us; without the last two: push="never"
-    "+get +set +del +exists +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # used by the scripts
+    "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # used by the scripts
 )
 LEAST_RIGHTS = f"resetkeys {LEAST_KEYS} {LEAST_CHANNELS} -@all {LEAST_COMMANDS}"
 """The least ACL rule for locks called ``orders:…``, for the documentation. ``+client|id +client|kill`` may be added:
