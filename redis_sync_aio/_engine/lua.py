@@ -155,7 +155,9 @@ class LuaEngine:
         self, keys: LockKeys, token: bytes, ticket: bytes, sent: float, expires: float, done: Done, about: object = None
     ) -> Call:
         """Give up what ``token`` holds and its ``ticket``; either may be empty."""
-        call = Call(keys, self._release, (token, ticket), sent, expires, done)
+        # With a ticket it undoes a request; one that may still be under way is to find its token spent.
+        pending = b"1" if token and ticket else b"0"
+        call = Call(keys, self._release, (token, ticket, pending), sent, expires, done)
         call.about = about
         self.executor.send(call)
         return call

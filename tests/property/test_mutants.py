@@ -79,8 +79,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "hold(token, ttl) return {3, tonumber(fence),",
     ),
     "a replay takes a new fence": Mutant(
-        "last_token == token and string.sub(last, 1, 16) or next_fence(token)",
-        "next_fence(token)",
+        "last_token == token and string.sub(last, 1, 16) or next_fence(token, ttl)",
+        "next_fence(token, ttl)",
     ),
     # leftovers
     "release leaves the ticket": Mutant("redis.call('ZREM', QUEUE, ARGV[2])"),
@@ -102,14 +102,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "the lock has no ttl": Mutant("token, 'NX', 'PX', ttl", "token, 'NX'"),
     # P6 leases
     "renew does nothing": Mutant("redis.call('PEXPIRE', NAME, ARGV[2])"),
-    "renew forgets the fence": Mutant("redis.call('PEXPIRE', FENCE, FENCE_TTL)"),
+    "renew forgets the fence": Mutant("redis.call('PEXPIRE', FENCE, remember(ARGV[2]))"),
     # P8 fencing
     "the fence is not stored (slow path)": Mutant(
-        "local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', FENCE_TTL, 'GET')",
+        "local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep, 'GET')",
         "local last = redis.call('GET', FENCE)",
     ),
     "the fence is not stored (fast path)": Mutant(
-        "redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', FENCE_TTL, 'GET')",
+        "redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', remember(ttl), 'GET')",
         "redis.pcall('GET', FENCE)",
     ),
     "the fence is the stored one": Mutant("tonumber(string.sub(last, 1, 16)) + 1", "tonumber(string.sub(last, 1, 16))"),
@@ -119,8 +119,8 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the fence is only the clock (fast path)": Mutant("string.sub(before, 1, 16) < digits and "),
     "the fence is only a counter": Mutant(
-        "local fence = digits\n",
-        "local fence = string.format('%.0f', tonumber(string.sub(redis.call('GET', FENCE) or '0', 1, 16)) + 1)\n",
+        "local fence, keep = digits, remember(ms)\n",
+        "local fence, keep = string.format('%.0f', tonumber(string.sub(redis.call('GET', FENCE) or '0', 1, 16)) + 1), remember(ms)\n",  # noqa: E501
     ),
 }  # fmt: skip
 
