@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
-from redis.asyncio import Redis
 
 from redis_sync_aio._engine.lua import ticket_member
 from redis_sync_aio._keys import lock_keys
 from redis_sync_aio._scripts import load
 
+Client: TypeAlias = Any
+"""A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
+
 KEYS = lock_keys(b"s")
 TTL = 30_000
 
 
-async def run(redis: Redis, script: str, *arguments: bytes | int) -> Any:
-    return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)  # type: ignore[no-untyped-call,misc]
+async def run(redis: Client, script: str, *arguments: bytes | int) -> Any:
+    return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)
 
 
-async def acquire(redis: Redis, token: bytes, ticket: bytes = b"", poll_ms: int = 0, identity: bool = False) -> Any:
+async def acquire(redis: Client, token: bytes, ticket: bytes = b"", poll_ms: int = 0, identity: bool = False) -> Any:
     return await run(redis, "acquire", token, TTL, ticket, poll_ms, 1 if identity else 0)
 
 
@@ -27,13 +29,13 @@ def polled(token: bytes) -> bytes:
     return ticket_member(b"", 1, TTL, token)
 
 
-async def holder(redis: Redis) -> bytes | None:
+async def holder(redis: Client) -> bytes | None:
     found = await redis.get(KEYS.name)
     assert found is None or isinstance(found, bytes)
     return found
 
 
-async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Redis) -> None:
+async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Client) -> None:
     fence = await acquire(redis, b"a")
     assert isinstance(fence, int)
     assert (await acquire(redis, b"b"))[0] == 0
@@ -41,7 +43,7 @@ async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Redis
     assert 0 < await redis.pttl(KEYS.name) <= TTL
 
 
-async def test_p4_acquiring_twice_answers_the_same_and_changes_nothing(redis: Redis) -> None:
+async def test_p4_acquiring_twice_answers_the_same_and_changes_nothing(redis: Client) -> None:
     fence = await acquire(redis, b"a")
     await redis.pexpire(KEYS.name, 5000)
     code, again, left, _, _ = await acquire(redis, b"a")
@@ -50,14 +52,14 @@ async def test_p4_acquiring_twice_answers_the_same_and_changes_nothing(redis: Re
     assert int((await redis.get(KEYS.fence)).split()[0]) == fence
 
 
-async def test_p4_queueing_twice_keeps_the_place(redis: Redis) -> None:
+async def test_p4_queueing_twice_keeps_the_place(redis: Client) -> None:
     await acquire(redis, b"a")
     for token in (b"b", b"c", b"b"):
         assert (await acquire(redis, token, polled(token), 5000))[0] == 2
     assert await redis.zrange(KEYS.queue, 0, -1) == [polled(b"b"), polled(b"c")]
 
 
-async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Redis) -> None:
+async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Client) -> None:
     await acquire(redis, b"a")
     assert await run(redis, "release", b"a", b"") == 1
     for _ in range(2):
@@ -65,7 +67,7 @@ async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Red
     assert await holder(redis) is None
 
 
-async def test_p4_releasing_twice_changes_nothing_more(redis: Redis) -> None:
+async def test_p4_releasing_twice_changes_nothing_more(redis: Client) -> None:
     await acquire(redis, b"a")
     assert await run(redis, "release", b"a", b"") == 1
     assert await run(redis, "release", b"a", b"") == 0
@@ -74,7 +76,7 @@ async def test_p4_releasing_twice_changes_nothing_more(redis: Redis) -> None:
     assert await holder(redis) == b"b"
 
 
-async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Redis) -> None:
+async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Client) -> None:
     await acquire(redis, b"a")
     for _ in range(2):
         assert (await run(redis, "renew", b"a", 1000))[0] == 1
@@ -85,14 +87,14 @@ async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Redis) -> N
     assert await holder(redis) is None
 
 
-async def test_an_identity_may_acquire_again_after_its_release(redis: Redis) -> None:
+async def test_an_identity_may_acquire_again_after_its_release(redis: Client) -> None:
     first = await acquire(redis, b"w", identity=True)
     assert (await acquire(redis, b"w", identity=True))[:2] == [3, first]
     await run(redis, "release", b"w", b"")
     assert await acquire(redis, b"w", identity=True) > first
 
 
-async def test_p8_fences_rise_although_the_clock_went_back(redis: Redis) -> None:
+async def test_p8_fences_rise_although_the_clock_went_back(redis: Client) -> None:
     future = 1 << 52
     await redis.set(KEYS.fence, b"%d x" % future)
     fences = []
@@ -102,7 +104,7 @@ async def test_p8_fences_rise_although_the_clock_went_back(redis: Redis) -> None
     assert fences == [future + 1, future + 2, future + 3]
 
 
-async def test_p8_fences_rise_although_the_counter_was_lost(redis: Redis) -> None:
+async def test_p8_fences_rise_although_the_counter_was_lost(redis: Client) -> None:
     fences = []
     for token in (b"a", b"b", b"c"):
         fences.append(await acquire(redis, token))
@@ -110,7 +112,7 @@ async def test_p8_fences_rise_although_the_counter_was_lost(redis: Redis) -> Non
     assert fences == sorted(set(fences))
 
 
-async def test_p2_a_lock_whose_holder_is_gone_belongs_to_the_head_of_the_queue(redis: Redis) -> None:
+async def test_p2_a_lock_whose_holder_is_gone_belongs_to_the_head_of_the_queue(redis: Client) -> None:
     """Nobody barges: also a lone try_acquire settles first, and finds the lock reserved."""
     await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)
@@ -121,7 +123,7 @@ async def test_p2_a_lock_whose_holder_is_gone_belongs_to_the_head_of_the_queue(r
     assert await redis.exists(KEYS.queue, KEYS.polls) == 0
 
 
-async def test_p2_a_polling_waiter_that_stopped_polling_is_skipped(redis: Redis) -> None:
+async def test_p2_a_polling_waiter_that_stopped_polling_is_skipped(redis: Client) -> None:
     await acquire(redis, b"a")
     await acquire(redis, b"dead", polled(b"dead"), 60_000)
     await acquire(redis, b"b", polled(b"b"), 60_000)
@@ -131,8 +133,8 @@ async def test_p2_a_polling_waiter_that_stopped_polling_is_skipped(redis: Redis)
     assert await redis.exists(KEYS.queue, KEYS.polls) == 0
 
 
-async def test_p2_a_release_skips_waiters_whose_inbox_nobody_hears(redis: Redis) -> None:
-    async with redis.pubsub() as pubsub:  # type: ignore[no-untyped-call]
+async def test_p2_a_release_skips_waiters_whose_inbox_nobody_hears(redis: Client) -> None:
+    async with redis.pubsub() as pubsub:
         await pubsub.subscribe("rsa:alive")
         assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
         await acquire(redis, b"a")
@@ -148,8 +150,8 @@ async def test_p2_a_release_skips_waiters_whose_inbox_nobody_hears(redis: Redis)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same inbox", "another inbox"])
-async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(redis: Redis, same: bool) -> None:
-    async with redis.pubsub() as pubsub:  # type: ignore[no-untyped-call]
+async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(redis: Client, same: bool) -> None:
+    async with redis.pubsub() as pubsub:
         await pubsub.subscribe("rsa:alive", "rsa:other")
         for _ in range(2):
             await pubsub.get_message(timeout=5)
@@ -165,7 +167,7 @@ async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(re
             assert (message["channel"], note[0], note[1], note[3]) == (b"rsa:other", b"2", b"0", b"500")
 
 
-async def test_withdrawing_a_ticket_leaves_the_holder_alone_and_is_idempotent(redis: Redis) -> None:
+async def test_withdrawing_a_ticket_leaves_the_holder_alone_and_is_idempotent(redis: Client) -> None:
     await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)
     for _ in range(2):
@@ -174,14 +176,14 @@ async def test_withdrawing_a_ticket_leaves_the_holder_alone_and_is_idempotent(re
     assert await holder(redis) == b"a"
 
 
-async def test_force_takes_it_from_anybody_and_the_next_waiter_is_served(redis: Redis) -> None:
+async def test_force_takes_it_from_anybody_and_the_next_waiter_is_served(redis: Client) -> None:
     assert await run(redis, "force") == 0
     await redis.set(KEYS.name, "foreign")
     assert await run(redis, "force") == 1
     assert await holder(redis) is None
 
 
-async def test_inspect_shows_holder_queue_and_fence_and_changes_nothing(redis: Redis) -> None:
+async def test_inspect_shows_holder_queue_and_fence_and_changes_nothing(redis: Client) -> None:
     fence = await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)
     before = await redis.zrange(KEYS.queue, 0, -1, withscores=True)
@@ -192,14 +194,14 @@ async def test_inspect_shows_holder_queue_and_fence_and_changes_nothing(redis: R
     assert await redis.zrange(KEYS.queue, 0, -1, withscores=True) == before
 
 
-async def test_every_key_has_a_ttl(redis: Redis) -> None:
+async def test_every_key_has_a_ttl(redis: Client) -> None:
     await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)
     for key in KEYS.all:
         assert await redis.pttl(key) > 0, key
 
 
-async def test_a_foreign_holder_is_told_apart(redis: Redis) -> None:
+async def test_a_foreign_holder_is_told_apart(redis: Client) -> None:
     """P11: soon = 1, since the release of a foreign lock wakes nobody."""
     await redis.set(KEYS.name, "foreign", px=5000)
     code, _, left, _, soon = await acquire(redis, b"b", ticket_member(b"rsa:x", 1, 500, b"b"))
@@ -208,15 +210,15 @@ async def test_a_foreign_holder_is_told_apart(redis: Redis) -> None:
 
 
 @pytest.mark.parametrize("key", [KEYS.queue, KEYS.fence])
-async def test_a_foreign_key_in_the_way_changes_nothing(redis: Redis, key: bytes) -> None:
-    await redis.hset(key, "a", "b")  # type: ignore[misc]
+async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: bytes) -> None:
+    await redis.hset(key, "a", "b")
     with pytest.raises(Exception, match="WRONGTYPE"):
         await acquire(redis, b"a")
     assert await holder(redis) is None
 
 
 @pytest.mark.parametrize("token", [b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0"])
-async def test_tokens_may_hold_any_bytes(redis: Redis, token: bytes) -> None:
+async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
     await acquire(redis, b"first")
     await acquire(redis, token, polled(token), 60_000)
     await run(redis, "release", b"first", b"")
