@@ -348,9 +348,6 @@ class Coordinator:
         for local in list(self.locals.values()):
             local.recheck()
 
-    def link_down(self) -> None:
-        """The connection is gone. Deadlines go on; the link reconnects while we need it."""
-
     def link_needed(self) -> bool:
         """Return whether anything depends on a connection."""
         return bool(self.locals)

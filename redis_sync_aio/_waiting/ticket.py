@@ -268,12 +268,21 @@ class Ticket:
         self._abandoned = True
         self._stop_timer()
         if call is None:
-            local.undo(b"", self._member, lambda _: local.remove(self.number))
+            self._withdraw_ticket()
 
     def _undo_answered(self, call: Call) -> None:
-        self._local.remove(self.number)
-        new = call.error is None and plain_grant(call.reply)
-        self._local.undo(self._token if new else b"", self._member)
+        if call.error is None and plain_grant(call.reply):
+            self._local.remove(self.number)
+            self._local.undo(self._token, self._member)
+        else:
+            self._withdraw_ticket()
+
+    def _withdraw_ticket(self) -> None:
+        local, number = self._local, self.number
+        if self._member:
+            local.undo(b"", self._member, lambda _: local.remove(number))
+        else:
+            local.remove(number)
 
     def _leave(self) -> None:
         if self._timer is not None:
