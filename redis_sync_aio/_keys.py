@@ -4,7 +4,7 @@
     {NAME}:queue    zset      tickets of those who wait; score = order of arrival
     {NAME}:polls    zset      tickets that are polled for: until when each is alive (ms, server time)
     {NAME}:fence    string    the last fence granted, and to which token
-    rsa:XXXX        channel   inbox of one coordinator
+    rsa:…           channel   inbox of one coordinator
 
 All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
 """
