@@ -10,7 +10,6 @@ on the oldest version we admit and on the newest.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -51,9 +50,7 @@ async def send_once(client: Redis, words: tuple[Argument, ...]) -> Reply:
     `execute_command` would repeat it up to 10 times without a word, and whoever sends must know (P4).
     """
     pool: Any = client.connection_pool
-    command_name = inspect.signature(pool.get_connection).parameters.get("command_name")
-    needed = command_name is not None and command_name.default is inspect.Parameter.empty  # redis-py < 5.3
-    connection = await pool.get_connection(*(("EVALSHA",) if needed else ()))
+    connection = await pool.get_connection()
     try:
         await connection.send_command(*words)
         return await connection.read_response(disable_decoding=True)

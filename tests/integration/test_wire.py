@@ -16,6 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -337,4 +338,5 @@ async def test_sweep_of_the_whole(server: EmbeddedServer, mode: str) -> None:
         await hold(w, lambda _: w.proxy.on(anything, PASS))
         commands = sum(w.proxy.commands.values())
     cases = [Case(hold, mode, fault, faults[fault], skip) for skip in range(commands) for fault in faults]
-    assert await sweep(server, cases) == len(cases) >= (9 if mode == "link" else 4) * len(faults)
+    connecting = 9 if int(version("redis").split(".")[0]) >= 8 else 8  # redis-py 7 sends one command less
+    assert await sweep(server, cases) == len(cases) >= (connecting if mode == "link" else 4) * len(faults)
