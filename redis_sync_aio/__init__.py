@@ -8,6 +8,7 @@ from .errors import (
     CommandRefused,
     CoordinatorClosed,
     LeaseLost,
+    LimitMismatch,
     LinkUnavailable,
     NotHeld,
     OutOfMemory,
@@ -19,21 +20,26 @@ from .errors import (
 )
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
+from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
 
 __all__ = [
     "AcquireTimeout",
     "AsyncLock",
+    "AsyncSemaphore",
     "Backoff",
     "CommandRefused",
     "Coordinator",
     "CoordinatorClosed",
     "Lease",
     "LeaseLost",
+    "LimitMismatch",
     "LinkUnavailable",
     "LockStatistics",
     "NotHeld",
     "OutOfMemory",
     "PermissionRefused",
+    "PermitHolder",
+    "SemaphoreStatistics",
     "SyncError",
     "Unreachable",
     "WrongContext",

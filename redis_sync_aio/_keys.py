@@ -4,6 +4,10 @@
     {NAME}:queue    zset      tickets of those who wait; score = order of arrival
     {NAME}:polls    zset      tickets that are polled for: until when each is alive (ms, server time)
     {NAME}:fence    string    the last fence granted, and to which token
+    {NAME}:sem…     zset      permits of a semaphore: token -> until when (us, server time)
+    {NAME}:rw…      zset      the same of a read/write lock
+      …:state       hash      limit, sum of the weights, last fence; weight and fence of each permit
+      …:queue, …:polls        as above
     rsa:…           channel   inbox of one coordinator
 
 All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
@@ -12,23 +16,54 @@ All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
 
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
 
+Family: TypeAlias = Literal["lock", "permits"]
+
 
 @dataclass(frozen=True, slots=True)
-class LockKeys:
-    """The keys of one lock, as bytes on the wire."""
+class Keys:
+    """The keys of one name, as bytes on the wire."""
 
-    name: bytes
-    queue: bytes
-    fence: bytes
-    polls: bytes
+    family: ClassVar[Family]
+    """Which scripts take them."""
 
+    name: bytes  # as users know it
     all: tuple[bytes, ...]  # in the order in which scripts take them
     heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
     """Packed beginnings of commands on these keys, by script: see `_link.wire`."""
+
+
+class LockKeys(Keys):
+    """The keys of one lock."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "lock"
+
+    @property
+    def queue(self) -> bytes:
+        """Tickets of those who wait."""
+        return self.all[1]
+
+    @property
+    def fence(self) -> bytes:
+        """The last fence, and whose it is."""
+        return self.all[2]
+
+    @property
+    def polls(self) -> bytes:
+        """Until when polled-for tickets are alive."""
+        return self.all[3]
+
+
+class PermitKeys(Keys):
+    """The keys of one semaphore, or of one read/write lock."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "permits"
 
 
 def hash_tag(key: bytes) -> bytes:
@@ -47,6 +82,17 @@ def lock_keys(name: bytes) -> LockKeys:
     Raises ValueError when the name is empty, longer than 8192 bytes, or has braces that would put its
     keys into different hash slots.
     """
+    stem = _stem(name)
+    return LockKeys(name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
+
+
+def permit_keys(name: bytes, kind: Literal["sem", "rw"]) -> PermitKeys:
+    """Return the keys of the semaphore ("sem") or read/write lock ("rw") called ``name``; raises as `lock_keys`."""
+    stem = _stem(name) + b":" + kind.encode()
+    return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
+
+
+def _stem(name: bytes) -> bytes:
     if not name:
         raise ValueError("the name of a lock must not be empty")
     if len(name) > MAX_NAME_BYTES:
@@ -61,5 +107,4 @@ def lock_keys(name: bytes) -> LockKeys:
             f"the braces in the name {name!r} break its hash tag: its keys would lie in different slots; "
             "write a whole tag, as in 'orders:{42}', or leave braces out"
         )
-    keys = (name, stem + b":queue", stem + b":fence", stem + b":polls")
-    return LockKeys(*keys, all=keys)
+    return stem

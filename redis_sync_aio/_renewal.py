@@ -193,12 +193,14 @@ class Renewals:
         self._forget(lease)
         if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
-                if twin.wire_token == lease.wire_token and twin.keys.name == lease.keys.name:
+                if twin.wire_token == lease.wire_token and twin.keys.all[0] == lease.keys.all[0]:
                     twin.lose("expired")
         self.under_way.started()
         time = now()
         expires = min(lease.deadline, time + self._retry_for)
-        self._engine().release(lease.keys, lease.wire_token, b"", time, expires, self._release_answered, lease)
+        self._engine().release(
+            lease.keys, lease.wire_token, b"", time, expires, self._release_answered, lease, lease.replayed
+        )
 
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished()

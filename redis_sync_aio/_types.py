@@ -14,6 +14,7 @@ Name: TypeAlias = str | bytes
 
 MIN_TTL_MS = 10
 MAX_TTL_MS = 10 * 365 * 86_400_000
+MAX_PERMITS = 1_000_000_000
 
 
 def seconds(value: object, what: str) -> float:
@@ -64,6 +65,15 @@ def require_bool(value: object, what: str) -> bool:
     """Return ``value`` if it is a bool, else raise TypeError."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
+def permits(value: object, what: str) -> int:
+    """Return ``value`` if it can be a number of permits, 1 to 1,000,000,000; raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number of permits, not {value!r}")
+    if not 1 <= value <= MAX_PERMITS:
+        raise ValueError(f"{what} must be between 1 and {MAX_PERMITS:,}, not {value!r}")
     return value
 
 

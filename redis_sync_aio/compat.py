@@ -185,7 +185,7 @@ class Lock(RedisLock):
             if not outcome.done():
                 outcome.set_result(call)
 
-        local.undo(token, b"", answered)
+        local.undo(token, b"", done=answered)
         doubtful, self._doubtful = self._doubtful == token, token
         try:
             async with asyncio.timeout(local.hub.retry_for):

@@ -27,7 +27,7 @@ from redis.asyncio import Redis
 
 from ._clock import now
 from ._engine.lua import LuaEngine, read_push
-from ._keys import INBOX_PREFIX, LockKeys
+from ._keys import INBOX_PREFIX, Keys
 from ._link.call import Call, Executor, Reply
 from ._link.client import check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.link import Link
@@ -125,7 +125,7 @@ class Coordinator:
         self._numbers = itertools.count(1)
         self.next_number = self._numbers.__next__
         self.tickets: dict[int, Ticket] = {}
-        self.locals: dict[bytes, LocalName] = {}
+        self.locals: dict[bytes, LocalName] = {}  # by the first of their keys
         self._executor: Executor
         self._link: Link | None = None
         if self._push == "never":
@@ -256,21 +256,21 @@ class Coordinator:
         """Return whether it may be used here and now; `check` says why not."""
         return not self._forked and self._why_closed is None and self._loop is asyncio.get_running_loop()
 
-    def local(self, keys: LockKeys, spare: LocalName | None = None) -> LocalName:
+    def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName:
         """Return the name as this process sees it; the coordinator must be `usable`.
 
         ``spare``: an object the caller had for this name before, used again if there is none.
         """
-        local = self.locals.get(keys.name)
+        local = self.locals.get(keys.all[0])
         if local is None:
             local = spare if spare is not None and spare.hub is self else LocalName(self, keys)
-            self.locals[keys.name] = local
+            self.locals[keys.all[0]] = local
         return local
 
-    def held(self, keys: LockKeys) -> list[Lease]:
+    def held(self, keys: Keys) -> list[Lease]:
         """Return the leases this process holds of a name."""
         self.check()
-        local = self.locals.get(keys.name)
+        local = self.locals.get(keys.all[0])
         return [] if local is None else list(local.leases)
 
     async def ask(self, send: Send) -> Reply:
@@ -311,8 +311,8 @@ class Coordinator:
 
     def forget(self, local: LocalName) -> None:
         """Forget a name nobody waits for or holds."""
-        if self.locals.get(local.keys.name) is local:
-            del self.locals[local.keys.name]
+        if self.locals.get(local.keys.all[0]) is local:
+            del self.locals[local.keys.all[0]]
 
     @property
     def connections(self) -> int:
@@ -328,7 +328,7 @@ class Coordinator:
         return [lease for local in self.locals.values() for lease in local.leases]
 
     def _forget_lease(self, lease: Lease) -> None:
-        local = self.locals.get(lease.keys.name)
+        local = self.locals.get(lease.keys.all[0])
         if local is not None:
             local.drop(lease)
 

@@ -50,6 +50,19 @@ class LeaseLost(SyncError):
         self.reason: LossReason = reason
 
 
+class LimitMismatch(SyncError, ValueError):
+    """The server's limit is another than the caller's, or too small for the weight asked for. Nothing was changed.
+
+    ``expected`` is the caller's limit (None: the server's), ``found`` the server's (None: it knows none yet).
+    """
+
+    def __init__(self, message: str, *, name: str, expected: int | None, found: int | None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.expected = expected
+        self.found = found
+
+
 class NotHeld(SyncError):
     """A release, or a check, of something that is not held (by this task, or by this identity)."""
 

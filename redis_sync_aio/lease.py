@@ -23,7 +23,7 @@ from ._types import Seconds, text, ttl_ms
 from .errors import LeaseLost, LossReason, NotHeld
 
 if TYPE_CHECKING:
-    from ._keys import LockKeys
+    from ._keys import Keys
 
 
 class State(Enum):
@@ -61,6 +61,8 @@ class Terms(Protocol):
     def max_hold(self) -> float | None: ...
     @property
     def identity(self) -> bytes | None: ...
+    @property
+    def weight(self) -> int: ...
 
 
 class Lost:
@@ -102,6 +104,7 @@ class Lease:
         token: the value under the lock's key, unique to this acquisition, or the caller's identity.
         fence: see above.
         identity: the caller's identity, or None.
+        weight: how many permits of a semaphore it is; 1 for a lock.
         lost: an event: ``lost.is_set()``, ``await lost.wait()``.
     """
 
@@ -113,13 +116,15 @@ class Lease:
     """A release without an answer may have been executed."""
     renewing = False
     """A renewal is under way."""
+    replayed = False
+    """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[asyncio.Future[None]] | None = None
     _lost: Lost | None = None
 
     def __init__(
         self,
         keeper: Keeper,
-        keys: LockKeys,
+        keys: Keys,
         token: bytes,
         fence: int,
         deadline: float,
@@ -134,6 +139,7 @@ class Lease:
         self.deadline = deadline  # local clock
         self.period = period  # seconds granted by the latest answer
         self.ttl_ms = terms.ttl_ms
+        self.weight = terms.weight or 1
         self.auto_renew = terms.auto_renew
         self.renew_at = deadline - period * 2 / 3 if terms.auto_renew else deadline
         self.until = math.inf if terms.max_hold is None else deadline - period + terms.max_hold
@@ -279,7 +285,7 @@ class Lease:
 
 
 _EXPLAINED: dict[LossReason, str] = {
-    "expired": "its key is gone: the ttl or max_hold ran out before it was renewed, or the key was deleted",
+    "expired": "it is gone from the server: the ttl or max_hold ran out before it was renewed, or its key was deleted",
     "taken": "another token holds the lock now",
     "unreachable": "Redis could not be reached before the deadline to renew it",
     "closed": "the coordinator or its client was closed while it was held",

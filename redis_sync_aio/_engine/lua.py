@@ -1,4 +1,4 @@
-"""The lock's decisions, executed by scripts on the server: calls out, answers decoded."""
+"""The decisions about locks and permits, executed by scripts on the server: calls out, answers decoded."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .._keys import LockKeys
-from .._link.call import Call, Executor, Reply
-from .._scripts import load
+from .._keys import Family, Keys
+from .._link.call import Argument, Call, Executor, Reply
+from .._scripts import Script, load
 
 FOR_EVER = 0
 """A ttl of 0 ms stands for a lock that does not expire."""
 
 
 class Outcome(IntEnum):
-    """What acquire.lua decided."""
+    """What an acquire script decided."""
 
     BUSY = 0
     GRANTED = 1
     QUEUED = 2
     OWN = 3
     SPENT = 4
+    MISMATCH = 5
+    TOO_HEAVY = 6
 
 
 class Released(IntEnum):
-    """What release.lua found."""
+    """What a release script found."""
 
     GONE = 0
     RELEASED = 1
@@ -33,7 +35,7 @@ class Released(IntEnum):
 
 
 class Renewed(IntEnum):
-    """What renew.lua found."""
+    """What a renew script found."""
 
     GONE = 0
     RENEWED = 1
@@ -42,13 +44,13 @@ class Renewed(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A decoded answer of acquire.lua, other than a plain grant."""
+    """A decoded answer of an acquire script, other than a plain grant."""
 
     outcome: Outcome
-    fence: int
+    number: int  # OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit
     left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
     server_time: float  # seconds
-    soon: bool  # no release will wake us: look again soon
+    more: int  # BUSY, QUEUED: 1 if no release will wake us, so look again soon; OWN: the permit's weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +65,41 @@ class View:
     tickets: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """A permit as permits_inspect.lua shows it."""
+
+    token: bytes
+    weight: int
+    fence: int
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsView:
+    """A decoded answer of permits_inspect.lua."""
+
+    limit: int
+    used: int
+    fence: int
+    waiting: int
+    tickets: tuple[bytes, ...]
+    permits: tuple[Permit, ...]
+
+
 def plain_grant(reply: Reply) -> bool:
-    """Return whether acquire.lua granted the whole ttl at once: then its reply is just the fence."""
+    """Return whether an acquire script granted the whole ttl at once: then its reply is just the fence."""
     return type(reply) is int
 
 
 def read_acquire(reply: Reply) -> Answer:
-    """Decode any other reply of acquire.lua."""
-    outcome, fence, left, micros, soon = reply
-    return Answer(Outcome(outcome), fence, _left(left), micros / 1e6, bool(soon))
+    """Decode any other reply of an acquire script."""
+    outcome, number, left, micros, more = reply
+    return Answer(Outcome(outcome), number, _left(left), micros / 1e6, more)
 
 
 def read_renew(reply: Reply) -> Renewed:
-    """Decode a reply of renew.lua."""
+    """Decode a reply of a renew script."""
     return Renewed(reply[0])
 
 
@@ -85,38 +109,66 @@ def read_inspect(reply: Reply) -> View:
     return View(holder, _left(left), None if fence is None else int(fence), token, waiting, tuple(tickets))
 
 
+def read_permits(reply: Reply) -> PermitsView:
+    """Decode a reply of permits_inspect.lua."""
+    limit, used, fence, waiting, tickets, permits = reply
+    shown = tuple(Permit(token, weight, int(own), ms / 1000) for token, weight, own, ms in permits)
+    return PermitsView(limit, used, int(fence), waiting, tuple(tickets), shown)
+
+
 def _left(milliseconds: int) -> float | None:
     return None if milliseconds < 0 else milliseconds / 1000
 
 
-def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes) -> bytes:
-    """Return a ticket as it stands in the queue (see parts/lock.lua)."""
+def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight: int = 0) -> bytes:
+    """Return a ticket as it stands in the queue (see parts/lock.lua, and with a weight parts/turns.lua)."""
+    if weight:
+        return b"%b|%d|%d|%d|%b" % (inbox, number, claim_ms, weight, token)
     return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
 
 
-def ticket_token(member: bytes) -> bytes:
+def ticket_token(member: bytes, family: Family = "lock") -> bytes:
     """Return whose ticket it is."""
-    return member.split(b"|", 3)[3]
+    return member.split(b"|", 3)[3] if family == "lock" else member.split(b"|", 4)[4]
+
+
+ASK_AGAIN = -1
+"""In place of a fence: the request was thrown out of the queue, its owner is to ask why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A message in our inbox: a grant (fence > 0), or word that the ticket is next (fence 0)."""
+    """A message in our inbox: a grant (fence > 0), ASK_AGAIN, or word that the ticket is next (fence 0)."""
 
     number: int
     fence: int
     server_time: float  # seconds
-    duration: float  # of the grant, or of the present holder's lease; 0 = for ever
+    duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = for ever
     following: int  # the number of our ticket that is next after a grant; 0 = it is not ours, or none
+    next_duration: float  # for how long what that ticket waits for is taken
 
 
 def read_push(payload: bytes) -> Push:
-    """Decode a message from settle() in parts/lock.lua."""
-    number, fence, micros, ms, *following = payload.split()
-    return Push(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, int(following[0]) if following else 0)
+    """Decode a message from settle() in parts/lock.lua or parts/turns.lua."""
+    number, fence, micros, ms, *more = payload.split()
+    following = int(more[0]) if more else 0
+    then = int(more[1]) if len(more) > 1 else int(ms)
+    return Push(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, following, then / 1000)
 
 
 Done = Callable[[Call], None]
+
+
+class Scripts:
+    """The scripts of one family of names."""
+
+    __slots__ = ("acquire", "inspect", "release", "renew")
+
+    def __init__(self, prefix: str) -> None:
+        self.acquire = load(f"{prefix}acquire")
+        self.release = load(f"{prefix}release")
+        self.renew = load(f"{prefix}renew")
+        self.inspect = load(f"{prefix}inspect")
 
 
 class LuaEngine:
@@ -127,56 +179,75 @@ class LuaEngine:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._acquire = load("acquire")
-        self._release = load("release")
-        self._renew = load("renew")
+        self._scripts: dict[Family, Scripts] = {"lock": Scripts(""), "permits": Scripts("permits_")}
         self._force = load("force")
-        self._inspect = load("inspect")
+        self._resize = load("permits_resize")
+
+    def _send(
+        self, script: Script, keys: Keys, words: tuple[Argument, ...], sent: float, expires: float, done: Done
+    ) -> Call:
+        call = Call(keys, script, words, sent, expires, done)
+        self.executor.send(call)
+        return call
 
     def acquire(
         self,
-        keys: LockKeys,
+        keys: Keys,
         token: bytes,
         ttl_ms: int,
         ticket: bytes,
         poll_ms: int,
         reusable: bool,
+        size: tuple[int, ...],
         sent: float,
         expires: float,
         done: Done,
     ) -> Call:
-        """Ask for the lock; with a ``ticket`` (not empty) also for a place in its queue."""
-        words = (token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0")
-        call = Call(keys, self._acquire, words, sent, expires, done)
+        """Ask for what ``keys`` stand for; with a ``ticket`` (not empty) also for a place in its queue.
+
+        ``size`` is weight and limit for permits, and empty for locks.
+        """
+        words = (token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0", *size)
+        call = Call(keys, self._scripts[keys.family].acquire, words, sent, expires, done)
         self.executor.send(call)
         return call
 
     def release(
-        self, keys: LockKeys, token: bytes, ticket: bytes, sent: float, expires: float, done: Done, about: object = None
+        self,
+        keys: Keys,
+        token: bytes,
+        ticket: bytes,
+        sent: float,
+        expires: float,
+        done: Done,
+        about: object = None,
+        pending: bool = False,
     ) -> Call:
-        """Give up what ``token`` holds and its ``ticket``; either may be empty."""
-        # With a ticket it undoes a request; one that may still be under way is to find its token spent.
-        pending = b"1" if token and ticket else b"0"
-        call = Call(keys, self._release, (token, ticket, pending), sent, expires, done)
+        """Give up what ``token`` holds and its ``ticket``; either may be empty.
+
+        ``pending``: a copy of the acquire that this ends may still be under way, and is to find its token spent.
+        """
+        words = (token, ticket, b"1" if pending else b"0")
+        call = Call(keys, self._scripts[keys.family].release, words, sent, expires, done)
         call.about = about
         self.executor.send(call)
         return call
 
-    def renew(self, keys: LockKeys, token: bytes, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
+    def renew(self, keys: Keys, token: bytes, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
         """Let the lease of ``token`` end ``ttl_ms`` from now."""
-        call = Call(keys, self._renew, (token, ttl_ms), sent, expires, done)
-        self.executor.send(call)
-        return call
+        return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms), sent, expires, done)
 
-    def force(self, keys: LockKeys, sent: float, expires: float, done: Done) -> Call:
+    def force(self, keys: Keys, sent: float, expires: float, done: Done) -> Call:
         """Take the lock away from whoever holds it. Not repeated when its answer is lost."""
         call = Call(keys, self._force, (), sent, expires, done)
         call.once = True
         self.executor.send(call)
         return call
 
-    def inspect(self, keys: LockKeys, tickets: int, sent: float, expires: float, done: Done) -> Call:
-        """Look at the lock and the first ``tickets`` of its queue."""
-        call = Call(keys, self._inspect, (tickets,), sent, expires, done)
-        self.executor.send(call)
-        return call
+    def inspect(self, keys: Keys, shown: int, sent: float, expires: float, done: Done) -> Call:
+        """Look, and see the first ``shown`` of each list."""
+        return self._send(self._scripts[keys.family].inspect, keys, (shown,), sent, expires, done)
+
+    def resize(self, keys: Keys, limit: int, sent: float, expires: float, done: Done) -> Call:
+        """Set the limit of permits."""
+        return self._send(self._resize, keys, (limit,), sent, expires, done)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from .._keys import LockKeys
+from .._keys import Keys
 from .._scripts import Script
 from .._types import text
 from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, WrongKeyType
@@ -45,7 +45,7 @@ class Call:
 
     def __init__(
         self,
-        keys: LockKeys,
+        keys: Keys,
         script: Script,
         arguments: tuple[Argument, ...],
         sent: float,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._clock import now
 from .._engine.lua import LuaEngine, Push
-from .._keys import LockKeys
+from .._keys import Keys
 from .._link.call import Call
 from .._types import text
 from ..backoff import Backoff
@@ -57,7 +57,7 @@ class LocalName:
 
     __slots__ = ("_fires_at", "_heal", "_look_at", "_polls", "held_until", "hub", "keys", "leases", "name", "tickets")
 
-    def __init__(self, hub: Hub, keys: LockKeys) -> None:
+    def __init__(self, hub: Hub, keys: Keys) -> None:
         self.hub = hub
         self.keys = keys
         self.name = text(keys.name)
@@ -165,8 +165,13 @@ class LocalName:
         self.leases.pop(lease, None)
         self.forget_if_idle()
 
-    def undo(self, token: bytes, ticket: bytes, done: Callable[[Call], None] | None = None) -> None:
-        """Take back on the server what a request may have left there: its grant, its ticket."""
+    def undo(
+        self, token: bytes, ticket: bytes, *, pending: bool = False, done: Callable[[Call], None] | None = None
+    ) -> None:
+        """Take back on the server what a request may have left there: its grant, its ticket.
+
+        ``pending``: the request itself may still be under way, and its token is never used again.
+        """
         if not token and not ticket:
             return
         under_way = self.hub.renewals.under_way
@@ -179,7 +184,7 @@ class LocalName:
         under_way.started()
         time = now()
         expires = time + max(self.hub.retry_for, 60.0)
-        self.hub.engine.release(self.keys, token, ticket, time, expires, answered)
+        self.hub.engine.release(self.keys, token, ticket, time, expires, answered, pending=pending)
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""
@@ -193,4 +198,4 @@ def dispatch(hub: Hub, push: Push) -> None:
     if ticket is not None:
         ticket.pushed(push)
     if push.following and (ticket := hub.tickets.get(push.following)) is not None:
-        ticket.announced(push)
+        ticket.announced(push.server_time, push.next_duration)

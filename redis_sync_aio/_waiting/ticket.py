@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .._clock import now
-from .._engine.lua import FOR_EVER, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
+from .._engine.lua import ASK_AGAIN, FOR_EVER, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
-from ..errors import AcquireTimeout, SyncError, Unreachable
+from ..errors import AcquireTimeout, LimitMismatch, SyncError, Unreachable
 from ..lease import Lease
 
 if TYPE_CHECKING:
@@ -39,12 +39,17 @@ class Request:
     token: bytes | None = None  # the caller's own token, not to be shared as an identity is; does not queue
     wait: bool = True
     timeout: float | None = None
+    weight: int = 0  # of a permit; 0: it is a lock
+    limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
 
     reusable: bool = field(init=False)
     """Whether the token may be in use elsewhere, before or after this request."""
+    size: tuple[int, ...] = field(init=False)
+    """What a request for permits says beside that for a lock."""
 
     def __post_init__(self) -> None:
         self.reusable = self.identity is not None or self.token is not None
+        self.size = (self.weight, self.limit) if self.weight else ()
 
 
 class Ticket:
@@ -64,6 +69,8 @@ class Ticket:
     _lease: Lease | None = None
     _new = True
     """Whether the lease began with this request."""
+    _replayed = False
+    """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
 
     def __init__(self, local: LocalName, request: Request) -> None:
         self._local = local
@@ -83,7 +90,7 @@ class Ticket:
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
-            self._member = ticket_member(hub.inbox, self.number, claim_ms, self._token)
+            self._member = ticket_member(hub.inbox, self.number, claim_ms, self._token, request.weight)
         self._local.add(self)
 
     # -- the request -----------------------------------------------------------------------------------
@@ -99,6 +106,7 @@ class Ticket:
             self._member,
             hub.poll_ms if request.wait else 0,
             request.reusable,
+            request.size,
             self.sent,
             self.sent + hub.retry_for,
             self._answered,
@@ -106,6 +114,8 @@ class Ticket:
 
     def _answered(self, call: Call) -> None:
         self.call = None
+        if call.attempts > 1:
+            self._replayed = True
         if self._abandoned:
             self._undo_answered(call)
         elif call.error is not None:
@@ -118,13 +128,17 @@ class Ticket:
     def _decided(self, answer: Answer, call: Call) -> None:
         if answer.outcome is Outcome.OWN and (self._request.token is None or call.ambiguous):
             # Another request of the same identity may live on this grant.
-            self._granted(answer.fence, call.sent, answer.left or 0.0, new=self._request.identity is None)
+            self._granted(answer.number, call.sent, answer.left or 0.0, new=self._request.identity is None)
+            if self._lease is not None and self._request.weight:
+                self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
             self._base = call.sent - answer.server_time
             self._queued = True
-            self._local.queued(answer.left, answer.soon)
+            self._local.queued(answer.left, bool(answer.more))
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
+        elif answer.outcome in (Outcome.MISMATCH, Outcome.TOO_HEAVY):
+            self._fail(_mismatch(self._local.name, self._request, answer.number), call)
         else:
             self._local.busy(answer.left)
             self._leave()
@@ -142,9 +156,7 @@ class Ticket:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
         if self._abandoned:
             return
-        if self.call is not None:
-            self.call.drop()
-            self.call = None
+        self._drop_call()
         self._again()
 
     def _again(self) -> None:
@@ -159,7 +171,7 @@ class Ticket:
     def pushed(self, push: Push) -> None:
         """A message for this ticket: the grant, or word of the present holder."""
         if self._abandoned:
-            if push.fence:  # a new grant, and nobody wants it
+            if push.fence > 0:  # a new grant, and nobody wants it
                 self._local.undo(self._token, self._member)
                 self._local.remove(self.number)
             return
@@ -168,17 +180,23 @@ class Ticket:
         # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
         granted = self._base + push.server_time
         if push.fence == 0:
-            self.announced(push)
-            return
+            self.announced(push.server_time, push.duration)
+        elif push.fence == ASK_AGAIN:
+            self.recheck()
+        else:
+            self._drop_call()
+            self._granted(push.fence, granted, push.duration)
+
+    def announced(self, server_time: float, duration: float) -> None:
+        """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
+        if self._base is not None and duration:
+            self._local.announced(self._base + server_time + duration)
+
+    def _drop_call(self) -> None:
         if self.call is not None:
+            self._replayed |= self.call.attempts > 0
             self.call.drop()
             self.call = None
-        self._granted(push.fence, granted, push.duration)
-
-    def announced(self, push: Push) -> None:
-        """We are next; the new holder has the lock for ``push.duration`` from ``push.server_time`` on."""
-        if self._base is not None and push.duration:
-            self._local.announced(self._base + push.server_time + push.duration)
 
     def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
         """The server holds the lock for us since ``since`` (local clock, or earlier)."""
@@ -188,26 +206,30 @@ class Ticket:
         if not for_ever and since + duration <= now():
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
             if not request.reusable:
-                local.undo(self._token, self._member)
+                local.undo(self._token, self._member, pending=True)
             self._again()
             return
         deadline = _NEVER if for_ever else since + duration
         period = _NEVER if for_ever else duration
         self._new = new
-        self._lease = local.hold(request, self._token, fence, deadline, period)
+        lease = self._lease = local.hold(request, self._token, fence, deadline, period)
+        if self._replayed:
+            lease.replayed = True
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self.future.done():
             # Cancelled, and the task has not run since: its `abandon` comes later and finds all done.
-            self._give_back(self._lease)
+            self._give_back(lease)
         else:
-            self.future.set_result(self._lease)
+            self.future.set_result(lease)
 
     def _fail(self, error: SyncError, call: Call) -> None:
         self._leave()
-        if call.attempts or self._queued:
+        decided = call.error is None and call.attempts == 1
+        if self._queued or (call.attempts and not decided):
             # Also when it was refused: an earlier copy may have been executed, or an earlier request have queued
             # us, or a script stopped half-way.
-            self._local.undo(b"" if self._request.reusable else self._token, self._member)
+            reusable = self._request.reusable
+            self._local.undo(b"" if reusable else self._token, self._member, pending=not reusable)
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -261,7 +283,7 @@ class Ticket:
                 call.drop()
                 if call.attempts == 0 and not self._queued:
                     return  # never sent
-            local.undo(self._token, self._member)
+            local.undo(self._token, self._member, pending=True)
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
         # answer is here the ticket stays known, so that a grant under way to it is given back.
@@ -280,7 +302,7 @@ class Ticket:
     def _withdraw_ticket(self) -> None:
         local, number = self._local, self.number
         if self._member:
-            local.undo(b"", self._member, lambda _: local.remove(number))
+            local.undo(b"", self._member, done=lambda _: local.remove(number))
         else:
             local.remove(number)
 
@@ -293,6 +315,16 @@ class Ticket:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _mismatch(name: str, request: Request, limit: int) -> LimitMismatch:
+    if limit == 0:
+        trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit first"
+    elif request.limit and request.limit != limit:
+        trouble = f"its limit is {limit}, not {request.limit}: use the same limit everywhere, limit=None, or resize()"
+    else:
+        trouble = f"a weight of {request.weight} never fits into its limit of {limit}"
+    return LimitMismatch(f"{name!r}: {trouble}", name=name, expected=request.limit or None, found=limit or None)
 
 
 _NEVER = float("inf")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -26,7 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lease", "_renewal", "_guard", "_hold", "_waiting"),
     ("coordinator",),
     ("_implicit",),
-    ("lock", "_synchronized", "compat"),
+    ("_primitive",),
+    ("lock", "semaphore", "_synchronized", "compat"),
     ("__init__",),
     ("cli", "embedded", "__main__"),
 )
@@ -254,17 +255,29 @@ def test_every_module_has_a_docstring(module: str) -> None:
 
 
 def public_definitions() -> dict[str, ast.AST]:
-    """Public classes and functions, and the public methods of the classes."""
+    """Public classes and functions, and the public methods of the classes, also those they inherit."""
     found: dict[str, ast.AST] = {}
     for name in redis_sync_aio.__all__:
-        module = importlib.import_module(getattr(redis_sync_aio, name).__module__)
-        for node in tree(module.__name__.removeprefix(f"{PACKAGE}.")).body:
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-                found[name] = node
-                for part in node.body if isinstance(node, ast.ClassDef) else ():
-                    if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and not part.name.startswith("_"):
-                        found[f"{name}.{part.name}"] = part
+        value = getattr(redis_sync_aio, name)
+        if not inspect.isclass(value):
+            if inspect.isfunction(value):
+                found[name] = definition(value)
+            continue
+        found[name] = definition(value)
+        for base in value.__mro__:
+            node = definition(base) if base.__module__.startswith(PACKAGE) else None
+            for part in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and not part.name.startswith("_"):
+                    found.setdefault(f"{name}.{part.name}", part)
     return found
+
+
+def definition(value: type | FunctionType) -> ast.AST:
+    """Where a class or function of this package is defined; of overloads, the last one."""
+    for node in reversed(tree(value.__module__.removeprefix(f"{PACKAGE}.")).body):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == value.__name__:
+            return node
+    raise LookupError(value)
 
 
 PUBLIC = public_definitions()
@@ -298,14 +311,18 @@ def test_what_is_public_is_documented(name: str) -> None:
         assert re.search(r"\bRaises?\b|\braised\b", doc), f"{name} raises, and does not say what"
 
 
-@pytest.mark.parametrize("name", ["AsyncLock", "Coordinator", "Backoff", "wait_until", "synchronized"])
+@pytest.mark.parametrize(
+    "name", ["AsyncLock", "AsyncSemaphore", "Coordinator", "Backoff", "wait_until", "synchronized"]
+)
 @pytest.mark.parametrize("part", ["Raises:", ":: or Example:"])
 def test_what_takes_arguments_documents_errors_and_shows_an_example(name: str, part: str) -> None:
     doc = documentation(PUBLIC[name]) + (inspect.getmodule(getattr(redis_sync_aio, name)).__doc__ or "")
     assert "Raises:" in doc if part == "Raises:" else ("Example:" in doc or "::\n" in doc)
 
 
-@pytest.mark.parametrize("name", ["AsyncLock.acquire", "Lease.extend", "Lease.release", "Coordinator.close"])
+@pytest.mark.parametrize(
+    "name", ["AsyncLock.acquire", "AsyncSemaphore.acquire", "Lease.extend", "Lease.release", "Coordinator.close"]
+)
 def test_what_waits_says_what_a_cancellation_does(name: str) -> None:
     assert "On cancellation" in documentation(PUBLIC[name])
 

@@ -1,0 +1,234 @@
+"""What locks, semaphores and the two sides of a read/write lock have in common: everything but what they mean.
+
+A primitive chooses keys, and with them the scripts that decide; here its arguments become requests, and the one
+acquire path (`_waiting/ticket.py`) does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from redis.asyncio import Redis
+
+from ._engine.lua import FOR_EVER, Released
+from ._hold import Hold, OnLost, check_on_lost, ending
+from ._implicit import coordinator_for
+from ._keys import Keys
+from ._link.call import Reply
+from ._link.client import check_client, encode
+from ._types import Name, Seconds, require_bool, text, timeout_seconds, ttl_ms
+from ._waiting.local import LocalName
+from ._waiting.ticket import Request, acquire
+from .coordinator import Coordinator, Send
+from .errors import AcquireTimeout, NotHeld
+from .lease import Lease
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SHOWN = 100
+"""So many holders and waiters are listed in statistics."""
+
+
+class Primitive:
+    """Base of everything that is acquired; see the top of this module."""
+
+    _weight = 0  # of a request for permits; a lock has none
+    _limit = 0
+
+    def __init__(
+        self,
+        client: Redis | Coordinator,
+        name: Name,
+        keys: Callable[[bytes], Keys],
+        *,
+        ttl: Seconds | None,
+        auto_renew: bool,
+        max_hold: Seconds | None,
+        on_lost: OnLost,
+    ) -> None:
+        self._source = client
+        if not isinstance(client, Coordinator):
+            check_client(client)
+        self._client: Redis = client.client if isinstance(client, Coordinator) else client
+        self._keys = keys(self._encode(name, "name"))
+        self._ttl_ms = FOR_EVER if ttl is None else ttl_ms(ttl)
+        self._auto_renew = require_bool(auto_renew, "auto_renew")
+        self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
+        self._on_lost: OnLost = check_on_lost(on_lost)
+        self._holds: list[Hold] = []  # bodies entered by `async with` on the primitive itself
+        self._default = self._request(None, None, None)
+        # What the latest acquisition used; only so that the next one need not look it up.
+        self._coordinator: Coordinator | None = None
+        self._local_name: LocalName | None = None
+
+    # -- acquiring -------------------------------------------------------------------------------------
+
+    async def acquire(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        identity: Name | None = None,
+    ) -> Lease:
+        """Wait for the turn and return the lease. One round trip when free; handed over by a push when not.
+
+        Args:
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            ttl: for this lease, instead of this object's own.
+            identity: the caller's own name, stored as it is as the holder's token. The same identity asking again
+                gets the same lease again, from any process, and may release it from any process.
+
+        Raises:
+            AcquireTimeout: others held it all the time.
+            Unreachable: Redis did not answer (within ``timeout``, or ``retry_for`` of the coordinator).
+            CommandRefused: the server answered with an error (out of memory, no permission, wrong key type …).
+            CoordinatorClosed, WrongContext: the coordinator can not be used, or was closed meanwhile.
+            TypeError, ValueError: a bad argument; nothing was sent.
+
+        On cancellation whatever the server did for this request is undone, without delaying the cancellation.
+        """
+        if timeout is None and ttl is None and identity is None:
+            request = self._default
+        else:
+            request = self._request(ttl, identity, timeout)
+        return await self._acquire(request)
+
+    async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
+        """Return a lease, or None when it is taken or somebody waits for it. One round trip.
+
+        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
+        """
+        return await self._try(self._request(ttl, identity, 0))
+
+    def hold(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        identity: Name | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Hold:
+        """Return an async context manager that acquires, yields the lease, and releases.
+
+        Arguments as in `acquire`, and ``on_lost`` instead of this object's own. They are checked here and now.
+
+        Leaving the body raises, in this order of precedence: the body's own exception, a cancellation from
+        outside, LeaseLost, the error of the release.
+        """
+        return self._hold(self._request(ttl, identity, timeout), on_lost)
+
+    async def __aenter__(self) -> Lease:
+        hold = Hold(self.acquire, self._on_lost)
+        lease = await hold.__aenter__()
+        self._holds.append(hold)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
+
+    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        """Decorate a coroutine function: each call runs while holding the lock."""
+
+        @functools.wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self.hold():
+                return await function(*args, **kwargs)
+
+        return locked
+
+    # -- releasing and looking -------------------------------------------------------------------------
+
+    async def release(self, *, identity: Name | None = None) -> None:
+        """Release this process's (oldest) lease of it, or with ``identity`` the lease of that identity.
+
+        Raises:
+            NotHeld: this process holds no lease of it; or it is not held by that identity (then nothing
+                was changed).
+            LeaseLost, Unreachable: as `Lease.release`.
+        """
+        held = coordinator_for(self._source).held(self._keys)
+        if identity is None:
+            if not held:
+                raise NotHeld(f"{self.name!r} is not held by this process: release the lease where it was acquired")
+            await held[0].release()  # the oldest
+            return
+        token = self._encode(identity, "identity")
+        for lease in held:
+            if lease.wire_token == token:
+                await lease.release()
+                return
+        found = await self._ask(lambda engine, *rest: engine.release(self._keys, token, b"", *rest))
+        if found != Released.RELEASED:
+            instead = await self._holders()
+            raise NotHeld(
+                f"{self.name!r} is not held by {text(token)!r} but by {instead}: nothing was changed"
+                if instead
+                else f"{self.name!r} is not held by {text(token)!r}, nor by anybody else"
+            )
+
+    async def _holders(self) -> str:
+        """Return who holds it, for an error message; empty when nobody does."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name it was made with."""
+        return text(self._keys.name)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _local(self) -> LocalName:
+        coordinator = self._coordinator
+        if coordinator is None or not coordinator.usable():
+            coordinator = self._coordinator = coordinator_for(self._source)
+        local = self._local_name = coordinator.local(self._keys, self._local_name)
+        return local
+
+    async def _ask(self, send: Send) -> Reply:
+        return await coordinator_for(self._source).ask(send)
+
+    def _encode(self, value: Name, what: str) -> bytes:
+        return encode(self._client, value, what)
+
+    def _request(
+        self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int | None = None
+    ) -> Request:
+        limit = timeout_seconds(timeout)
+        ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
+        if self._max_hold is not None:
+            most = int(self._max_hold * 1000)
+            ms = min(ms, most) if ms else most
+        return Request(
+            ms,
+            self._auto_renew and ms != FOR_EVER,
+            self._max_hold,
+            None if identity is None else self._encode(identity, "identity"),
+            wait=limit != 0,
+            timeout=limit or None,
+            weight=self._weight if weight is None else weight,
+            limit=self._limit,
+        )
+
+    async def _acquire(self, request: Request) -> Lease:
+        local = self._local()
+        lease = await acquire(local, request)
+        if lease is None:
+            raise AcquireTimeout(
+                f"{self.name!r} is taken, and timeout=0 does not wait",
+                name=self.name,
+                remaining=local.holder_remaining(),
+            )
+        return lease
+
+    async def _try(self, request: Request) -> Lease | None:
+        return await acquire(self._local(), request)
+
+    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold:
+        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
+        return Hold(functools.partial(self._acquire, request), chosen)

@@ -1,0 +1,50 @@
+-- Give what is free to those who wait ahead of `mine`, in their order. Included behind `grants`.
+-- FREE: nobody is ahead any more. FULL: the first does not fit. RESERVED: the first polls, and is alive.
+-- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock.
+-- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as for the lock.
+local RESERVED, FULL, FREE = 1, 2, 3
+
+local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again. Returns whether anybody listens.
+  return redis.pcall('PUBLISH', inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
+end
+
+local function settle(mine)
+  while limit > 0 do
+    local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
+    local ticket, place, following = first[1], first[2], first[3]
+    if not ticket or ticket == mine then return FREE end
+    local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
+    local had, its_fence = permit(token or '')
+    weight, had = tonumber(weight), had or 0
+    if not inbox then
+      leave(ticket)
+    elseif weight > limit then -- the limit was lowered: it can never fit, and asks why
+      leave(ticket)
+      if inbox ~= '' then tell(inbox, id, -1, 0) end
+    elseif inbox == '' then
+      local alive = redis.call('ZSCORE', POLLS, ticket)
+      if alive and tonumber(alive) * 1000 > now then return RESERVED, tonumber(alive) - now / 1000 end
+      leave(ticket)
+    elseif not fits(weight, had) then -- a dead one must not keep out those who would fit
+      if used >= limit or tell(inbox, id, 0, left() or 1) then return FULL end
+      leave(ticket)
+    else
+      redis.call('ZREM', QUEUE, ticket)
+      if had ~= weight then its_fence = next_fence(weight) end -- else an identity that waits while it holds
+      local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
+      local next_left = next_id and math.min(left() or ms, ms)
+      local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
+      if next_inbox == inbox then grant = grant .. ' ' .. next_id .. ' ' .. next_left end
+      local heard = redis.pcall('PUBLISH', inbox, grant)
+      if type(heard) == 'table' then -- we may not publish: its owner finds its turn when it heals
+        redis.call('ZADD', QUEUE, place, ticket)
+        return RESERVED
+      end
+      if heard > 0 then
+        hold(token, weight, tonumber(ms), had, its_fence)
+        if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end
+      end
+    end
+  end
+  return FULL -- STATE was lost, and with it the limit: the next request brings it
+end

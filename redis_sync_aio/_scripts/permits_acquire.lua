@@ -1,0 +1,40 @@
+-- Take a permit, or a place in the queue (or neither, when there is no ticket). Compare acquire.lua.
+-- KEYS  permits, state, queue, polls
+-- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 (of the lock)  6 weight
+--       7 limit (0 = the server's)
+-- REPLY fence                    GRANTED, for the whole ttl
+--       {code, n, ms, server time in us, m}
+--       0 BUSY, 2 QUEUED: ms until the first permit is over (-1 = never); m = 1: look again soon
+--       3 OWN (the token holds a permit already): n its fence, ms left, m its weight
+--       4 SPENT (undone before)  5 MISMATCH: n = the server's limit, 0 if it has none  6 TOO HEAVY: n = the limit
+-- REPLAY  A token that holds is told so, a ticket that is queued keeps its place, what was undone is SPENT.
+-- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
+-- include: permits
+-- include: grants
+-- include: turns
+local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
+if limit == 0 then limit = asked end
+local differs = asked > 0 and asked ~= limit and not permit(token) and not waits(ticket)
+if limit == 0 or differs then return {5, limit, -1, now, 0} end
+expire()
+local had, its_fence = permit(token)
+if had or weight > limit then
+  if ticket ~= '' then leave(ticket) end
+  settle('')
+  save()
+  if had == 0 then return {4, 0, -1, now, 0} end
+  if not had then return {6, limit, -1, now, 0} end
+  return {3, tonumber(its_fence), math.ceil((redis.call('ZSCORE', PERMITS, token) - now) / 1000), now, had}
+end
+local turn, until_poll = settle(ticket)
+if turn == FREE and fits(weight, 0) then
+  local queued = ticket ~= '' and redis.call('ZREM', QUEUE, ticket) == 1
+  if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
+  its_fence = next_fence(weight)
+  hold(token, weight, ttl, 0, its_fence)
+  if queued then settle('') end -- who is behind us may fit, too
+  return tonumber(its_fence)
+end
+save()
+-- include: line_up

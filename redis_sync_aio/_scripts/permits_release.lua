@@ -1,0 +1,27 @@
+-- Give up the permit of a token, and its place in the queue; whoever fits now gets what is free.
+-- KEYS  permits, state, queue, polls
+-- ARGV  1 token ('' = only withdraw the ticket)  2 ticket ('' = none)
+--       3 '1' if a copy of the acquire that this ends may still be under way: it is to find its token SPENT
+-- REPLY 0 GONE (the token holds nothing)  1 RELEASED
+-- REPLAY  The second run finds the token gone and changes nothing; the caller, who knows whether its first run
+--       may have happened, reads GONE accordingly.
+-- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
+-- include: permits
+-- include: grants
+-- include: turns
+local TOMB_MS = 60000
+expire()
+if ARGV[2] ~= '' then leave(ARGV[2]) end
+local had = permit(ARGV[1])
+local held = had and had > 0
+if held then drop(ARGV[1]) end
+if ARGV[3] == '1' then -- pcall: nothing was written yet, and the server may be out of memory
+  local set = redis.pcall('ZADD', PERMITS, now + TOMB_MS * 1000, ARGV[1])
+  if type(set) ~= 'table' then
+    redis.call('HSET', STATE, 'used', used, '=' .. ARGV[1], '0 0')
+    keep(TOMB_MS)
+  end
+end
+settle('')
+save()
+return held and 1 or 0

@@ -1,0 +1,244 @@
+"""AsyncSemaphore: a number of permits shared by tasks of any processes on any machines that share a Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from ._engine.lua import PermitsView, read_permits, ticket_token
+from ._hold import Hold, OnLost
+from ._keys import permit_keys
+from ._primitive import SHOWN, Primitive
+from ._types import Name, Seconds, permits, text
+from .coordinator import Coordinator
+from .errors import LimitMismatch
+from .lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class PermitHolder:
+    """Who holds permits.
+
+    Attributes:
+        identity: the caller's identity, or the token of the lease.
+        weight: how many permits.
+        remaining: seconds until they come back if they are not renewed.
+        fence: the fence of that lease.
+    """
+
+    identity: str
+    weight: int
+    remaining: float
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class SemaphoreStatistics:
+    """What the server knows of a semaphore at one moment.
+
+    Attributes:
+        limit: how many permits there are; None when nobody has used it yet (or for an hour).
+        held: how many of them are held; more than ``limit`` for a while after it was lowered.
+        available: how many are free. Those who wait come first.
+        holders: who holds them, those whose lease ends first at the front, 100 at most.
+        fence: fence of the latest grant; None when none is remembered.
+        waiters: how many requests are queued, including those whose process died unnoticed.
+        waiting: tokens or identities of the first waiters, in order, 100 at most.
+    """
+
+    limit: int | None
+    held: int
+    available: int
+    holders: tuple[PermitHolder, ...]
+    fence: int | None
+    waiters: int
+    waiting: tuple[str, ...]
+
+
+class AsyncSemaphore(Primitive):
+    """A fair, weighted semaphore whose permits are leases, with one limit that all agree on.
+
+    Guarantees: by the server's clock the weights of the live leases never exceed the limit (but for those held
+    when it was lowered); grants in the order of arrival, also for heavy requests: nobody passes a request that does
+    not fit yet; a release wakes by itself everybody who fits then; a crashed holder's permits come back when its
+    lease ends; nothing is left behind by a cancelled task or a lost reply. Each permit is a `Lease` like a lock's, with
+    a fence, renewal, and loss.
+
+    The limit is kept by the server: whoever comes first sets it, whoever comes with another one gets LimitMismatch,
+    ``limit=None`` takes what is there, and `resize` changes it for all. It is forgotten an hour after the last use.
+
+    Args:
+        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        name: 1 to 8192 bytes; braces must form a whole hash tag, or none. A semaphore and a lock of one name have
+            nothing to do with each other.
+        limit: how many permits there are, 1 to 1,000,000,000; None: as many as the server says.
+        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
+        auto_renew: renew leases in the background, in good time, for as long as they are held.
+        max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
+        on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
+            ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Acquiring and releasing cost one round trip each, and O(log permits + log waiters) on the server.
+
+    Example:
+        gpus = AsyncSemaphore(redis, "gpu", limit=4)
+        async with gpus:
+            await infer()
+        async with gpus.hold(weight=2, timeout=5) as lease:
+            await train(fence=lease.fence)
+    """
+
+    _weight = 1
+
+    def __init__(
+        self,
+        client: Redis | Coordinator,
+        name: Name,
+        *,
+        limit: int | None,
+        ttl: Seconds = 30.0,
+        auto_renew: bool = True,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> None:
+        if ttl is None:  # for callers without a type checker
+            raise TypeError("a semaphore needs a ttl: a crashed holder's permit would never come back")
+        self._limit = 0 if limit is None else permits(limit, "limit")
+        super().__init__(
+            client,
+            name,
+            lambda wire: permit_keys(wire, "sem"),
+            ttl=ttl,
+            auto_renew=auto_renew,
+            max_hold=max_hold,
+            on_lost=on_lost,
+        )
+
+    @property
+    def limit(self) -> int | None:
+        """The limit this object was made with, or last set by its `resize`; None: the server's."""
+        return self._limit or None
+
+    async def acquire(
+        self,
+        weight: int = 1,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        identity: Name | None = None,
+    ) -> Lease:
+        """Wait for the turn and return a lease of ``weight`` permits.
+
+        Args:
+            weight: how many permits, 1 to the limit. All or nothing.
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            ttl: for this lease, instead of the semaphore's own.
+            identity: the caller's own name, kept as the holder's token. The same identity asking again gets the
+                same permits again (their number does not change), from any process, and may release them from any.
+
+        Raises:
+            AcquireTimeout: they were not free all the time.
+            LimitMismatch: the server's limit is another one, or too small for the weight; nothing was changed.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
+            TypeError, ValueError: a bad argument; nothing was sent.
+
+        On cancellation whatever the server did for this request is undone, without delaying the cancellation.
+        """
+        return await self._acquire(self._request(ttl, identity, timeout, self._check_weight(weight)))
+
+    async def try_acquire(
+        self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None
+    ) -> Lease | None:
+        """Return a lease, or None when the permits are not free or somebody waits for some. One round trip.
+
+        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
+        """
+        return await self._try(self._request(ttl, identity, 0, self._check_weight(weight)))
+
+    def hold(
+        self,
+        weight: int = 1,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        identity: Name | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Hold:
+        """Return an async context manager that acquires, yields the lease, and releases.
+
+        Arguments as in `acquire`, and ``on_lost`` instead of the semaphore's own. They are checked here and now.
+        The body's exceptions are treated as by `AsyncLock.hold`.
+        """
+        return self._hold(self._request(ttl, identity, timeout, self._check_weight(weight)), on_lost)
+
+    async def resize(self, limit: int) -> None:
+        """Set the limit for everybody. Growing grants waiting requests at once; shrinking takes nothing away.
+
+        While more is held than the new limit, nothing is granted. A waiter that is heavier than the new limit gets
+        LimitMismatch. This object uses the new limit from now on; others that were made with another one get
+        LimitMismatch, so make those with ``limit=None``.
+
+        Raises:
+            TypeError, ValueError: a bad limit; Unreachable, CommandRefused: as `acquire`.
+
+        On cancellation the limit may or may not have been set.
+        """
+        new = permits(limit, "limit")
+        await self._ask(lambda engine, *rest: engine.resize(self._keys, new, *rest))
+        if self._limit:
+            self._limit = new
+            self._default = self._request(None, None, None)
+
+    async def get_limit(self) -> int:
+        """Return the server's limit. One round trip.
+
+        Raises LimitMismatch when the server knows none yet.
+        """
+        found = (await self._view(0)).limit
+        if not found:
+            raise LimitMismatch(
+                f"{self.name!r}: the server knows no limit of it yet; the first acquire with a limit sets it",
+                name=self.name,
+                expected=self.limit,
+                found=None,
+            )
+        return found
+
+    async def statistics(self) -> SemaphoreStatistics:
+        """Return limit, holders, waiters and fence as the server sees them. One round trip."""
+        view = await self._view(SHOWN)
+        return SemaphoreStatistics(
+            limit=view.limit or None,
+            held=view.used,
+            available=max(0, view.limit - view.used),
+            holders=tuple(PermitHolder(text(p.token), p.weight, p.left, p.fence) for p in view.permits),
+            fence=view.fence or None,
+            waiters=view.waiting,
+            waiting=tuple(text(ticket_token(ticket, "permits")) for ticket in view.tickets),
+        )
+
+    async def locked(self) -> bool:
+        """Return whether no permit is free."""
+        view = await self._view(0)
+        return view.limit > 0 and view.used >= view.limit
+
+    def __repr__(self) -> str:
+        return f"<AsyncSemaphore {self.name!r} limit={self.limit} ttl={self._ttl_ms / 1000}>"
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    async def _view(self, shown: int) -> PermitsView:
+        return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest)))
+
+    async def _holders(self) -> str:
+        return ", ".join(repr(holder.identity) for holder in (await self.statistics()).holders[:5])
+
+    def _check_weight(self, weight: int) -> int:
+        permits(weight, "weight")
+        if self._limit and weight > self._limit:
+            raise ValueError(f"a weight of {weight} never fits into the limit {self._limit} of {self.name!r}")
+        return weight
