@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 
 from .._keys import Family, Keys
 from .._link.call import Argument, Call, Executor, Reply
 from .._scripts import Script, load
+from .outcomes import ASK_AGAIN as ASK_AGAIN
+from .outcomes import Outcome as Outcome
+from .outcomes import Released as Released
+from .outcomes import Renewed as Renewed
 
 FOR_EVER = 0
 """A ttl of 0 ms stands for a lock that does not expire."""
-
-
-class Outcome(IntEnum):
-    """What an acquire script decided."""
-
-    BUSY = 0
-    GRANTED = 1
-    QUEUED = 2
-    OWN = 3
-    SPENT = 4
-    MISMATCH = 5
-    TOO_HEAVY = 6
-
-
-class Released(IntEnum):
-    """What a release script found."""
-
-    GONE = 0
-    RELEASED = 1
-    TAKEN = 2
-
-
-class Renewed(IntEnum):
-    """What a renew script found."""
-
-    GONE = 0
-    RENEWED = 1
-    TAKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +105,6 @@ def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight
 def ticket_token(member: bytes, family: Family = "lock") -> bytes:
     """Return whose ticket it is."""
     return member.split(b"|", 3)[3] if family == "lock" else member.split(b"|", 4)[4]
-
-
-ASK_AGAIN = -1
-"""In place of a fence: the request was thrown out of the queue, its owner is to ask why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,26 +15,25 @@
 local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
 if limit == 0 then limit = asked end
-local differs = asked > 0 and asked ~= limit and not permit(token) and not waits(ticket)
-if limit == 0 or differs then return {5, limit, -1, now, 0} end
 expire()
 local had, its_fence = permit(token)
-if had or weight > limit then
-  if ticket ~= '' then leave(ticket) end
+local differs = asked > 0 and asked ~= limit and not had and not waits(ticket)
+if limit == 0 or differs or had or weight > limit then
+  if waits(ticket) then leave(ticket) end
   settle('')
-  save()
-  if had == 0 then return {4, 0, -1, now, 0} end
+  if limit == 0 or differs then return {5, limit, -1, now, 0} end
   if not had then return {6, limit, -1, now, 0} end
+  if had == 0 then return {4, 0, -1, now, 0} end
+  had, its_fence = permit(token) -- settle may have given it more
   return {3, tonumber(its_fence), math.ceil((redis.call('ZSCORE', PERMITS, token) - now) / 1000), now, had}
 end
 local turn, until_poll = settle(ticket)
 if turn == FREE and fits(weight, 0) then
-  local queued = ticket ~= '' and redis.call('ZREM', QUEUE, ticket) == 1
-  if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
+  local queued = waits(ticket) -- asked first: a write would let the grant pass when out of memory
+  if queued then leave(ticket) end
   its_fence = next_fence(weight)
   hold(token, weight, ttl, 0, its_fence)
   if queued then settle('') end -- who is behind us may fit, too
   return tonumber(its_fence)
 end
-save()
 -- include: line_up

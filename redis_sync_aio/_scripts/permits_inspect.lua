@@ -16,5 +16,6 @@ for i = 1, #found, 2 do
     live[#live + 1] = {found[i], weight, its_fence, math.ceil((tonumber(found[i + 1]) - now) / 1000)}
   end
 end
-if not next(live) then used = 0 end
-return {limit, used, state[3] or '0', redis.call('ZCARD', QUEUE), redis.call('ZRANGE', QUEUE, 0, ARGV[1] - 1), live}
+if redis.call('EXISTS', PERMITS) == 0 then used = 0 end -- PERMITS was lost (evicted)
+local first = redis.call('ZRANGEBYSCORE', QUEUE, '-inf', '+inf', 'LIMIT', 0, ARGV[1])
+return {limit, used, state[3] or '0', redis.call('ZCARD', QUEUE), first, live}

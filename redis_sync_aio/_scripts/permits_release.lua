@@ -14,7 +14,10 @@ expire()
 if ARGV[2] ~= '' then leave(ARGV[2]) end
 local had = permit(ARGV[1])
 local held = had and had > 0
-if held then drop(ARGV[1]) end
+if held then
+  drop(ARGV[1])
+  redis.call('HSET', STATE, 'used', used)
+end
 if ARGV[3] == '1' then -- pcall: nothing was written yet, and the server may be out of memory
   local set = redis.pcall('ZADD', PERMITS, now + TOMB_MS * 1000, ARGV[1])
   if type(set) ~= 'table' then
@@ -23,5 +26,4 @@ if ARGV[3] == '1' then -- pcall: nothing was written yet, and the server may be 
   end
 end
 settle('')
-save()
 return held and 1 or 0

@@ -16,5 +16,4 @@ if held then
   keep(ms)
 end
 settle('')
-save()
 return {held and 1 or 0, now}

@@ -9,7 +9,6 @@ end
 local function hold(token, weight, ms, had, its_fence)
   redis.call('ZADD', PERMITS, now + ms * 1000, token)
   used = math.max(used - had, 0) + weight
-  saved = used
   local last = string.format('%.0f', fence)
   redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, weight .. ' ' .. its_fence)
   keep(ms)
@@ -20,14 +19,7 @@ local function left() -- milliseconds until the first permit is over by itself, 
   return score and math.max(1, math.ceil((tonumber(score) - now) / 1000))
 end
 
-local function fits(weight, had)
-  if used - had + weight <= limit then return true end
-  if used == 0 or redis.call('EXISTS', PERMITS) == 1 then return false end
-  redis.call('DEL', STATE) -- PERMITS was lost (evicted): nobody holds anything any more
-  redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence))
-  used, saved = 0, 0
-  return weight <= limit
-end
+local function fits(weight, had) return used - had + weight <= limit end
 
 local function leave(ticket)
   redis.call('ZREM', QUEUE, ticket)

@@ -46,6 +46,7 @@ local function settle(mine, first)
       local heard = redis.pcall('PUBLISH', inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds the reserved lock when it heals
         redis.call('ZADD', QUEUE, place, ticket)
+        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)
         return RESERVED
       end
       if heard > 0 then

@@ -7,7 +7,6 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 until 2255
 local state = redis.call('HMGET', STATE, 'limit', 'used', 'fence')
 local limit, used, fence = tonumber(state[1] or 0), tonumber(state[2] or 0), tonumber(state[3] or 0)
-local saved = used
 
 local function permit(token) -- its weight and fence (text), nil when there is none
   local weight, its_fence = string.match(redis.call('HGET', STATE, '=' .. token) or '', '^(%d+) (%d+)$')
@@ -20,22 +19,28 @@ local function drop(token) -- ZREM first: allowed when out of memory, and then s
   redis.call('HDEL', STATE, '=' .. token)
 end
 
-local function keep(ms) -- every permit is over before the keys are; PEXPIRE is allowed when out of memory
+local function keep(ms) -- every permit is over before the keys are, PERMITS first; PEXPIRE is always allowed
   local least = math.max(3600000, 2 * ms)
-  if redis.call('PTTL', PERMITS) < least / 2 then redis.call('PEXPIRE', PERMITS, least) end
-  if redis.call('PTTL', STATE) < least / 2 then redis.call('PEXPIRE', STATE, least) end
+  if redis.call('PTTL', PERMITS) < least / 2 then
+    redis.call('PEXPIRE', PERMITS, least)
+    redis.call('PEXPIRE', STATE, math.max(least, redis.call('PTTL', STATE)))
+  end
 end
 
-local function save()
-  if used ~= saved then redis.call('HSET', STATE, 'used', used) end
-  saved = used
-end
-
--- Drop what is over. When STATE was lost (evicted) nothing is known of the permits: they are dropped, too.
+-- Drop what is over. When one of the two keys was lost (evicted) nothing is known of the permits: nobody holds any.
 local function expire()
-  if not state[2] then redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1) end
+  local lost = not state[2] or used > 0 and redis.call('EXISTS', PERMITS) == 0
+  if lost and state[2] then
+    redis.call('DEL', STATE)
+    redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence))
+    redis.call('PEXPIRE', STATE, 3600000)
+    used = 0
+  elseif lost and redis.call('EXISTS', PERMITS) == 1 then -- asked first: a write lets the rest pass when out of memory
+    redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1)
+  end
   repeat
     local over = redis.call('ZRANGEBYSCORE', PERMITS, '-inf', now, 'LIMIT', 0, 100)
     for _, token in ipairs(over) do drop(token) end
+    if #over > 0 then redis.call('HSET', STATE, 'used', used) end
   until #over < 100
 end

@@ -15,7 +15,8 @@ local function settle(mine)
     if not ticket or ticket == mine then return FREE end
     local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
     local had, its_fence = permit(token or '')
-    weight, had = tonumber(weight), had or 0
+    had = had or 0
+    weight = math.max(tonumber(weight) or 0, had) -- an identity that holds more keeps it
     if not inbox then
       leave(ticket)
     elseif weight > limit then -- the limit was lowered: it can never fit, and asks why
@@ -38,6 +39,7 @@ local function settle(mine)
       local heard = redis.pcall('PUBLISH', inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds its turn when it heals
         redis.call('ZADD', QUEUE, place, ticket)
+        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)
         return RESERVED
       end
       if heard > 0 then

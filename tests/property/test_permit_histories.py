@@ -1,0 +1,331 @@
+"""Random histories of permits, run by the scripts on a server and by `rules.py`; compared after each command.
+
+Time is ours: in the scripts the server's TIME is replaced by the last two arguments, so every expiry is exact. Each
+command runs twice (P4). Compared are the reply, the messages that arrive, and all that is stored. Beside the model
+there are the promises, in plain words and without the model's help: P1, P2, P8, and that every key has a ttl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from redis_sync_aio._engine import rules
+from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._engine.rules import WHOLE, Decision, Message, Permit, Snapshot, Ticket
+from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._scripts import load
+from redis_sync_aio.embedded import EmbeddedServer
+
+KEYS = permit_keys(b"h", "sem")
+PERMITS, STATE, QUEUE, POLLS = KEYS.all
+INBOXES = (b"rsa:one", b"rsa:two")
+NOBODY = b"rsa:nobody"
+START = 1_800_000_000_000_000
+SECOND = 1_000_000
+
+Kind = Literal["pushed", "dead", "polling", "impatient", "identity"]
+KINDS: tuple[Kind, ...] = ("pushed", "pushed", "pushed", "dead", "polling", "impatient", "identity")
+Rule = Callable[[Snapshot], Decision]
+
+
+def clocked(name: str) -> str:
+    """Return the script with the last two arguments for the server's clock."""
+    source = load(name).source.decode()
+    assert source.count("redis.call('TIME')") == 1
+    return source.replace("redis.call('TIME')", "{ARGV[#ARGV - 1], ARGV[#ARGV]}")
+
+
+@dataclass(frozen=True)
+class Actor:
+    """One request: its token, its ticket, and what it asks for."""
+
+    number: int
+    kind: Kind
+    weight: int
+    limit: int
+    inbox: bytes
+    ttl_ms: int
+
+    @property
+    def token(self) -> bytes:
+        return b"me" if self.kind == "identity" else b"t%d" % self.number
+
+    @property
+    def ticket(self) -> bytes:
+        if self.kind == "impatient":
+            return b""
+        inbox = {"dead": NOBODY, "polling": b""}.get(self.kind, self.inbox)
+        return ticket_member(inbox, self.number, self.ttl_ms, self.token, self.weight)
+
+    @property
+    def poll_ms(self) -> int:
+        return self.ttl_ms if self.kind == "polling" else 0
+
+
+class History(RuleBasedStateMachine):
+    """Commands in random order, on both."""
+
+    client: ClassVar[Any]
+    muted: ClassVar[Any]
+    """A client that may not publish."""
+    weights: ClassVar[tuple[int, ...]] = (1, 1, 1, 2, 3, 5)
+    limits: ClassVar[tuple[int, ...]] = (1, 2, 3, 5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = START
+        self.model = Snapshot(START, deaf=frozenset({NOBODY}))
+        self.actors: list[Actor] = []
+        self.fence = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.client.flushall()
+        self.pubsub = self.client.pubsub()
+        for inbox in INBOXES:
+            self.pubsub.subscribe(inbox)
+            assert self.message()["type"] == "subscribe"
+
+    def teardown(self) -> None:
+        if hasattr(self, "pubsub"):
+            for inbox in set(INBOXES) - self.model.deaf:
+                self.client.publish(inbox, "the end")
+                assert self.message()["data"] == b"the end", "a message too many"
+            self.pubsub.close()
+
+    def message(self) -> dict[str, Any]:
+        found = self.pubsub.get_message(timeout=5)
+        assert found is not None, "a message is missing"
+        return dict(found)
+
+    # -- both, and compare -------------------------------------------------------------------------------
+
+    def stored(self) -> Snapshot:
+        """Read what is on the server."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hgetall(STATE).zrange(PERMITS, 0, -1, withscores=True)
+        pipe.zrange(QUEUE, 0, -1).zrange(POLLS, 0, -1, withscores=True)
+        for key in KEYS.all:
+            pipe.pttl(key)
+        state, until, queue, polls, *ttls = pipe.execute()
+        assert -1 not in ttls, "a key without a ttl"
+        permits = {token: Permit(*map(int, state.pop(b"=" + token).split()), int(score)) for token, score in until}
+        known = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
+        assert not state, "fields without a permit"
+        alive = {ticket: int(score) for ticket, score in polls}
+        return replace(self.model, now=self.now, permits=permits, queue=tuple(queue), polls=alive, **known)
+
+    def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> Decision:
+        before = replace(self.model, now=self.now, mute=mute)
+        decision = decide(before)
+        client = self.muted if mute else self.client
+        reply = client.eval(clocked(script), 4, *KEYS.all, *arguments, *divmod(self.now, SECOND))
+        assert (tuple(reply) if isinstance(reply, list) else reply) == decision.reply, (script, arguments)
+        for expected in decision.messages:
+            found = self.message()
+            assert Message(found["channel"], found["data"]) == expected
+        self.model = replace(decision.after, mute=False)
+        assert self.stored() == self.model, (script, arguments)
+        return decision
+
+    def both(self, decide: Rule, script: str, *arguments: bytes | int, mute: bool = False) -> Decision:
+        """Run it on both, and again; the second run is to change nothing and to grant nothing."""
+        before = replace(self.model, now=self.now)
+        first = self.once(decide, script, arguments, mute)
+        self.check_promises(before, first, mute)
+        again = self.once(decide, script, arguments, mute)
+        assert again.after == first.after, f"P4: {script} {arguments} run again changed something"
+        assert all(int(message.payload.split()[1]) <= 0 for message in again.messages), "P4: granted twice"
+        return first
+
+    def check_promises(self, before: Snapshot, decision: Decision, mute: bool) -> None:
+        after, reply = decision.after, decision.reply
+        live = {token: permit for token, permit in after.permits.items() if permit.until > self.now}
+        assert live == after.permits, "what is over is gone"
+        weights = sum(permit.weight for permit in live.values())
+        held = sum(p.weight for p in before.permits.values() if p.until > self.now)
+        assert weights == after.used <= max(after.limit, held), "P1"
+        granted: list[Ticket] = []
+        for _, payload in decision.messages:
+            number, fence, *_ = map(int, payload.split())
+            if fence > 0:
+                (member,) = [m for m in before.queue if m.split(b"|")[1] == b"%d" % number]
+                ticket = Ticket.parse(member)
+                assert ticket is not None
+                granted.append(ticket)
+                self.check_fence(before, ticket.token, ticket.weight, fence)
+        places = [before.queue.index(self.member(ticket)) for ticket in granted]
+        assert places == sorted(places), "P2: grants in the order of arrival"
+        for member in before.queue[: places[-1] if places else 0]:
+            ticket = Ticket.parse(member)
+            assert ticket is not None
+            lives = before.polls.get(member, 0) * 1000 > self.now or ticket.inbox in INBOXES
+            if lives and ticket.inbox not in before.deaf and ticket not in granted and member not in self.own:
+                assert ticket.weight > after.limit, "P2: somebody living was passed over"
+        if isinstance(reply, int) and reply > 0 and self.asking:
+            ahead = after.queue if not self.asking.ticket else ()
+            assert not ahead, "P2: a request that does not queue barged"
+            self.check_fence(before, self.asking.token, self.asking.weight, reply)
+        head = Ticket.parse(after.queue[0]) if after.queue else None
+        if head is not None and head.inbox in set(INBOXES) - after.deaf and after.limit and not mute:
+            had = after.permits[head.token].weight if head.token in after.permits else 0
+            assert after.used - had + max(head.weight, had) > after.limit, "P3: the first fits and was not granted"
+
+    def member(self, ticket: Ticket) -> bytes:
+        return ticket_member(ticket.inbox, ticket.number, ticket.claim_ms, ticket.token, ticket.weight)
+
+    def check_fence(self, before: Snapshot, token: bytes, weight: int, fence: int) -> None:
+        held = before.permits.get(token)
+        if held is not None and held.until > self.now and held.weight >= weight:
+            assert fence == held.fence, "P8: the same permit, the same fence"
+        elif WHOLE in self.limits and weight == 1 and before.fence:
+            assert fence == max(self.fence, before.fence), "P8: readers have the fence of the last writer"
+        else:
+            assert fence > self.fence, "P8"
+            self.fence = fence
+
+    asking: Actor | None = None
+    own: tuple[bytes, ...] = ()
+    """Tickets that the command itself may take out of the queue."""
+
+    # -- the commands ------------------------------------------------------------------------------------
+
+    def ask(self, actor: Actor, mute: bool = False) -> None:
+        arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
+        size = (actor.weight, actor.limit)
+        self.asking, self.own = actor, (actor.ticket,)
+        self.both(lambda it: rules.acquire(it, *arguments, *size), "permits_acquire", *arguments, 0, *size, mute=mute)
+        self.asking, self.own = None, ()
+
+    @rule(data=st.data(), kind=st.sampled_from(KINDS), mute=st.sampled_from([False] * 9 + [True]))
+    def request(self, data: st.DataObject, kind: Kind, mute: bool) -> None:
+        limit = data.draw(st.sampled_from([self.model.limit] * 6 + [0, *self.limits[:1]]))
+        if not self.model.limit:
+            limit = data.draw(st.sampled_from([0, *self.limits * 3]))
+        weight = data.draw(st.sampled_from(self.weights))
+        inbox = data.draw(st.sampled_from(INBOXES))
+        ttl_ms = data.draw(st.sampled_from([10, 500, 500, 30_000, 7_200_000]))
+        actor = Actor(len(self.actors) + 1, kind, weight, limit, inbox, ttl_ms)
+        self.actors.append(actor)
+        self.ask(actor, mute)
+
+    def someone(self, data: st.DataObject) -> Actor:
+        """Likely one who holds or waits."""
+        likely = [a for a in self.actors if a.token in self.model.permits or a.ticket in self.model.queue]
+        return data.draw(st.sampled_from(likely * 4 + self.actors[-3:]))
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data(), mute=st.sampled_from([False] * 9 + [True]))
+    def look_again(self, data: st.DataObject, mute: bool) -> None:
+        self.ask(self.someone(data), mute)
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data(), undo=st.booleans(), mute=st.sampled_from([False] * 9 + [True]))
+    def release(self, data: st.DataObject, undo: bool, mute: bool) -> None:
+        """Also the undoing of a cancelled request, which leaves a tombstone unless it was an identity's."""
+        actor = self.someone(data)
+        # An identity that also waits for itself elsewhere can not be told from that other one.
+        others = [Ticket.parse(member) for member in self.model.queue if member != actor.ticket]
+        assume(not any(other and other.token == actor.token for other in others))
+        pending = undo and actor.kind != "identity"
+        self.own = (actor.ticket,)
+        arguments = (actor.token, actor.ticket)
+        decide: Rule = lambda it: rules.release(it, *arguments, pending)  # noqa: E731
+        self.both(decide, "permits_release", *arguments, int(pending), mute=mute)
+        self.own = ()
+
+    @precondition(lambda self: self.model.queue)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        """Take back a ticket alone."""
+        member = data.draw(st.sampled_from(self.model.queue))
+        self.own = (member,)
+        self.both(lambda it: rules.release(it, b"", member, False), "permits_release", b"", member, 0)
+        self.own = ()
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data(), ttl_ms=st.sampled_from([10, 1000, 60_000]))
+    def renew(self, data: st.DataObject, ttl_ms: int) -> None:
+        token = self.someone(data).token
+        self.both(lambda it: rules.renew(it, token, ttl_ms), "permits_renew", token, ttl_ms)
+
+    @precondition(lambda self: WHOLE not in self.limits)
+    @rule(data=st.data())
+    def resize(self, data: st.DataObject) -> None:
+        limit = data.draw(st.sampled_from(self.limits))
+        self.both(lambda it: rules.resize(it, limit), "permits_resize", limit)
+
+    @rule(data=st.data())
+    def let_time_pass(self, data: st.DataObject) -> None:
+        """Also backwards, and to the very moment when something ends."""
+        ends = [p.until for p in self.model.permits.values()] + [ms * 1000 for ms in self.model.polls.values()]
+        moments = [end + more for end in ends for more in (-1, 0, 1) if end + more > self.now]
+        self.now = data.draw(st.sampled_from([self.now + 1, self.now + 100_000, self.now - SECOND, *sorted(moments)]))
+
+    @rule(inbox=st.sampled_from(INBOXES))
+    def die_or_come_back(self, inbox: bytes) -> None:
+        if inbox in self.model.deaf:
+            self.pubsub.subscribe(inbox)
+        else:
+            self.pubsub.unsubscribe(inbox)
+        assert self.message()["channel"] == inbox
+        self.model = replace(self.model, deaf=self.model.deaf ^ {inbox})
+
+    @rule(key=st.sampled_from(KEYS.all))
+    def evict(self, key: bytes) -> None:
+        """A key is lost, and what is known of the permits is lost with either of the two that tell of them."""
+        assume(key != PERMITS or self.model.used > 0)
+        self.client.delete(key)
+        lost: dict[bytes, dict[str, Any]] = {
+            PERMITS: {"permits": {}, "used": 0},
+            STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0},
+            QUEUE: {"queue": ()},
+            POLLS: {"polls": {}},
+        }
+        self.model = replace(self.model, **lost[key])
+        self.now = max(self.now, self.fence + 1)  # P8 can not survive a lost fence and a clock that went back
+
+
+class ReadersAndWriters(History):
+    """The same with the limit of a read/write lock."""
+
+    weights = (1, 1, 1, WHOLE)
+    limits = (WHOLE,)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _private() -> Iterator[None]:
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
+        with redis.Redis.from_url(server.url, username="muted", password="any") as muted:
+            History.client, History.muted = client, muted
+            yield
+
+
+PROFILE = settings(
+    phases=[Phase.explicit, Phase.generate],
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    derandomize=True,
+)
+
+
+@pytest.mark.parametrize("machine", [History, ReadersAndWriters])
+def test_random_histories_agree_with_the_rules(machine: type[History]) -> None:
+    run_state_machine_as_test(machine, settings=PROFILE)
