@@ -114,7 +114,7 @@ class _Desk:
         """Drop what is over."""
         self.before, self.now = before, before.now
         self.limit, self.fence = before.limit, before.fence
-        self.known_limit, self.known_fence = before.limit, before.fence  # they are stored with a grant
+        self.known_limit = before.limit  # the caller's becomes the server's with a grant
         self.queue, self.polls = list(before.queue), dict(before.polls)
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
@@ -126,7 +126,7 @@ class _Desk:
             self.before,
             limit=self.known_limit,
             used=self.used,
-            fence=self.known_fence,
+            fence=self.fence,
             permits=self.permits,
             queue=tuple(self.queue),
             polls=self.polls,
@@ -148,14 +148,13 @@ class _Desk:
         return 0 if until is None else max(1, -((self.now - until) // 1000))
 
     def next_fence(self, weight: int) -> int:
-        if self.limit != WHOLE or weight == WHOLE or self.fence == 0:
-            self.fence = max(self.fence + 1, self.now)
-        return self.fence
+        rises = self.limit != WHOLE or weight == WHOLE or self.fence == 0
+        return max(self.fence + 1, self.now) if rises else self.fence
 
     def hold(self, token: bytes, weight: int, ms: int, fence: int) -> None:
         self.used += weight - self.weight(token)
         self.permits[token] = Permit(weight, fence, self.now + ms * 1000)
-        self.known_limit, self.known_fence = self.limit, self.fence
+        self.known_limit, self.fence = self.limit, max(self.fence, fence)
 
     def drop(self, token: bytes) -> None:
         self.used -= self.weight(token)
@@ -231,23 +230,23 @@ def acquire(
     """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's."""
     desk = _Desk(before)
     desk.limit = before.limit or limit
-    had = desk.permits.get(token)
-    differs = bool(limit) and limit != desk.limit and had is None and not (member and member in desk.queue)
-    if not desk.limit or differs or had is not None or weight > desk.limit:
-        desk.leave(member)
-        desk.settle()
-        if not desk.limit or differs:
-            return desk.decide((Outcome.MISMATCH, desk.limit, -1, desk.now, 0))
-        if had is None:
-            return desk.decide((Outcome.TOO_HEAVY, desk.limit, -1, desk.now, 0))
-        if not had.weight:
+    turn, reserved = desk.settle(member)  # first: it may be this token that gets something, by another ticket
+    queued, has = member in desk.queue, token in desk.permits
+    differs = bool(limit) and limit != desk.limit and not has and not queued
+    if not desk.limit or differs or has or weight > desk.limit:
+        if queued:
+            desk.leave(member)
+            desk.settle()
+        own = desk.permits.get(token)
+        if own is None:
+            outcome = Outcome.MISMATCH if not desk.limit or differs else Outcome.TOO_HEAVY
+            return desk.decide((outcome, desk.limit, -1, desk.now, 0))
+        if not own.weight:
             return desk.decide((Outcome.SPENT, 0, -1, desk.now, 0))
-        own = desk.permits[token]
         return desk.decide((Outcome.OWN, own.fence, desk.left(own.until), desk.now, own.weight))
-    turn, reserved = desk.settle(member)
     if turn is _Turn.FREE and desk.fits(weight, 0):
-        queued = bool(desk.queue)
-        desk.leave(member)
+        if queued:
+            desk.leave(member)
         fence = desk.next_fence(weight)
         desk.hold(token, weight, ttl_ms, fence)
         if queued:
@@ -257,7 +256,7 @@ def acquire(
     if reserved is not None and (look < 0 or reserved - desk.now < look * 1000):
         look = desk.left(reserved)
     soon = int(turn is _Turn.RESERVED and reserved is None)
-    if member and member not in desk.queue:
+    if member and not queued:
         desk.queue.append(member)
     if member and poll_ms:
         desk.polls[member] = desk.now // 1000 + poll_ms
@@ -280,10 +279,10 @@ def release(before: Snapshot, token: bytes, member: bytes, pending: bool) -> Dec
 def renew(before: Snapshot, token: bytes, ttl_ms: int) -> Decision:
     """Let a permit end ``ttl_ms`` from now."""
     desk = _Desk(before)
+    desk.settle()
     held = desk.weight(token)
     if held:
         desk.permits[token] = Permit(held, desk.permits[token].fence, desk.now + ttl_ms * 1000)
-    desk.settle()
     return desk.decide((Renewed.RENEWED if held else Renewed.GONE, desk.now))
 
 

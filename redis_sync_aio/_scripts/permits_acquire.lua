@@ -16,20 +16,20 @@ local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumbe
 local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
 if limit == 0 then limit = asked end
 expire()
-local had, its_fence = permit(token)
-local differs = asked > 0 and asked ~= limit and not had and not waits(ticket)
+local turn, until_poll = settle(ticket) -- first: it may be this token that gets something, by another ticket
+local queued, had, its_fence = waits(ticket), permit(token)
+local differs = asked > 0 and asked ~= limit and not had and not queued
 if limit == 0 or differs or had or weight > limit then
-  if waits(ticket) then leave(ticket) end
-  settle('')
-  if limit == 0 or differs then return {5, limit, -1, now, 0} end
-  if not had then return {6, limit, -1, now, 0} end
+  if queued then
+    leave(ticket)
+    settle('')
+    had, its_fence = permit(token)
+  end
   if had == 0 then return {4, 0, -1, now, 0} end
-  had, its_fence = permit(token) -- settle may have given it more
-  return {3, tonumber(its_fence), math.ceil((redis.call('ZSCORE', PERMITS, token) - now) / 1000), now, had}
+  if had then return {3, tonumber(its_fence), left(redis.call('ZSCORE', PERMITS, token)), now, had} end
+  return {(limit == 0 or differs) and 5 or 6, limit, -1, now, 0}
 end
-local turn, until_poll = settle(ticket)
-if turn == FREE and fits(weight, 0) then
-  local queued = waits(ticket) -- asked first: a write would let the grant pass when out of memory
+if turn == FREE and fits(weight, 0) then -- nothing was written yet if the request is new: refused when out of memory
   if queued then leave(ticket) end
   its_fence = next_fence(weight)
   hold(token, weight, ttl, 0, its_fence)

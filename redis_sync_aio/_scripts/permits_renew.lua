@@ -2,12 +2,13 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token  2 ttl_ms
 -- REPLY {0 GONE | 1 RENEWED, server time in us}
--- REPLAY  Sets the same remaining time again.
+-- REPLAY  Sets the same remaining time again. (Whose turn it is has it before that: the answer is the same.)
 -- COST  O(log permits), and O(log waiters) for every permit that is over
 -- include: permits
 -- include: grants
 -- include: turns
 expire()
+settle('')
 local had, ms = permit(ARGV[1]), tonumber(ARGV[2])
 local held = had and had > 0
 if held then
@@ -15,5 +16,4 @@ if held then
   redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1]) -- … and then this is, too
   keep(ms)
 end
-settle('')
 return {held and 1 or 0, now}
