@@ -21,7 +21,7 @@ end
 
 local function keep(ms) -- every permit is over before the keys are, PERMITS first; PEXPIRE is always allowed
   local least = math.max(3600000, 2 * ms)
-  if redis.call('PTTL', PERMITS) < least / 2 then
+  if redis.call('PTTL', PERMITS) < 0.75 * least then
     redis.call('PEXPIRE', PERMITS, least)
     redis.call('PEXPIRE', STATE, math.max(least, redis.call('PTTL', STATE)))
   end

@@ -1,0 +1,133 @@
+"""Tools for tests of the permit scripts: run them, fill the keys, read the keys and what is pushed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._scripts import load
+
+Client: TypeAlias = Any
+"""A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
+
+KEYS = permit_keys(b"s", "sem")
+PERMITS, STATE, QUEUE, POLLS = KEYS.all
+TTL = 30_000
+POLL_MS = 60_000
+ALIVE, OTHER, DEAD = b"rsa:alive", b"rsa:other", b"rsa:dead"
+BUSY, QUEUED, OWN, SPENT, MISMATCH, TOO_HEAVY = 0, 2, 3, 4, 5, 6
+FILL = """
+for i = 1, ARGV[1] do
+  redis.call('ZADD', KEYS[1], ARGV[2], 'filler' .. i)
+  redis.call('HSET', KEYS[2], '=filler' .. i, '1 ' .. i)
+end
+redis.call('HSET', KEYS[2], 'limit', ARGV[3], 'used', ARGV[1], 'fence', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], 3600000)
+redis.call('PEXPIRE', KEYS[2], 3600000)
+"""
+FAR = 1 << 52  # microseconds: long after these tests
+
+
+async def run(redis: Client, script: str, *arguments: bytes | int) -> Any:
+    return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)
+
+
+async def ask(
+    redis: Client, token: bytes, ticket: bytes = b"", *, weight: int = 1, limit: int = 2, ttl: int = TTL
+) -> Any:
+    """Acquire; a ticket without an inbox is polled for."""
+    poll_ms = POLL_MS if ticket.startswith(b"|") else 0
+    return await run(redis, "permits_acquire", token, ttl, ticket, poll_ms, 0, weight, limit)
+
+
+async def granted(redis: Client, token: bytes, ticket: bytes = b"", *, weight: int = 1, limit: int = 2) -> int:
+    """Acquire, and it must be granted."""
+    fence = await ask(redis, token, ticket, weight=weight, limit=limit)
+    assert isinstance(fence, int), fence
+    return fence
+
+
+async def waits(redis: Client, token: bytes, inbox: bytes = ALIVE, *, weight: int = 1, limit: int = 2) -> bytes:
+    """Acquire, and it must be queued; return the ticket."""
+    ticket = ticket_member(inbox, await redis.zcard(QUEUE) + 1, 500, token, weight)
+    assert (await ask(redis, token, ticket, weight=weight, limit=limit))[0] == QUEUED
+    return ticket
+
+
+async def release(redis: Client, token: bytes, ticket: bytes = b"", *, pending: bool = False) -> int:
+    found = await run(redis, "permits_release", token, ticket, int(pending))
+    assert isinstance(found, int)
+    return found
+
+
+async def renew(redis: Client, token: bytes, ttl: int = TTL) -> int:
+    found = (await run(redis, "permits_renew", token, ttl))[0]
+    assert isinstance(found, int)
+    return found
+
+
+async def resize(redis: Client, limit: int) -> Any:
+    return await run(redis, "permits_resize", limit)
+
+
+async def expire(redis: Client, *tokens: bytes) -> None:
+    """Let leases be over, as if their time had passed."""
+    await redis.zadd(PERMITS, dict.fromkeys(tokens, 1), xx=True)
+
+
+async def holders(redis: Client) -> dict[bytes, int]:
+    """Return who holds how much. The sum that is kept has to be exact, and there are no tombstones without a permit."""
+    state = await redis.hgetall(STATE)
+    weights = {token[1:]: int(value.split()[0]) for token, value in state.items() if token.startswith(b"=")}
+    assert set(weights) == set(await redis.zrange(PERMITS, 0, -1))
+    assert sum(weights.values()) == int(state.get(b"used", 0))
+    return {token: weight for token, weight in weights.items() if weight}
+
+
+async def everything(redis: Client) -> Any:
+    """Return all that is stored."""
+    scores = [await redis.zrange(key, 0, -1, withscores=True) for key in (PERMITS, QUEUE, POLLS)]
+    return scores, await redis.hgetall(STATE)
+
+
+async def check_kept(redis: Client, ms: int) -> None:
+    """The keys of the permits live longer than ``ms`` from now, and STATE not less long (but for this reading)."""
+    permits, state = await redis.pttl(PERMITS), await redis.pttl(STATE)
+    assert ms + 1000 < permits <= state + 1000
+
+
+async def fill(redis: Client, number: int, limit: int, until: int = FAR) -> None:
+    """Let ``number`` others hold a permit each."""
+    await redis.eval(FILL, 2, PERMITS, STATE, number, until, limit)
+
+
+Told: TypeAlias = Callable[[], Awaitable[list[tuple[bytes, ...]]]]
+
+
+@asynccontextmanager
+async def inbox(redis: Client, *names: bytes) -> AsyncIterator[Told]:
+    """Listen, as the owners of tickets do; yield a function that returns the messages since its last call."""
+    names = names or (ALIVE,)
+    async with redis.pubsub() as pubsub:
+        for name in names:
+            await pubsub.subscribe(name)
+            assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
+
+        async def told() -> list[tuple[bytes, ...]]:
+            await redis.publish(names[0], "the end")
+            found: list[tuple[bytes, ...]] = []
+            while (message := await pubsub.get_message(timeout=5))["data"] != b"the end":
+                found.append(tuple(message["data"].split()))
+            return found
+
+        yield told
+
+
+async def commands(redis: Client) -> int:
+    """Return how many commands the server has executed since CONFIG RESETSTAT, also those inside scripts."""
+    stats = await redis.info("commandstats")
+    ours = {"cmdstat_info", "cmdstat_config|resetstat"}
+    return sum(entry["calls"] for name, entry in stats.items() if name not in ours)

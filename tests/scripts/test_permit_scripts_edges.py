@@ -1,0 +1,315 @@
+"""The scripts of permits where it is tight: no memory, lost and foreign keys, crowds, identities, fences, a look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from redis.exceptions import ResponseError
+
+from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._engine.rules import WHOLE
+from redis_sync_aio.embedded import EmbeddedServer
+
+from .permits import (
+    ALIVE,
+    BUSY,
+    DEAD,
+    KEYS,
+    OWN,
+    PERMITS,
+    POLLS,
+    QUEUE,
+    QUEUED,
+    STATE,
+    TTL,
+    Client,
+    ask,
+    check_kept,
+    commands,
+    everything,
+    expire,
+    fill,
+    granted,
+    holders,
+    inbox,
+    release,
+    renew,
+    resize,
+    run,
+    waits,
+)
+
+# -- out of memory -----------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def starved() -> AsyncIterator[Client]:
+    """A client of a server of its own, which the test lets run out of memory."""
+    async with EmbeddedServer() as server, server.client() as client:
+        yield client
+
+
+FULL = re.compile("OOM|maxmemory")
+
+
+async def starve(redis: Client) -> None:
+    await redis.config_set("maxmemory", 1)
+
+
+async def test_out_of_memory_nothing_new_is_granted_or_queued_or_set(starved: Client) -> None:
+    await granted(starved, b"a")
+    before = await everything(starved)
+    await starve(starved)
+    pushed, polled = (ticket_member(inbox, 1, 500, b"b", 1) for inbox in (ALIVE, b""))
+    for ticket, weight in ((b"", 1), (pushed, 1), (pushed, 2), (polled, 1), (polled, 2)):
+        with pytest.raises(ResponseError, match=FULL):
+            await ask(starved, b"b", ticket, weight=weight)
+    with pytest.raises(ResponseError, match=FULL):
+        await resize(starved, 3)
+    assert await release(starved, b"late", pending=True) == 0
+    assert (await ask(starved, b"b", weight=2))[0] == BUSY
+    assert await everything(starved) == before
+
+
+async def test_out_of_memory_the_first_request_of_all_is_refused_too(starved: Client) -> None:
+    await starve(starved)
+    with pytest.raises(ResponseError, match=FULL):
+        await ask(starved, b"a", ticket_member(ALIVE, 1, 500, b"a", 1))
+    assert await starved.exists(*KEYS.all) == 0
+
+
+async def test_out_of_memory_who_holds_or_waits_goes_on(starved: Client) -> None:
+    """Release, renewal and hand-over work, also to a poller; and so does undoing."""
+    async with inbox(starved) as told:
+        await granted(starved, b"a")
+        await granted(starved, b"z")
+        first = await waits(starved, b"b", weight=2)
+        polled = await waits(starved, b"c", b"")
+        await waits(starved, b"d")
+        await starve(starved)
+        for _ in range(2):
+            assert await renew(starved, b"a", 90_000) == 1
+            assert (await ask(starved, b"b", first, weight=2))[0] == QUEUED
+            assert (await ask(starved, b"a"))[0] == OWN
+        assert await starved.zrange(PERMITS, -1, -1) == [b"a"]
+        assert await release(starved, b"z", pending=True) == 1
+        assert await release(starved, b"a") == 1
+        assert await holders(starved) == {b"b": 2}
+        assert await release(starved, b"b") == 1
+        await granted(starved, b"c", polled)
+        assert await holders(starved) == {b"c": 1, b"d": 1}
+        assert await starved.exists(QUEUE, POLLS) == 0
+        assert [message[0] for message in await told() if int(message[1]) > 0] == [b"1", b"3"]
+
+
+# -- lost, foreign and mortal keys -------------------------------------------------------------------------
+
+
+async def all_mortal(redis: Client) -> None:
+    for key in await redis.keys():
+        assert await redis.pttl(key) > 0, key
+
+
+async def test_every_key_has_a_ttl(redis: Client) -> None:
+    await granted(redis, b"a", weight=2)
+    ticket = await waits(redis, b"b", b"")
+    assert await redis.exists(*KEYS.all) == 4
+    await all_mortal(redis)
+    await release(redis, b"b", ticket, pending=True)
+    await all_mortal(redis)
+    await redis.flushall()
+    await release(redis, b"never", pending=True)
+    await all_mortal(redis)
+
+
+@pytest.mark.parametrize("ms", [1000, 90 * 60_000, 86_400_000])
+async def test_the_keys_outlive_the_permits(redis: Client, ms: int) -> None:
+    await granted(redis, b"short", limit=9)
+    await ask(redis, b"a", limit=9, ttl=ms)
+    await granted(redis, b"b", limit=9)
+    await check_kept(redis, ms)
+    await renew(redis, b"b", 2 * ms)
+    await release(redis, b"a")
+    await check_kept(redis, 2 * ms)
+
+
+@pytest.mark.parametrize("lost", [PERMITS, STATE])
+async def test_when_a_key_of_the_permits_is_lost_nobody_holds_any(redis: Client, lost: bytes) -> None:
+    """And nothing stays used for ever, also when there are new holders before it is full."""
+    first = await granted(redis, b"a", limit=3)
+    await redis.delete(lost)
+    assert await renew(redis, b"a") == 0
+    await all_mortal(redis)
+    await granted(redis, b"a", limit=3)
+    await redis.delete(lost)
+    assert await granted(redis, b"b", limit=3) > first
+    assert await holders(redis) == {b"b": 1}
+    await granted(redis, b"c", weight=2, limit=3)
+    assert (await ask(redis, b"a", limit=3))[0] == BUSY
+
+
+async def test_a_lost_key_and_a_dead_waiter_leave_nothing_for_ever(redis: Client) -> None:
+    await granted(redis, b"a", weight=2)
+    await waits(redis, b"x", DEAD)
+    await redis.delete(PERMITS)
+    await release(redis, b"a")
+    await all_mortal(redis)
+    assert (await holders(redis), await redis.exists(PERMITS, QUEUE)) == ({}, 0)
+
+
+@pytest.mark.parametrize("key", KEYS.all)
+async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: bytes) -> None:
+    await granted(redis, b"a")
+    await granted(redis, b"b")
+    await expire(redis, b"b")
+    await redis.delete(key)
+    await redis.set(key, "foreign")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await ask(redis, b"c", ticket_member(b"", 1, 500, b"c", 2), weight=2)
+    assert await redis.get(key) == b"foreign"
+    if key == QUEUE:
+        assert await holders(redis) == {b"a": 1}, "what was over is gone, and the sum is right"
+
+
+@pytest.mark.parametrize("token", [b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0", b"limit", b"="])
+async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
+    async with inbox(redis):
+        await granted(redis, b"first", weight=2)
+        await waits(redis, token)
+        await release(redis, b"first")
+        assert await holders(redis) == {token: 1}
+        assert (await ask(redis, token))[0] == OWN
+        assert await release(redis, token) == 1
+        assert await holders(redis) == {}
+
+
+# -- crowds ------------------------------------------------------------------------------------------------
+
+
+async def test_ten_thousand_permits_may_be_over_at_once(redis: Client) -> None:
+    """More than Lua can unpack."""
+    await fill(redis, 10_000, 10_000, until=1)
+    await granted(redis, b"a", weight=5_000, limit=10_000)
+    assert await holders(redis) == {b"a": 5_000}
+
+
+async def test_five_thousand_waiters_are_granted_by_one_release(redis: Client) -> None:
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=5_000, limit=5_000)
+        await redis.zadd(QUEUE, {ticket_member(ALIVE, n, 500, b"t%d" % n, 1): n for n in range(1, 5_001)})
+        await release(redis, b"a")
+        assert len(await holders(redis)) == 5_000
+        assert [int(message[0]) for message in await told()] == list(range(1, 5_001))
+
+
+async def test_p9_the_cost_does_not_grow_with_the_permits_held(redis: Client) -> None:
+    """The number of commands inside the scripts; each of them is O(log permits) at most."""
+    costs = []
+    for number in (10, 20_000):
+        await redis.flushall()
+        await fill(redis, number, number + 1)
+        await redis.config_resetstat()
+        await granted(redis, b"a", ticket_member(ALIVE, 1, 500, b"a", 1), limit=number + 1)
+        await renew(redis, b"a")
+        assert (await ask(redis, b"b", limit=number + 1))[0] == BUSY
+        await release(redis, b"a")
+        await run(redis, "permits_inspect", 3)
+        costs.append(await commands(redis))
+    assert costs[0] == costs[1] < 60
+
+
+# -- identities, fences, a look ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (2, 2)], ids=["more", "less", "as much"])
+async def test_an_identity_that_waits_twice_holds_the_greater_weight_once(
+    redis: Client, first: int, second: int
+) -> None:
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=4, limit=4)
+        for weight in (first, second):
+            await waits(redis, b"me", weight=weight, limit=4)
+        await release(redis, b"a")
+        assert await holders(redis) == {b"me": max(first, second)}
+        fences = [int(message[1]) for message in await told()]
+        assert (fences[0] < fences[1]) if second > first else (fences[0] == fences[1])
+        assert (await ask(redis, b"me", limit=4))[:2] == [OWN, fences[1]]
+
+
+async def test_an_identity_that_asks_while_its_turn_comes_holds_once(redis: Client) -> None:
+    """The request settles the queue, and so its own token gets something there; it is not to get it twice."""
+    async with inbox(redis):
+        await granted(redis, b"a", weight=4, limit=4)
+        await waits(redis, b"me", weight=2, limit=4)
+        await expire(redis, b"a")
+        assert (await ask(redis, b"me", limit=4))[::4] == [OWN, 2]
+        assert await holders(redis) == {b"me": 2}
+
+
+async def test_p4_renewing_what_is_granted_just_then_answers_the_same_twice(redis: Client) -> None:
+    async with inbox(redis):
+        await granted(redis, b"a", weight=2)
+        await waits(redis, b"b")
+        await expire(redis, b"a")
+        for _ in range(2):
+            assert await renew(redis, b"b") == 1
+
+
+async def test_p8_readers_share_the_fence_of_the_last_writer(redis: Client) -> None:
+    async with inbox(redis) as told:
+        first = [await granted(redis, b"r%d" % n, limit=WHOLE) for n in range(3)]
+        assert len(set(first)) == 1
+        await waits(redis, b"w", weight=WHOLE, limit=WHOLE)
+        await waits(redis, b"dead", DEAD, weight=WHOLE, limit=WHOLE)
+        for token in (b"late1", b"late2"):
+            await waits(redis, token, limit=WHOLE)
+        for n in range(3):
+            await release(redis, b"r%d" % n)
+        assert await holders(redis) == {b"w": WHOLE}
+        await release(redis, b"w")
+        assert await holders(redis) == {b"late1": 1, b"late2": 1}
+        fences = [int(message[1]) for message in await told() if int(message[1]) > 0]
+        assert fences[0] > first[0]
+        assert fences == [fences[0]] * 3, "a writer that died before it got a fence gave none to the readers"
+
+
+async def test_p8_fences_rise_although_the_clock_went_back_or_the_counter_was_lost(redis: Client) -> None:
+    fences = [await granted(redis, b"a")]
+    await redis.delete(*KEYS.all)
+    fences.append(await granted(redis, b"a"))
+    await redis.hset(STATE, "fence", 1 << 52)
+    for token in (b"b", b"c"):
+        await release(redis, b"a")
+        fences.append(await granted(redis, token))
+        await release(redis, token)
+    assert fences == sorted(set(fences))
+    assert fences[2:] == [(1 << 52) + 1, (1 << 52) + 2]
+
+
+async def test_inspect_shows_who_holds_and_waits_and_changes_nothing(redis: Client) -> None:
+    async with inbox(redis):
+        fences = [await granted(redis, token, weight=weight, limit=4) for token, weight in ((b"a", 1), (b"b", 3))]
+        await release(redis, b"undone", pending=True)
+        tickets = [await waits(redis, b"c", limit=4), await waits(redis, b"d", limit=4)]
+        before = await everything(redis)
+        for _ in range(2):
+            limit, used, fence, waiting, shown, live = await run(redis, "permits_inspect", 10)
+            assert (limit, used, int(fence), waiting, shown) == (4, 4, fences[1], 2, tickets)
+            found = {token: (weight, int(own)) for token, weight, own, _ in live}
+            assert found == {b"a": (1, fences[0]), b"b": (3, fences[1])}
+            assert all(0 < left <= TTL for *_, left in live)
+        for number in (0, 1):
+            limit, used, _, waiting, shown, live = await run(redis, "permits_inspect", number)
+            assert (limit, used, waiting, len(shown), len(live)) == (4, 4, 2, number, number)
+        assert await everything(redis) == before
+        await expire(redis, b"b")
+        assert (await run(redis, "permits_inspect", 0))[:2] == [4, 1]
+        await redis.delete(PERMITS)
+        assert (await run(redis, "permits_inspect", 10))[1::4] == [0, []]
+
+
+async def test_inspect_of_nothing(redis: Client) -> None:
+    assert await run(redis, "permits_inspect", 10) == [0, 0, b"0", 0, [], []]
