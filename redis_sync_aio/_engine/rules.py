@@ -231,9 +231,9 @@ def acquire(
     desk = _Desk(before)
     desk.limit = before.limit or limit
     turn, reserved = desk.settle(member)  # first: it may be this token that gets something, by another ticket
-    queued, has = member in desk.queue, token in desk.permits
-    differs = bool(limit) and limit != desk.limit and not has and not queued
-    if not desk.limit or differs or has or weight > desk.limit:
+    queued = member in desk.queue
+    differs = bool(limit) and limit != desk.limit and not queued
+    if not desk.limit or differs or token in desk.permits or weight > desk.limit:
         if queued:
             desk.leave(member)
             desk.settle()

@@ -18,7 +18,7 @@ if limit == 0 then limit = asked end
 expire()
 local turn, until_poll = settle(ticket) -- first: it may be this token that gets something, by another ticket
 local queued, had, its_fence = waits(ticket), permit(token)
-local differs = asked > 0 and asked ~= limit and not had and not queued
+local differs = asked > 0 and asked ~= limit and not queued
 if limit == 0 or differs or had or weight > limit then
   if queued then
     leave(ticket)

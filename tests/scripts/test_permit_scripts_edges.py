@@ -155,7 +155,7 @@ async def test_a_lost_key_and_a_dead_waiter_leave_nothing_for_ever(redis: Client
     await granted(redis, b"a", weight=2)
     await waits(redis, b"x", DEAD)
     await redis.delete(PERMITS)
-    await release(redis, b"a")
+    await release(redis, b"never")
     await all_mortal(redis)
     assert (await holders(redis), await redis.exists(PERMITS, QUEUE)) == ({}, 0)
 
@@ -247,6 +247,19 @@ async def test_an_identity_that_asks_while_its_turn_comes_holds_once(redis: Clie
         await expire(redis, b"a")
         assert (await ask(redis, b"me", limit=4))[::4] == [OWN, 2]
         assert await holders(redis) == {b"me": 2}
+
+
+async def test_an_identity_that_holds_and_asks_again_leaves_the_queue(redis: Client) -> None:
+    async with inbox(redis):
+        await granted(redis, b"a", weight=2)
+        await waits(redis, b"me")
+        await waits(redis, b"heavy", weight=2)
+        ticket = await waits(redis, b"me")
+        await release(redis, b"a")
+        assert await redis.zcard(QUEUE) == 2
+        for _ in range(2):
+            assert (await ask(redis, b"me", ticket))[0] == OWN
+            assert await redis.zcard(QUEUE) == 1
 
 
 async def test_p4_renewing_what_is_granted_just_then_answers_the_same_twice(redis: Client) -> None:

@@ -1,0 +1,213 @@
+"""Mutants of the permit scripts: each takes one decision out of them, and at least one check has to notice.
+
+The checks are the tests of `tests/scripts/test_permit_scripts*.py`, run against scripts in which some text was
+replaced. The unmutated scripts pass all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from hashlib import sha1
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import pytest
+from redis.exceptions import RedisError
+
+from redis_sync_aio._scripts import Script, load
+
+from ..scripts import permits as tools
+from ..scripts import test_permit_scripts as suite
+from ..scripts import test_permit_scripts_edges as edges
+from .test_mutants import Mutant
+
+Client: TypeAlias = Any
+Check: TypeAlias = Callable[[Client], Awaitable[None]]
+
+SCRIPTS = tuple(f"permits_{name}" for name in ("acquire", "release", "renew", "resize", "inspect"))
+
+MUTANTS: Mapping[str, Mutant] = {
+    # P1 exclusion
+    "any number fits": Mutant("return used - had + weight <= limit end", "return weight <= limit end"),
+    "one too many fits": Mutant("<= limit end", "<= limit + 1 end"),
+    "only whole limits fit": Mutant("<= limit end", "< limit end"),
+    "weights do not count": Mutant(
+        "used = math.max(used - had, 0) + weight",
+        "used = math.max(used - had, 0) + 1",
+    ),
+    "what the identity had counts twice": Mutant("math.max(used - had, 0)", "used"),
+    "an identity may lose weight": Mutant("math.max(tonumber(weight) or 0, had)", "tonumber(weight) or 0"),
+    "a drop is not counted": Mutant("used = used - (permit(token) or 0)"),
+    "what is over stays": Mutant("for _, token in ipairs(over) do drop(token) end"),
+    "the sum is not stored after an expiry": Mutant("if #over > 0 then redis.call('HSET', STATE, 'used', used) end"),
+    "the sum is not stored after a release": Mutant(
+        "drop(ARGV[1])\n  redis.call('HSET', STATE, 'used', used)",
+        "drop(ARGV[1])",
+    ),
+    "only a hundred expire": Mutant("until #over < 100", "until true"),
+    "lost permits stay used": Mutant(" or used > 0 and redis.call('EXISTS', PERMITS) == 0"),
+    "a lost state leaves its permits": Mutant("redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1)"),
+    "a foreign limit is ignored": Mutant("asked > 0 and asked ~= limit and not queued", "false"),
+    "waiters are held to the limit they know": Mutant(" and not queued"),
+    "too heavy requests queue": Mutant(
+        "if limit == 0 or differs or had or weight > limit then",
+        "if limit == 0 or differs or had then",
+    ),
+    # P2 order
+    "barging": Mutant("if turn == FREE and fits(weight, 0) then", "if fits(weight, 0) then"),
+    "light ones pass a heavy head": Mutant(
+        "then return FULL end\n      leave(ticket)",
+        "then end\n      leave(ticket)",
+    ),
+    "a dead heavy head blocks": Mutant(
+        "if used >= limit or tell(inbox, id, 0, left() or 1) then return FULL end",
+        "do return FULL end",
+    ),
+    "last come, first served": Mutant("'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'", "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'"),
+    "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', ", "'ZADD', QUEUE, "),
+    "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
+    "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
+    "a living poller is dropped": Mutant("then return RESERVED, tonumber(alive) - now / 1000 end", "then end"),
+    "too heavy waiters block": Mutant("elseif weight > limit then", "elseif false then"),
+    "who could not be told loses his place": Mutant(
+        "redis.call('ZADD', QUEUE, place, ticket)\n        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)",
+    ),
+    # P3 wake-up
+    "a release wakes nobody": Mutant("settle('')\nreturn held and 1 or 0", "return held and 1 or 0"),
+    "a renewal wakes nobody": Mutant("settle('')\nlocal had, ms", "local had, ms"),
+    "a resize wakes nobody": Mutant("settle('')\nreturn before", "return before"),
+    "a grant wakes nobody behind it": Mutant("if queued then settle('') end"),
+    "only one is woken": Mutant(
+        "if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end",
+        "do return FULL end",
+    ),
+    "the next in line is told nothing": Mutant(
+        "if next_inbox == inbox then grant = grant .. ' ' .. next_id .. ' ' .. next_left end",
+    ),
+    "the next in line elsewhere is told nothing": Mutant("if next_inbox and next_inbox ~= inbox then", "if false then"),
+    "too heavy waiters are told nothing": Mutant("if inbox ~= '' then tell(inbox, id, -1, 0) end"),
+    "nobody says that it is worth looking soon": Mutant("turn == RESERVED and not until_poll and 1 or 0", "0"),
+    "the claim is ignored": Mutant(
+        "hold(token, weight, tonumber(ms), had, its_fence)",
+        "hold(token, weight, 30000, had, its_fence)",
+    ),
+    # P4 replay
+    "a holder gets a second permit": Mutant("differs or had or weight > limit", "differs or weight > limit"),
+    "what was undone is granted": Mutant("'=' .. ARGV[1], '0 0')", "'!' .. ARGV[1], '0 0')"),
+    "a tombstone can be renewed": Mutant(
+        "local held = had and had > 0\nif held then\n  redis.call('PEXPIRE'",
+        "local held = had\nif held then\n  redis.call('PEXPIRE'",
+    ),
+    "a renewal creates a permit": Mutant(
+        "local held = had and had > 0\nif held then\n  redis.call('PEXPIRE'",
+        "local held = true\nif held then\n  redis.call('PEXPIRE'",
+    ),
+    "renewals come before the turn": Mutant(
+        "expire()\nsettle('')\nlocal had, ms = permit(ARGV[1]), tonumber(ARGV[2])",
+        "expire()\nlocal had, ms = permit(ARGV[1]), tonumber(ARGV[2])\nsettle('')",
+    ),
+    # P6 leases
+    "a renewal does nothing": Mutant("redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])"),
+    # P8 fencing
+    "the fence is only the clock": Mutant("math.max(fence + 1, now)", "now"),
+    "the fence is only a counter": Mutant("math.max(fence + 1, now)", "fence + 1"),
+    "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
+    "each reader has its own fence": Mutant("limit ~= WHOLE or weight == WHOLE or fence == 0", "true"),
+    "writers share fences": Mutant("or weight == WHOLE or", "or"),
+    "a replay takes a new fence": Mutant(
+        "if had ~= weight then its_fence = next_fence(weight) end",
+        "its_fence = next_fence(weight)",
+    ),
+    # out of memory
+    "a new grant begins with a harmless write": Mutant(
+        "if queued then leave(ticket) end\n  its_fence",
+        "leave(ticket)\n  its_fence",
+    ),
+    "a renewal begins with ZADD": Mutant(
+        "redis.call('PEXPIRE', STATE, math.max(3600000, 2 * ms, redis.call('PTTL', STATE)))",
+    ),
+    "a tombstone must be written": Mutant("redis.pcall('ZADD', PERMITS, now", "redis.call('ZADD', PERMITS, now"),
+    "who is queued is thrown out": Mutant(
+        "if not redis.call('ZSCORE', QUEUE, ticket) then return new end",
+        "if true then return new end",
+    ),
+    # leftovers
+    "release leaves the ticket": Mutant("if ARGV[2] ~= '' then leave(ARGV[2]) end"),
+    "leaving leaves the poll": Mutant("redis.call('ZREM', POLLS, ticket)"),
+    "a holder's ticket stays": Mutant("  if queued then\n    leave(ticket)\n", "  if queued then\n"),
+    "the permits have no ttl": Mutant("redis.call('PEXPIRE', PERMITS, least)"),
+    "the state has no ttl": Mutant("redis.call('PEXPIRE', STATE, math.max(least, redis.call('PTTL', STATE)))"),
+    "the state that a resize creates has no ttl": Mutant(
+        "redis.call('PEXPIRE', STATE, math.max(3600000, redis.call('PTTL', STATE)))",
+    ),
+    "the reset state has no ttl": Mutant("redis.call('PEXPIRE', STATE, 3600000)"),
+    "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
+    "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
+    # inspect
+    "inspect counts what is over": Mutant("do used = used - (permit(token) or 0) end", "do end"),
+    "inspect shows tombstones": Mutant("if weight and weight > 0 then", "if weight then"),
+    "inspect counts lost permits": Mutant("if redis.call('EXISTS', PERMITS) == 0 then used = 0 end"),
+}  # fmt: skip
+
+
+def cases(test: Any) -> Iterator[tuple[str, Check]]:
+    """Return the check for each set of parameters of a test."""
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    if not marks:
+        yield test.__name__, test
+    for mark in marks:
+        names, values = mark.args
+        for value in values:
+            options = {names: value} if isinstance(names, str) else dict(zip(names, value, strict=True))
+            yield f"{test.__name__}{options}", partial(test, **options)
+
+
+def checks(*modules: ModuleType) -> dict[str, Check]:
+    found: dict[str, Check] = {}
+    for module in modules:
+        for name, test in vars(module).items():
+            if name.startswith("test_") and inspect.iscoroutinefunction(test):
+                found.update(cases(test))
+    return found
+
+
+CHECKS = checks(suite, edges)
+
+
+def mutate(mutant: Mutant) -> Callable[[str], Script]:
+    def loaded(name: str) -> Script:
+        source = load(name).source.replace(mutant.old.encode(), mutant.new.encode())
+        return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
+
+    return loaded
+
+
+async def failing(redis: Client) -> str | None:
+    """Run the checks until one fails, and return its name."""
+    for name, check in CHECKS.items():
+        await redis.flushall()
+        try:
+            await check(redis)
+        # Whatever a broken script does to a check. Failed is what pytest.raises raises.
+        except (AssertionError, TypeError, ValueError, AttributeError, RedisError, pytest.fail.Exception):
+            return name
+        finally:
+            await redis.config_set("maxmemory", 0)
+    return None
+
+
+async def test_the_scripts_pass_every_check(redis: Client) -> None:
+    assert await failing(redis) is None
+    assert len(CHECKS) >= 60
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+async def test_every_mutant_is_caught(redis: Client, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    assert any(mutant.old.encode() in load(name).source for name in SCRIPTS), "the scripts changed: adapt the mutant"
+    mutated = mutate(mutant)
+    for name in SCRIPTS:
+        await redis.script_load(mutated(name).source.decode())  # raises if it is no Lua any more
+    monkeypatch.setattr(tools, "load", mutated)
+    assert await failing(redis) is not None, "no check notices"
