@@ -161,6 +161,8 @@ class Renewals:
         lease.deadline = call.sent + lease.period
         lease.renew_at = call.sent + lease.period / 3 if lease.auto_renew else lease.deadline
         self.watch(lease)
+        if lease.under is not None:
+            lease.under.deadline = lease.deadline
         return None
 
     # -- Keeper, for leases ----------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class Renewals:
         self._forget(lease)
         if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
-                if twin.wire_token == lease.wire_token and twin.keys.all[0] == lease.keys.all[0]:
+                if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
                     twin.lose("expired")
         self.under_way.started()
         time = now()

@@ -10,6 +10,9 @@ from .._keys import Family, Keys
 from .._link.call import Argument, Call, Executor, Reply
 from .._scripts import Script, load
 
+WHOLE = 2**31 - 1
+"""The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
+
 FOR_EVER = 0
 """A ttl of 0 ms stands for a lock that does not expire."""
 
@@ -22,8 +25,10 @@ class Outcome(IntEnum):
     QUEUED = 2
     OWN = 3
     SPENT = 4
-    MISMATCH = 5
+    MISMATCH = 5  # this and the following: refused, and not queued
     TOO_HEAVY = 6
+    DEADLOCK = 7
+    GONE = 8
 
 
 class Released(IntEnum):
@@ -132,6 +137,11 @@ def ticket_token(member: bytes, family: Family = "lock") -> bytes:
     return member.split(b"|", 3)[3] if family == "lock" else member.split(b"|", 4)[4]
 
 
+def ticket_weight(member: bytes) -> int:
+    """Return what a ticket for permits asks for."""
+    return int(member.split(b"|", 4)[3])
+
+
 ASK_AGAIN = -1
 """In place of a fence: the request was thrown out of the queue, its owner is to ask why."""
 
@@ -164,11 +174,11 @@ class Scripts:
 
     __slots__ = ("acquire", "inspect", "release", "renew")
 
-    def __init__(self, prefix: str) -> None:
-        self.acquire = load(f"{prefix}acquire")
-        self.release = load(f"{prefix}release")
-        self.renew = load(f"{prefix}renew")
-        self.inspect = load(f"{prefix}inspect")
+    def __init__(self, own: str, shared: str) -> None:
+        self.acquire = load(f"{own}acquire")
+        self.release = load(f"{own}release")
+        self.renew = load(f"{shared}renew")
+        self.inspect = load(f"{shared}inspect")
 
 
 class LuaEngine:
@@ -179,7 +189,11 @@ class LuaEngine:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._scripts: dict[Family, Scripts] = {"lock": Scripts(""), "permits": Scripts("permits_")}
+        self._scripts: dict[Family, Scripts] = {
+            "lock": Scripts("", ""),
+            "permits": Scripts("permits_", "permits_"),
+            "upgrade": Scripts("upgrade_", "permits_"),
+        }
         self._force = load("force")
         self._resize = load("permits_resize")
 
