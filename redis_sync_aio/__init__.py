@@ -15,16 +15,19 @@ from .errors import (
     PermissionRefused,
     SyncError,
     Unreachable,
+    WouldDeadlock,
     WrongContext,
     WrongKeyType,
 )
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
+from .rwlock import AsyncReadWriteLock, ReadWriteStatistics
 from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
 
 __all__ = [
     "AcquireTimeout",
     "AsyncLock",
+    "AsyncReadWriteLock",
     "AsyncSemaphore",
     "Backoff",
     "CommandRefused",
@@ -39,9 +42,11 @@ __all__ = [
     "OutOfMemory",
     "PermissionRefused",
     "PermitHolder",
+    "ReadWriteStatistics",
     "SemaphoreStatistics",
     "SyncError",
     "Unreachable",
+    "WouldDeadlock",
     "WrongContext",
     "WrongKeyType",
     "synchronized",

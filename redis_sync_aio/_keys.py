@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, TypeAlias
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
 
-Family: TypeAlias = Literal["lock", "permits"]
+Family: TypeAlias = Literal["lock", "permits", "upgrade"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Keys:
     """Which scripts take them."""
 
     name: bytes  # as users know it
+    id: bytes  # what tells them from everything else in this process
     all: tuple[bytes, ...]  # in the order in which scripts take them
     heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
     """Packed beginnings of commands on these keys, by script: see `_link.wire`."""
@@ -66,6 +67,13 @@ class PermitKeys(Keys):
     family: ClassVar[Family] = "permits"
 
 
+class UpgradeKeys(PermitKeys):
+    """The keys of a read/write lock, for a reader that becomes the writer."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "upgrade"
+
+
 def hash_tag(key: bytes) -> bytes:
     """Return the part of ``key`` that Redis Cluster hashes (the specification's rule)."""
     start = key.find(b"{")
@@ -83,13 +91,18 @@ def lock_keys(name: bytes) -> LockKeys:
     keys into different hash slots.
     """
     stem = _stem(name)
-    return LockKeys(name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
+    return LockKeys(name, name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
 
 
 def permit_keys(name: bytes, kind: Literal["sem", "rw"]) -> PermitKeys:
     """Return the keys of the semaphore ("sem") or read/write lock ("rw") called ``name``; raises as `lock_keys`."""
     stem = _stem(name) + b":" + kind.encode()
-    return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
+    return PermitKeys(name, stem, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
+
+
+def upgrade_keys(keys: PermitKeys) -> UpgradeKeys:
+    """Return the keys of a read/write lock for a reader that becomes the writer."""
+    return UpgradeKeys(keys.name, keys.id + b":upgrade", keys.all)
 
 
 def _stem(name: bytes) -> bytes:

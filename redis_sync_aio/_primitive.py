@@ -7,13 +7,13 @@ acquire path (`_waiting/ticket.py`) does the rest.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from redis.asyncio import Redis
 
-from ._engine.lua import FOR_EVER, Released
+from ._engine.lua import FOR_EVER, Answer, Released
 from ._hold import Hold, OnLost, check_on_lost, ending
 from ._implicit import coordinator_for
 from ._keys import Keys
@@ -23,7 +23,7 @@ from ._types import Name, Seconds, require_bool, text, timeout_seconds, ttl_ms
 from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator, Send
-from .errors import AcquireTimeout, NotHeld
+from .errors import AcquireTimeout, NotHeld, SyncError
 from .lease import Lease
 
 P = ParamSpec("P")
@@ -95,7 +95,8 @@ class Primitive:
             request = self._default
         else:
             request = self._request(ttl, identity, timeout)
-        return await self._acquire(request)
+        lease = await self._try(request)
+        return lease if lease is not None else self._taken()
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
         """Return a lease, or None when it is taken or somebody waits for it. One round trip.
@@ -213,21 +214,26 @@ class Primitive:
             timeout=limit or None,
             weight=self._weight if weight is None else weight,
             limit=self._limit,
+            refused=self._refused,
         )
 
-    async def _acquire(self, request: Request) -> Lease:
-        local = self._local()
-        lease = await acquire(local, request)
-        if lease is None:
-            raise AcquireTimeout(
-                f"{self.name!r} is taken, and timeout=0 does not wait",
-                name=self.name,
-                remaining=local.holder_remaining(),
-            )
-        return lease
+    def _refused(self, answer: Answer) -> SyncError:
+        """Return the error for a request that the server did not admit."""
+        raise NotImplementedError
 
-    async def _try(self, request: Request) -> Lease | None:
-        return await acquire(self._local(), request)
+    async def _acquire(self, request: Request) -> Lease:
+        lease = await self._try(request)
+        return lease if lease is not None else self._taken()
+
+    def _taken(self) -> NoReturn:
+        raise AcquireTimeout(
+            f"{self.name!r} is taken, and timeout=0 does not wait",
+            name=self.name,
+            remaining=self._local().holder_remaining(),
+        )
+
+    def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        return acquire(self._local(), request)
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold:
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)

@@ -125,7 +125,7 @@ class Coordinator:
         self._numbers = itertools.count(1)
         self.next_number = self._numbers.__next__
         self.tickets: dict[int, Ticket] = {}
-        self.locals: dict[bytes, LocalName] = {}  # by the first of their keys
+        self.locals: dict[bytes, LocalName] = {}  # by the id of their keys
         self._executor: Executor
         self._link: Link | None = None
         if self._push == "never":
@@ -261,16 +261,16 @@ class Coordinator:
 
         ``spare``: an object the caller had for this name before, used again if there is none.
         """
-        local = self.locals.get(keys.all[0])
+        local = self.locals.get(keys.id)
         if local is None:
             local = spare if spare is not None and spare.hub is self else LocalName(self, keys)
-            self.locals[keys.all[0]] = local
+            self.locals[keys.id] = local
         return local
 
     def held(self, keys: Keys) -> list[Lease]:
         """Return the leases this process holds of a name."""
         self.check()
-        local = self.locals.get(keys.all[0])
+        local = self.locals.get(keys.id)
         return [] if local is None else list(local.leases)
 
     async def ask(self, send: Send) -> Reply:
@@ -311,8 +311,8 @@ class Coordinator:
 
     def forget(self, local: LocalName) -> None:
         """Forget a name nobody waits for or holds."""
-        if self.locals.get(local.keys.all[0]) is local:
-            del self.locals[local.keys.all[0]]
+        if self.locals.get(local.keys.id) is local:
+            del self.locals[local.keys.id]
 
     @property
     def connections(self) -> int:
@@ -328,7 +328,7 @@ class Coordinator:
         return [lease for local in self.locals.values() for lease in local.leases]
 
     def _forget_lease(self, lease: Lease) -> None:
-        local = self.locals.get(lease.keys.all[0])
+        local = self.locals.get(lease.keys.id)
         if local is not None:
             local.drop(lease)
 

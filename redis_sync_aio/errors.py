@@ -63,6 +63,10 @@ class LimitMismatch(SyncError, ValueError):
         self.found = found
 
 
+class WouldDeadlock(SyncError, RuntimeError):
+    """Waiting would never end: two wait for each other, or one for itself. Nothing was changed."""
+
+
 class NotHeld(SyncError):
     """A release, or a check, of something that is not held (by this task, or by this identity)."""
 

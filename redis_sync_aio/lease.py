@@ -104,7 +104,7 @@ class Lease:
         token: the value under the lock's key, unique to this acquisition, or the caller's identity.
         fence: see above.
         identity: the caller's identity, or None.
-        weight: how many permits of a semaphore it is; 1 for a lock.
+        weight: how many permits of a semaphore it is; 1 for a lock and for a reader, 2,147,483,647 for a writer.
         lost: an event: ``lost.is_set()``, ``await lost.wait()``.
     """
 
@@ -116,6 +116,8 @@ class Lease:
     """A release without an answer may have been executed."""
     renewing = False
     """A renewal is under way."""
+    under: Lease | None = None
+    """A lease on the same permit: this one is the writer's that was a reader's, and still is underneath."""
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[asyncio.Future[None]] | None = None
@@ -140,6 +142,7 @@ class Lease:
         self.period = period  # seconds granted by the latest answer
         self.ttl_ms = terms.ttl_ms
         self.weight = terms.weight or 1
+        self.shared = terms.identity is not None  # others may use the same token
         self.auto_renew = terms.auto_renew
         self.renew_at = deadline - period * 2 / 3 if terms.auto_renew else deadline
         self.until = math.inf if terms.max_hold is None else deadline - period + terms.max_hold

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from ._engine.lua import PermitsView, read_permits, ticket_token
+from ._engine.lua import Answer, PermitsView, read_permits, ticket_token
 from ._hold import Hold, OnLost
 from ._keys import permit_keys
 from ._primitive import SHOWN, Primitive
 from ._types import Name, Seconds, permits, text
 from .coordinator import Coordinator
-from .errors import LimitMismatch
+from .errors import LimitMismatch, SyncError
 from .lease import Lease
 
 
@@ -236,6 +236,16 @@ class AsyncSemaphore(Primitive):
 
     async def _holders(self) -> str:
         return ", ".join(repr(holder.identity) for holder in (await self.statistics()).holders[:5])
+
+    def _refused(self, answer: Answer) -> SyncError:
+        limit = answer.number
+        if limit == 0:
+            trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
+        elif self._limit not in (0, limit):
+            trouble = f"its limit is {limit}, not {self._limit}: use the same limit everywhere, limit=None, or resize()"
+        else:
+            trouble = f"the weight asked for never fits into its limit of {limit}"
+        return LimitMismatch(f"{self.name!r}: {trouble}", name=self.name, expected=self.limit, found=limit or None)
 
     def _check_weight(self, weight: int) -> int:
         permits(weight, "weight")

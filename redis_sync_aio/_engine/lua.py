@@ -9,6 +9,7 @@ from .._keys import Family, Keys
 from .._link.call import Argument, Call, Executor, Reply
 from .._scripts import Script, load
 from .outcomes import ASK_AGAIN as ASK_AGAIN
+from .outcomes import WHOLE as WHOLE
 from .outcomes import Outcome as Outcome
 from .outcomes import Released as Released
 from .outcomes import Renewed as Renewed
@@ -107,6 +108,11 @@ def ticket_token(member: bytes, family: Family = "lock") -> bytes:
     return member.split(b"|", 3)[3] if family == "lock" else member.split(b"|", 4)[4]
 
 
+def ticket_weight(member: bytes) -> int:
+    """Return what a ticket for permits asks for."""
+    return int(member.split(b"|", 4)[3])
+
+
 @dataclass(frozen=True, slots=True)
 class Push:
     """A message in our inbox: a grant (fence > 0), ASK_AGAIN, or word that the ticket is next (fence 0)."""
@@ -135,11 +141,11 @@ class Scripts:
 
     __slots__ = ("acquire", "inspect", "release", "renew")
 
-    def __init__(self, prefix: str) -> None:
-        self.acquire = load(f"{prefix}acquire")
-        self.release = load(f"{prefix}release")
-        self.renew = load(f"{prefix}renew")
-        self.inspect = load(f"{prefix}inspect")
+    def __init__(self, own: str, shared: str) -> None:
+        self.acquire = load(f"{own}acquire")
+        self.release = load(f"{own}release")
+        self.renew = load(f"{shared}renew")
+        self.inspect = load(f"{shared}inspect")
 
 
 class LuaEngine:
@@ -150,7 +156,11 @@ class LuaEngine:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._scripts: dict[Family, Scripts] = {"lock": Scripts(""), "permits": Scripts("permits_")}
+        self._scripts: dict[Family, Scripts] = {
+            "lock": Scripts("", ""),
+            "permits": Scripts("permits_", "permits_"),
+            "upgrade": Scripts("upgrade_", "permits_"),
+        }
         self._force = load("force")
         self._resize = load("permits_resize")
 

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 ASK_AGAIN = -1
 """In place of a fence: the request was thrown out of the queue, its owner is to ask why."""
+WHOLE = 2**31 - 1
+"""The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
 
 
 class Outcome(IntEnum):
@@ -14,8 +16,10 @@ class Outcome(IntEnum):
     QUEUED = 2
     OWN = 3
     SPENT = 4
-    MISMATCH = 5
+    MISMATCH = 5  # this and the following: refused, and not queued
     TOO_HEAVY = 6
+    DEADLOCK = 7
+    GONE = 8
 
 
 class Released(IntEnum):

@@ -29,10 +29,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from .outcomes import ASK_AGAIN, Outcome, Released, Renewed
+from .outcomes import ASK_AGAIN, WHOLE, Outcome, Released, Renewed
 
-WHOLE = 2147483647
-"""The limit of a read/write lock, and the weight of a writer."""
 TOMB_MS = 60_000
 """For how long a token that was undone is known to be spent."""
 

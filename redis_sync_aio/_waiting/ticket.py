@@ -15,17 +15,22 @@ that the grant was new.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .._clock import now
 from .._engine.lua import ASK_AGAIN, FOR_EVER, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
-from ..errors import AcquireTimeout, LimitMismatch, SyncError, Unreachable
+from ..errors import AcquireTimeout, SyncError, Unreachable
 from ..lease import Lease
 
 if TYPE_CHECKING:
     from .local import LocalName
+
+
+def _never_refused(answer: Answer) -> SyncError:
+    raise AssertionError(f"a lock is never refused: {answer}")
 
 
 @dataclass(slots=True)
@@ -41,14 +46,16 @@ class Request:
     timeout: float | None = None
     weight: int = 0  # of a permit; 0: it is a lock
     limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
+    upgrade: bool = False  # of what the token holds already; ends by a downgrade
+    refused: Callable[[Answer], SyncError] = _never_refused  # the error for an outcome from MISMATCH on
 
     reusable: bool = field(init=False)
-    """Whether the token may be in use elsewhere, before or after this request."""
+    """Whether what the token holds may be in use elsewhere, before or after this request."""
     size: tuple[int, ...] = field(init=False)
     """What a request for permits says beside that for a lock."""
 
     def __post_init__(self) -> None:
-        self.reusable = self.identity is not None or self.token is not None
+        self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
         self.size = (self.weight, self.limit) if self.weight else ()
 
 
@@ -126,10 +133,11 @@ class Ticket:
             self._decided(read_acquire(call.reply), call)
 
     def _decided(self, answer: Answer, call: Call) -> None:
-        if answer.outcome is Outcome.OWN and (self._request.token is None or call.ambiguous):
+        request = self._request
+        if answer.outcome is Outcome.OWN and (request.token is None or request.upgrade or call.ambiguous):
             # Another request of the same identity may live on this grant.
-            self._granted(answer.number, call.sent, answer.left or 0.0, new=self._request.identity is None)
-            if self._lease is not None and self._request.weight:
+            self._granted(answer.number, call.sent, answer.left or 0.0, new=request.identity is None)
+            if self._lease is not None and request.weight:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
             self._base = call.sent - answer.server_time
@@ -137,8 +145,8 @@ class Ticket:
             self._local.queued(answer.left, bool(answer.more))
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
-        elif answer.outcome in (Outcome.MISMATCH, Outcome.TOO_HEAVY):
-            self._fail(_mismatch(self._local.name, self._request, answer.number), call)
+        elif answer.outcome >= Outcome.MISMATCH:
+            self._fail(request.refused(answer), call)
         else:
             self._local.busy(answer.left)
             self._leave()
@@ -315,16 +323,6 @@ class Ticket:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _mismatch(name: str, request: Request, limit: int) -> LimitMismatch:
-    if limit == 0:
-        trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit first"
-    elif request.limit and request.limit != limit:
-        trouble = f"its limit is {limit}, not {request.limit}: use the same limit everywhere, limit=None, or resize()"
-    else:
-        trouble = f"a weight of {request.weight} never fits into its limit of {limit}"
-    return LimitMismatch(f"{name!r}: {trouble}", name=name, expected=request.limit or None, found=limit or None)
 
 
 _NEVER = float("inf")

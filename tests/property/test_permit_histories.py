@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 
 from redis_sync_aio._engine import rules
-from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._engine.rules import WHOLE, Decision, Message, Permit, Snapshot, Ticket
+from redis_sync_aio._engine.lua import WHOLE, ticket_member
+from redis_sync_aio._engine.rules import Decision, Message, Permit, Snapshot, Ticket
 from redis_sync_aio._keys import permit_keys
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer

@@ -70,7 +70,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
     "a living poller is dropped": Mutant("then return RESERVED, tonumber(alive) - now / 1000 end", "then end"),
-    "too heavy waiters block": Mutant("elseif weight > limit then", "elseif false then"),
+    "too heavy waiters block": Mutant("elseif weight > limit or", "elseif"),
     "who could not be told loses his place": Mutant(
         "redis.call('ZADD', QUEUE, place, ticket)\n        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)",
     ),

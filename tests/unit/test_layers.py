@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("coordinator",),
     ("_implicit",),
     ("_primitive",),
-    ("lock", "semaphore", "_synchronized", "compat"),
+    ("lock", "semaphore", "rwlock", "_synchronized", "compat"),
     ("__init__",),
     ("cli", "embedded", "__main__"),
 )

@@ -7,7 +7,9 @@ local function next_fence(weight) -- P8, as for the lock; readers get the fence 
 end
 
 local function hold(token, weight, ms, had, its_fence)
-  redis.call('ZADD', PERMITS, now + ms * 1000, token)
+  local over = now + ms * 1000
+  if had > 0 then over = math.max(over, redis.call('ZSCORE', PERMITS, token) or 0) end -- never shorter than it was
+  redis.call('ZADD', PERMITS, over, token)
   used = math.max(used - had, 0) + weight
   fence = math.max(fence, tonumber(its_fence))
   local last = string.format('%.0f', fence)

@@ -3,7 +3,7 @@ if until_poll and (look < 0 or until_poll < look) then look = math.max(1, math.c
 local soon = turn == RESERVED and not until_poll and 1 or 0
 if ticket == '' then return {0, 0, look, now, soon} end
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-local new = redis.pcall('ZADD', QUEUE, 'NX', (tail or 0) + 1, ticket)
+local new = redis.pcall('ZADD', QUEUE, 'NX', ahead or (tail or 0) + 1, ticket)
 if type(new) == 'table' then -- out of memory: nobody new, but who is queued goes on
   if not redis.call('ZSCORE', QUEUE, ticket) then return new end
   new = 0

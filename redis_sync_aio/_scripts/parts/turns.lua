@@ -3,6 +3,7 @@
 -- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as for the lock.
 local RESERVED, FULL, FREE = 1, 2, 3
+local ahead -- the score of a ticket that goes ahead of all others (a reader that is to become the writer)
 
 local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again. Returns whether anybody listens.
   return redis.pcall('PUBLISH', inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
@@ -19,7 +20,8 @@ local function settle(mine)
     weight = math.max(tonumber(weight) or 0, had) -- an identity that holds more keeps it
     if not inbox then
       leave(ticket)
-    elseif weight > limit then -- the limit was lowered: it can never fit, and asks why
+    elseif weight > limit or had == 0 and tonumber(place) < 0 then -- too heavy since the limit was lowered, or a
+      -- reader that was to become the writer, and is gone: it can never fit, and asks why
       leave(ticket)
       if inbox ~= '' then tell(inbox, id, -1, 0) end
     elseif inbox == '' then

@@ -1,0 +1,30 @@
+-- Let a reader become the writer as soon as it is alone: it is ahead of the queue, and nobody new gets in.
+-- KEYS  permits, state, queue, polls
+-- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms
+-- REPLY fence (GRANTED for the whole ttl), or as permits_acquire: 0 BUSY  2 QUEUED  3 OWN (it is the writer already)
+--       7 DEADLOCK (another reader waits to become the writer)  8 GONE (the token does not read)
+-- REPLAY  The writer is told so, a ticket that is queued keeps its place: nothing changes.
+-- COST  O(log permits + log waiters)
+-- include: permits
+-- include: grants
+-- include: turns
+local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+expire()
+local had, its_fence = permit(token)
+if had == WHOLE or not had or had == 0 then
+  if ticket ~= '' then leave(ticket) end
+  settle('')
+  if had ~= WHOLE then return {8, 0, -1, now, 0} end
+  return {3, tonumber(its_fence), left(redis.call('ZSCORE', PERMITS, token)), now, had}
+end
+local turn, until_poll = settle(ticket)
+local first = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
+if first[1] and first[1] ~= ticket and tonumber(first[2]) < 0 then return {7, 0, -1, now, 0} end
+if fits(WHOLE, had) then
+  if ticket ~= '' then leave(ticket) end
+  its_fence = next_fence(WHOLE)
+  hold(token, WHOLE, ttl, had, its_fence)
+  return tonumber(its_fence)
+end
+ahead = -1
+-- include: line_up

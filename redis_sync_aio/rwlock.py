@@ -1,0 +1,283 @@
+"""AsyncReadWriteLock: any number of readers, or one writer, in the order in which they came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from ._engine.lua import WHOLE, Answer, Outcome, PermitsView, Released, read_permits, ticket_token, ticket_weight
+from ._hold import Hold, OnLost
+from ._implicit import coordinator_for
+from ._keys import PermitKeys, permit_keys, upgrade_keys
+from ._primitive import SHOWN, Primitive
+from ._types import Name, Seconds, text, timeout_seconds
+from ._waiting.ticket import Request, acquire
+from .coordinator import Coordinator
+from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
+from .lease import HELD, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWriteStatistics:
+    """What the server knows of a read/write lock at one moment.
+
+    Attributes:
+        writer: token or identity of the writer; None when nobody writes.
+        readers: how many read.
+        reading: tokens or identities of the readers, those whose lease ends first at the front, 100 at most.
+        fence: fence of the latest writer; None when none is remembered.
+        waiters: how many requests are queued, including those whose process died unnoticed.
+        waiting: ("read" or "write", token or identity) of the first waiters, in order, 100 at most.
+    """
+
+    writer: str | None
+    readers: int
+    reading: tuple[str, ...]
+    fence: int | None
+    waiters: int
+    waiting: tuple[tuple[str, str], ...]
+
+
+class Side(Primitive):
+    """The readers' or the writers' side of a read/write lock: acquired like an `AsyncLock`.
+
+    Made by `AsyncReadWriteLock.read` and `AsyncReadWriteLock.write`. It has `acquire`, `try_acquire`, `hold`, `wrap`
+    and `release`, and is itself an async context manager.
+    """
+
+    _limit = WHOLE
+    _keys: PermitKeys
+
+    async def _try(self, request: Request) -> Lease | None:
+        lease = await super()._try(request)
+        if lease is not None and lease.weight != self._weight:  # the identity has the other side
+            self._local().drop(lease)
+            raise WouldDeadlock(
+                f"{text(lease.wire_token)!r} holds {self.name!r} already, for "
+                f"{'writing' if lease.weight == WHOLE else 'reading'}: go on with that lease, or upgrade() it"
+            )
+        return lease
+
+    async def _view(self) -> PermitsView:
+        return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest)))
+
+    async def _holders(self) -> str:
+        return ", ".join(repr(text(permit.token)) for permit in (await self._view()).permits[:5])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000}>"
+
+
+class ReadSide(Side):
+    """The readers' side."""
+
+    _weight = 1
+
+
+class WriteSide(Side):
+    """The writers' side."""
+
+    _weight = WHOLE
+
+
+class AsyncReadWriteLock:
+    """A fair read/write lock with a lease for each reader and for the writer.
+
+    Guarantees: by the server's clock there are live leases of readers, or of one writer, never of both; turns come in
+    the order of arrival: a writer that waits is not passed by readers that came later, and readers that stand in a
+    row get in together by one release. A crashed reader delays a writer by the rest of its lease at most. Everything
+    else is as for `AsyncLock`. A writer's fence is greater than every earlier one; readers have the fence of the last
+    writer, so two readers with the same fence saw the same state.
+
+    It is not reentrant, and a reader that asks for the write side waits for itself: use `upgrade`.
+
+    Args:
+        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        name: 1 to 8192 bytes; braces must form a whole hash tag, or none. It has nothing to do with a lock or a
+            semaphore of the same name.
+        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
+        auto_renew: renew leases in the background, in good time, for as long as they are held.
+        max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
+        on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
+            ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Example:
+        config = AsyncReadWriteLock(redis, "config")
+        async with config.read():
+            value = await load()
+        async with config.write() as lease:
+            await store(value, fence=lease.fence)
+    """
+
+    def __init__(
+        self,
+        client: Redis | Coordinator,
+        name: Name,
+        *,
+        ttl: Seconds = 30.0,
+        auto_renew: bool = True,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> None:
+        if ttl is None:  # for callers without a type checker
+            raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out for ever")
+
+        def keys(wire: bytes) -> PermitKeys:
+            return permit_keys(wire, "rw")
+
+        self._read = ReadSide(client, name, keys, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+        self._write = WriteSide(client, name, keys, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+        self._upgrade = _UpgradeSide(self._read, on_lost)
+
+    def read(self) -> ReadSide:
+        """Return the readers' side.
+
+        ``async with rw.read() as lease``, ``await rw.read().acquire(timeout=5)``, ``rw.read().hold(identity="x")`` …
+        """
+        return self._read
+
+    def write(self) -> WriteSide:
+        """Return the writers' side.
+
+        ``async with rw.write() as lease``, ``await rw.write().try_acquire()``, ``rw.write().hold(timeout=5)`` …
+        """
+        return self._write
+
+    def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Hold:
+        """Return an async context manager in whose body a reader is the writer; afterwards it reads again.
+
+        It waits until the other readers are gone, ahead of everybody who waits; nobody else writes in between, so
+        what was read is still true. The body gets a lease with a writer's fence; the reader's lease goes on, and
+        if that is lost, both are.
+
+        Args:
+            lease: a reader's lease of this lock, held by this process.
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+
+        Raises on entering:
+            WouldDeadlock: another reader waits for the same; one of the two has to release first.
+            AcquireTimeout: the other readers did not go away; ``lease`` still reads.
+            LeaseLost: the reader's lease is lost. NotHeld: it is not a reader's, or was released.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
+
+        On cancellation ``lease`` still reads.
+        """
+        return self._upgrade.hold(lease, timeout)
+
+    async def downgrade(self, lease: Lease) -> None:
+        """Make a writer's lease one of a reader, without a gap: readers at the head of the queue get in at once.
+
+        The same lease object goes on, with its fence.
+
+        Raises:
+            NotHeld: it is not a writer's lease of this lock, or was released. LeaseLost: it was lost.
+            Unreachable, CommandRefused: as `AsyncLock.acquire`.
+
+        On cancellation, and after an error, it may be either on the server; do not write any more.
+        """
+        await self._upgrade.downgrade(lease)
+
+    async def statistics(self) -> ReadWriteStatistics:
+        """Return writer, readers, waiters and fence as the server sees them. One round trip."""
+        view = await self._read._view()
+        writer = next((text(permit.token) for permit in view.permits if permit.weight == WHOLE), None)
+        return ReadWriteStatistics(
+            writer=writer,
+            readers=0 if writer is not None else view.used,
+            reading=tuple(text(permit.token) for permit in view.permits if permit.weight < WHOLE),
+            fence=view.fence or None,
+            waiters=view.waiting,
+            waiting=tuple(
+                ("write" if ticket_weight(ticket) == WHOLE else "read", text(ticket_token(ticket, "permits")))
+                for ticket in view.tickets
+            ),
+        )
+
+    async def locked(self) -> bool:
+        """Return whether anybody reads or writes."""
+        return (await self._read._view()).used > 0
+
+    @property
+    def name(self) -> str:
+        """The name it was made with."""
+        return self._read.name
+
+    def __repr__(self) -> str:
+        return f"<AsyncReadWriteLock {self.name!r} ttl={self._read._ttl_ms / 1000}>"
+
+
+class _UpgradeSide:
+    """Readers that become the writer. The writer's lease has the reader's token, and its release is a downgrade."""
+
+    def __init__(self, read: ReadSide, on_lost: OnLost) -> None:
+        self._read = read
+        self._on_lost: OnLost = on_lost
+        self._keys = upgrade_keys(read._keys)
+        self._under_way: set[bytes] = set()
+
+    def hold(self, lease: Lease, timeout: Seconds | None) -> Hold:
+        limit = timeout_seconds(timeout)
+        request = Request(
+            lease.ttl_ms,
+            lease.auto_renew,
+            token=lease.wire_token,
+            wait=limit != 0,
+            timeout=limit or None,
+            weight=WHOLE,
+            limit=WHOLE,
+            upgrade=True,
+            refused=lambda answer: self._refused(answer, lease),
+        )
+
+        async def enter() -> Lease:
+            self._check(lease, 1, "reader")
+            if lease.wire_token in self._under_way:
+                raise WouldDeadlock(f"the lease on {self._read.name!r} is being upgraded already: wait for that to end")
+            self._under_way.add(lease.wire_token)
+            try:
+                upgraded = await self._acquire(request)
+            finally:
+                self._under_way.discard(lease.wire_token)
+            upgraded.under = lease
+            return upgraded
+
+        return Hold(enter, self._on_lost)
+
+    async def _acquire(self, request: Request) -> Lease:
+        local = coordinator_for(self._read._source).local(self._keys)
+        upgraded = await acquire(local, request)
+        if upgraded is None:
+            raise AcquireTimeout(
+                f"others read {local.name!r}, and timeout=0 does not wait",
+                name=local.name,
+                remaining=local.holder_remaining(),
+            )
+        return upgraded
+
+    async def downgrade(self, lease: Lease) -> None:
+        self._check(lease, WHOLE, "writer")
+        lease.weight = 1  # at once, and whatever happens: from here on the caller must not write
+        found = await self._read._ask(lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest))
+        if found != Released.RELEASED:
+            lease.lose("expired")
+            raise lease.loss()
+
+    def _check(self, lease: Lease, weight: int, what: str) -> None:
+        lease.check_place()
+        lease.check()
+        if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
+            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}: {lease!r}")
+
+    def _refused(self, answer: Answer, lease: Lease) -> SyncError:
+        if answer.outcome is Outcome.DEADLOCK:
+            return WouldDeadlock(
+                f"another reader of {self._read.name!r} waits to become the writer, and both wait for each other: "
+                "release this lease, and acquire the write side"
+            )
+        return LeaseLost(
+            f"the lease on {lease.name!r} was lost before it could be upgraded", name=lease.name, reason="expired"
+        )
