@@ -7,7 +7,7 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
     PERMITS   permits (until)         those over, the first that is not       its own, those over, those it grants
     STATE     limit, used, fence,     limit, used, fence; its own permit,     what changed of that
               permits (weight, fence) those of PERMITS above, of the tickets
-    QUEUE     queue                   from the front to the first that has    those granted or dropped; its own, at
+    QUEUE     queue, ahead            from the front to the first that has    those granted or dropped; its own, at
                                       to wait; its own; the last one's score  the end (score: the last one's + 1)
     POLLS     polls                   the first ticket in the queue           its own, those dropped
     (inboxes) deaf, mute              of those tickets                        a message is published
@@ -23,80 +23,14 @@ writer weighs WHOLE, and readers share the fence of the last writer.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
-from typing import NamedTuple, TypeAlias
 
 from .outcomes import ASK_AGAIN, WHOLE, Outcome, Released, Renewed
+from .snapshot import Decision, Message, Permit, Reply, Snapshot, Ticket
 
 TOMB_MS = 60_000
 """For how long a token that was undone is known to be spent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Permit:
-    """What a token holds. A weight of 0: nothing any more, it was undone (a tombstone)."""
-
-    weight: int
-    fence: int
-    until: int  # server time in microseconds
-
-
-_TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A request in the queue, where it stands as ``inbox|number|claim_ms|weight|token``."""
-
-    inbox: bytes  # empty: its owner polls
-    number: int
-    claim_ms: int  # for how long it is granted at first
-    weight: int
-    token: bytes
-
-    @classmethod
-    def parse(cls, member: bytes) -> Ticket | None:
-        """Return the ticket that stands in the queue as ``member``, None if it is none."""
-        if (found := _TICKET.fullmatch(member)) is None:
-            return None
-        return cls(found[1], int(found[2]), int(found[3]), int(found[4]), found[5])
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The keys of one name at one moment. When PERMITS or STATE is lost (evicted), there are no permits in it."""
-
-    now: int  # server time in microseconds
-    limit: int = 0  # 0: nobody has set one
-    used: int = 0  # the sum of all weights; kept, not computed, so `permits` may lack those no decision reads
-    fence: int = 0  # the last one
-    permits: Mapping[bytes, Permit] = field(default_factory=dict)  # by token
-    queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
-    polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
-    deaf: frozenset[bytes] = frozenset()  # the inboxes that nobody hears: their waiters are dead
-    mute: bool = False  # the caller may not publish (ACL)
-
-
-class Message(NamedTuple):
-    """What is published to an inbox that is heard: 'number fence time ms', and about the next ticket ' number ms'."""
-
-    inbox: bytes
-    payload: bytes
-
-
-Reply: TypeAlias = int | tuple[int, ...]
-"""As the script's header says."""
-
-
-class Decision(NamedTuple):
-    """What one request comes to."""
-
-    reply: Reply
-    after: Snapshot
-    messages: tuple[Message, ...]
 
 
 class _Turn(Enum):
@@ -113,7 +47,7 @@ class _Desk:
         self.before, self.now = before, before.now
         self.limit, self.fence = before.limit, before.fence
         self.known_limit = before.limit  # the caller's becomes the server's with a grant
-        self.queue, self.polls = list(before.queue), dict(before.polls)
+        self.queue, self.polls, self.ahead = list(before.queue), dict(before.polls), before.ahead
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
@@ -127,6 +61,7 @@ class _Desk:
             fence=self.fence,
             permits=self.permits,
             queue=tuple(self.queue),
+            ahead=self.ahead if self.ahead in self.queue else b"",
             polls=self.polls,
         )
         return Decision(reply, after, tuple(self.messages))
@@ -150,8 +85,9 @@ class _Desk:
         return max(self.fence + 1, self.now) if rises else self.fence
 
     def hold(self, token: bytes, weight: int, ms: int, fence: int) -> None:
+        until = self.permits[token].until if self.weight(token) else 0  # never shorter than it was
         self.used += weight - self.weight(token)
-        self.permits[token] = Permit(weight, fence, self.now + ms * 1000)
+        self.permits[token] = Permit(weight, fence, max(until, self.now + ms * 1000))
         self.known_limit, self.fence = self.limit, max(self.fence, fence)
 
     def drop(self, token: bytes) -> None:
@@ -186,7 +122,8 @@ class _Desk:
                 continue
             had = self.weight(ticket.token)
             weight = max(ticket.weight, had)  # an identity that waits for more than it has, or has enough by now
-            if weight > self.limit:  # the limit was lowered: it can never fit
+            gone = member == self.ahead and not had  # it was to become the writer, and reads no more
+            if weight > self.limit or gone:  # the limit was lowered, or else: it can never fit
                 self.leave(member)
                 if ticket.inbox:
                     self.tell(ticket.inbox, ticket.number, ASK_AGAIN, 0)
@@ -218,6 +155,26 @@ class _Desk:
             if following is not None and following.inbox and not together:
                 self.tell(following.inbox, following.number, 0, then)
 
+    # -- answers to a request ----------------------------------------------------------------------------
+
+    def refuse(self, outcome: Outcome, number: int) -> Decision:
+        return self.decide((outcome, number, -1, self.now, 0))
+
+    def own(self, token: bytes) -> Decision:
+        own = self.permits[token]
+        return self.decide((Outcome.OWN, own.fence, self.left(own.until), self.now, own.weight))
+
+    def line_up(self, turn: _Turn, reserved: int | None, member: bytes, poll_ms: int) -> Decision:
+        look = self.left() or -1
+        if reserved is not None and (look < 0 or reserved - self.now < look * 1000):
+            look = self.left(reserved)
+        soon = int(turn is _Turn.RESERVED and reserved is None)
+        if member and member not in self.queue:
+            self.queue.append(member)
+        if member and poll_ms:
+            self.polls[member] = self.now // 1000 + poll_ms
+        return self.decide((Outcome.QUEUED if member else Outcome.BUSY, 0, look, self.now, soon))
+
 
 # -- the decisions -----------------------------------------------------------------------------------------
 
@@ -237,11 +194,8 @@ def acquire(
             desk.settle()
         own = desk.permits.get(token)
         if own is None:
-            outcome = Outcome.MISMATCH if not desk.limit or differs else Outcome.TOO_HEAVY
-            return desk.decide((outcome, desk.limit, -1, desk.now, 0))
-        if not own.weight:
-            return desk.decide((Outcome.SPENT, 0, -1, desk.now, 0))
-        return desk.decide((Outcome.OWN, own.fence, desk.left(own.until), desk.now, own.weight))
+            return desk.refuse(Outcome.MISMATCH if not desk.limit or differs else Outcome.TOO_HEAVY, desk.limit)
+        return desk.own(token) if own.weight else desk.refuse(Outcome.SPENT, 0)
     if turn is _Turn.FREE and desk.fits(weight, 0):
         if queued:
             desk.leave(member)
@@ -250,15 +204,40 @@ def acquire(
         if queued:
             desk.settle()  # who is behind may fit, too
         return desk.decide(fence)
-    look = desk.left() or -1
-    if reserved is not None and (look < 0 or reserved - desk.now < look * 1000):
-        look = desk.left(reserved)
-    soon = int(turn is _Turn.RESERVED and reserved is None)
-    if member and not queued:
-        desk.queue.append(member)
-    if member and poll_ms:
-        desk.polls[member] = desk.now // 1000 + poll_ms
-    return desk.decide((Outcome.QUEUED if member else Outcome.BUSY, 0, look, desk.now, soon))
+    return desk.line_up(turn, reserved, member, poll_ms)
+
+
+def upgrade(before: Snapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int) -> Decision:
+    """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
+    desk = _Desk(before)
+    turn, reserved = desk.settle(member)
+    had = desk.weight(token)
+    if had in (0, WHOLE):
+        desk.leave(member)
+        desk.settle()
+        return desk.own(token) if had else desk.refuse(Outcome.GONE, 0)
+    if desk.queue and desk.queue[0] == desk.ahead != member:
+        return desk.refuse(Outcome.DEADLOCK, 0)
+    if desk.fits(WHOLE, had):
+        desk.leave(member)
+        desk.hold(token, WHOLE, ttl_ms, fence := desk.next_fence(WHOLE))
+        return desk.decide(fence)
+    if member and member not in desk.queue:
+        desk.queue.insert(0, member)
+        desk.ahead = member
+    return desk.line_up(turn, reserved, member, poll_ms)
+
+
+def downgrade(before: Snapshot, token: bytes, member: bytes) -> Decision:
+    """Let the writer be a reader again, or withdraw the ticket of a reader that was to become it."""
+    desk = _Desk(before)
+    desk.leave(member)
+    held = desk.weight(token)
+    if held:
+        desk.used += 1 - held
+        desk.permits[token] = replace(desk.permits[token], weight=1)
+    desk.settle()
+    return desk.decide(Released.RELEASED if held else Released.GONE)
 
 
 def release(before: Snapshot, token: bytes, member: bytes, pending: bool) -> Decision:

@@ -10,6 +10,7 @@
 -- include: turns
 local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 expire()
+local turn, until_poll = settle(ticket)
 local had, its_fence = permit(token)
 if had == WHOLE or not had or had == 0 then
   if ticket ~= '' then leave(ticket) end
@@ -17,7 +18,6 @@ if had == WHOLE or not had or had == 0 then
   if had ~= WHOLE then return {8, 0, -1, now, 0} end
   return {3, tonumber(its_fence), left(redis.call('ZSCORE', PERMITS, token)), now, had}
 end
-local turn, until_poll = settle(ticket)
 local first = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
 if first[1] and first[1] ~= ticket and tonumber(first[2]) < 0 then return {7, 0, -1, now, 0} end
 if fits(WHOLE, had) then

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from redis_sync_aio._engine import rules
 from redis_sync_aio._engine.lua import WHOLE, ticket_member
-from redis_sync_aio._engine.rules import Decision, Message, Permit, Snapshot, Ticket
+from redis_sync_aio._engine.snapshot import Decision, Message, Permit, Snapshot, Ticket
 from redis_sync_aio._keys import permit_keys
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
@@ -33,7 +33,9 @@ KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
 INBOXES = (b"rsa:one", b"rsa:two")
 NOBODY = b"rsa:nobody"
-SCRIPTS = ("permits_acquire", "permits_release", "permits_renew", "permits_resize")
+SCRIPTS = tuple(f"permits_{name}" for name in ("acquire", "release", "renew", "resize"))
+UPGRADES = ("upgrade_acquire", "upgrade_release")
+MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 START = 1_800_000_000_000_000
 SECOND = 1_000_000
 
@@ -76,7 +78,7 @@ class Actor:
 
     @property
     def token(self) -> bytes:
-        return b"me" if self.kind == "identity" else b"t%d" % self.number
+        return b"me" if self.kind == "identity" else b"t%d" % (self.number % MANY)
 
     @property
     def ticket(self) -> bytes:
@@ -133,16 +135,21 @@ class History(RuleBasedStateMachine):
         """Read what is on the server."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(STATE).zrange(PERMITS, 0, -1, withscores=True)
-        pipe.zrange(QUEUE, 0, -1).zrange(POLLS, 0, -1, withscores=True)
+        pipe.zrange(QUEUE, 0, -1, withscores=True).zrange(POLLS, 0, -1, withscores=True)
         for key in KEYS.all:
             pipe.pttl(key)
         state, until, queue, polls, *ttls = pipe.execute()
         assert -1 not in ttls, "a key without a ttl"
-        permits = {token: Permit(*map(int, state.pop(b"=" + token).split()), int(score)) for token, score in until}
-        known = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
+        permits: dict[bytes, Permit] = {}
+        for token, score in until:
+            weight, fence = state.pop(b"=" + token).split()
+            permits[token] = Permit(int(weight), int(fence), int(score))
+        known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
         assert not state, "fields without a permit"
         alive = {ticket: int(score) for ticket, score in polls}
-        return replace(self.model, now=self.now, permits=permits, queue=tuple(queue), polls=alive, **known)
+        waiting = tuple(ticket for ticket, _ in queue)
+        ahead = b"".join(ticket for ticket, place in queue if place < 0)
+        return replace(self.model, now=self.now, permits=permits, queue=waiting, ahead=ahead, polls=alive, **known)
 
     def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> Decision:
         before = replace(self.model, now=self.now, mute=mute)
@@ -192,7 +199,8 @@ class History(RuleBasedStateMachine):
             assert ticket is not None
             lives = before.polls.get(member, 0) * 1000 > self.now or ticket.inbox in INBOXES
             if lives and ticket.inbox not in before.deaf and ticket not in granted and member not in self.own:
-                assert ticket.weight > after.limit, "P2: somebody living was passed over"
+                reads_no_more = member == before.ahead and ticket.token not in after.permits
+                assert reads_no_more or ticket.weight > after.limit, "P2: somebody living was passed over"
         if isinstance(reply, int) and reply > 0 and self.asking:
             ahead = after.queue if not self.asking.ticket else ()
             assert not ahead, "P2: a request that does not queue barged"
@@ -314,7 +322,7 @@ class History(RuleBasedStateMachine):
         lost: dict[bytes, dict[str, Any]] = {
             PERMITS: {"permits": {}, "used": 0},
             STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0},
-            QUEUE: {"queue": ()},
+            QUEUE: {"queue": (), "ahead": b""},
             POLLS: {"polls": {}},
         }
         self.model = replace(self.model, **lost[key])
@@ -322,10 +330,37 @@ class History(RuleBasedStateMachine):
 
 
 class ReadersAndWriters(History):
-    """The same with the limit of a read/write lock."""
+    """The same with the limit of a read/write lock, and readers that become the writer."""
 
     weights = (1, 1, 1, WHOLE)
     limits = (WHOLE,)
+
+    def resize(self, data: st.DataObject) -> None:
+        """In its place: there is but one limit."""
+        self.upgrade(data)
+
+    def upgrade(self, data: st.DataObject) -> None:
+        """For the first time, or again."""
+        actor = self.someone(data)
+        actor = replace(actor, weight=WHOLE, number=actor.number % MANY + MANY)
+        if actor not in self.actors:
+            self.actors.append(actor)
+        arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
+        self.asking, self.own = actor, (actor.ticket,)
+        mute = data.draw(MUTE)
+        self.both(lambda it: rules.upgrade(it, *arguments), "upgrade_acquire", *arguments, mute=mute)
+        self.asking, self.own = None, ()
+
+    def downgrade(self, data: st.DataObject) -> None:
+        actor = self.someone(data)
+        self.own = (actor.ticket,)
+        mute = data.draw(MUTE)
+        decide: Rule = lambda it: rules.downgrade(it, actor.token, actor.ticket)  # noqa: E731
+        self.both(decide, "upgrade_release", actor.token, actor.ticket, 0, mute=mute)
+        self.own = ()
+
+    def renew(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from([super().renew, self.upgrade, self.downgrade]))(data)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -334,7 +369,7 @@ def _private() -> Iterator[None]:
         client.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
         with redis.Redis.from_url(server.url, username="muted", password="any") as muted:
             History.client, History.muted = client, muted
-            History.scripts = {name: client.script_load(clocked(name)) for name in SCRIPTS}
+            History.scripts = {name: client.script_load(clocked(name)) for name in SCRIPTS + UPGRADES}
             yield
 
 
