@@ -3,7 +3,7 @@
 -- ARGV  1 token  2 ttl_ms
 -- REPLY {0 GONE | 1 RENEWED, server time in us}
 -- REPLAY  Sets the same remaining time again. (Whose turn it is has it before that: the answer is the same.)
--- COST  O(log permits), and O(log waiters) for every permit that is over
+-- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
 -- include: grants
 -- include: turns

@@ -3,7 +3,7 @@
 -- ARGV  1 the new limit
 -- REPLY the limit before, 0 if there was none
 -- REPLAY  Sets the same limit again.
--- COST  O(log permits + log waiters) for every waiter granted
+-- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
 -- include: grants
 -- include: turns

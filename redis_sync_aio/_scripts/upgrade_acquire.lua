@@ -4,7 +4,7 @@
 -- REPLY fence (GRANTED for the whole ttl), or as permits_acquire: 0 BUSY  2 QUEUED  3 OWN (it is the writer already)
 --       7 DEADLOCK (another reader waits to become the writer)  8 GONE (the token does not read)
 -- REPLAY  The writer is told so, a ticket that is queued keeps its place: nothing changes.
--- COST  O(log permits + log waiters)
+-- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
 -- include: grants
 -- include: turns

@@ -341,7 +341,8 @@ class ReadersAndWriters(History):
 
     def upgrade(self, data: st.DataObject) -> None:
         """For the first time, or again."""
-        actor = self.someone(data)
+        readers = [a for a in self.actors if (held := self.model.permits.get(a.token)) and held.weight == 1]
+        actor = data.draw(st.sampled_from([*readers * 4, self.someone(data)]))
         actor = replace(actor, weight=WHOLE, number=actor.number % MANY + MANY)
         if actor not in self.actors:
             self.actors.append(actor)
@@ -360,7 +361,7 @@ class ReadersAndWriters(History):
         self.own = ()
 
     def renew(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from([super().renew, self.upgrade, self.downgrade]))(data)
+        data.draw(st.sampled_from([super().renew, self.upgrade, self.upgrade, self.downgrade]))(data)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -375,7 +376,7 @@ def _private() -> Iterator[None]:
 
 PROFILE = settings(
     phases=[Phase.explicit, Phase.generate],
-    max_examples=40,
+    max_examples=32,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -386,3 +387,20 @@ PROFILE = settings(
 @pytest.mark.parametrize("machine", [History, ReadersAndWriters])
 def test_random_histories_agree_with_the_rules(machine: type[History]) -> None:
     run_state_machine_as_test(machine, settings=PROFILE)
+
+
+BUGS = {
+    "barging": ("if turn == FREE and fits(weight, 0) then", "if fits(weight, 0) then"),
+    "a microsecond late": ("'ZRANGEBYSCORE', PERMITS, '-inf', now,", "'ZRANGEBYSCORE', PERMITS, '-inf', '(' .. now,"),
+    "a living poller is dropped": ("then return RESERVED, tonumber(alive) - now / 1000 end", "then end"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_the_comparison_notices_a_bug_in_the_scripts(bug: tuple[str, str]) -> None:
+    assert any(bug[0] in clocked(name) for name in SCRIPTS)
+    with pytest.MonkeyPatch.context() as patch:
+        wrong = {name: History.client.script_load(clocked(name).replace(*bug)) for name in SCRIPTS}
+        patch.setattr(History, "scripts", wrong)
+        with pytest.raises(AssertionError):
+            run_state_machine_as_test(History, settings=PROFILE)

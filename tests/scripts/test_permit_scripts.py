@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
-from redis.asyncio import Redis
 
 from redis_sync_aio._engine.lua import ticket_member
 from redis_sync_aio._engine.rules import TOMB_MS
@@ -208,7 +209,7 @@ async def test_p2_what_is_over_goes_to_the_first_who_waits_whoever_looks(redis: 
         await granted(redis, b"a", weight=2)
         await waits(redis, b"b", weight=2)
         await expire(redis, b"a")
-        answers = {
+        answers: dict[str, Callable[[], Awaitable[object]]] = {
             "acquire": lambda: ask(redis, b"barger", weight=2),
             "release": lambda: release(redis, b"a"),
             "renew": lambda: renew(redis, b"a"),
@@ -277,7 +278,7 @@ async def test_whoever_may_not_publish_leaves_the_turn_to_its_owner(redis: Clien
         await granted(redis, b"a", weight=2)
         ticket = await waits(redis, b"b")
         where = {name: redis.get_connection_kwargs()[name] for name in ("host", "port")}
-        async with Redis(**where, username="muted", password="any") as muted:
+        async with type(redis)(**where, username="muted", password="any") as muted:
             assert await release(muted, b"a") == 1
             for _ in range(2):
                 code, _, left, _, soon = await ask(muted, b"c")
