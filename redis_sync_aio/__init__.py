@@ -19,10 +19,14 @@ from .errors import (
 )
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
+from .multilock import AsyncMultiLock, MultiLease
+from .reentrant import AsyncReentrantLock
 
 __all__ = [
     "AcquireTimeout",
     "AsyncLock",
+    "AsyncMultiLock",
+    "AsyncReentrantLock",
     "Backoff",
     "CommandRefused",
     "Coordinator",
@@ -31,6 +35,7 @@ __all__ = [
     "LeaseLost",
     "LinkUnavailable",
     "LockStatistics",
+    "MultiLease",
     "NotHeld",
     "OutOfMemory",
     "PermissionRefused",

@@ -23,10 +23,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_types", "_clock", "_keys", "backoff"),
     ("_scripts", "_link"),
     ("_engine",),
-    ("lease", "_renewal", "_guard", "_hold", "_waiting"),
+    ("lease", "_renewal", "_guard", "_hold", "_waiting", "_bundle"),
     ("coordinator",),
     ("_implicit",),
-    ("lock", "_synchronized", "compat"),
+    ("lock", "_synchronized", "compat", "reentrant", "multilock"),
     ("__init__",),
     ("cli", "embedded", "__main__"),
 )
