@@ -38,7 +38,8 @@ class Share(Lease):
         period = min(member.period for member in bundle.members)
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
         super().__init__(bundle, first.keys, bundle.token, bundle.fence, bundle.deadline(), period, terms)
-        self.task = asyncio.current_task()
+        task = asyncio.current_task()
+        self.task = None if task is None else ref(task)  # weak: a task that forgets to release must not stay for that
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
@@ -132,7 +133,7 @@ class Bundle:
 
     def forget(self, lease: Lease) -> None:
         """A share is lost. If it found out by itself, by the clock, then it tells the others."""
-        self._end(min(self.members, key=_deadline), "expired")
+        self._end(min(self.members, key=_deadline), lease.reason or "expired")
 
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Extend all members, in one write."""
