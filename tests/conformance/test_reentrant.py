@@ -340,7 +340,8 @@ async def test_e1_e2_bad_arguments_fail_at_the_call(lock: AsyncReentrantLock, re
                 lock.hold(ttl=value)
     unhashable: Any = []
     wrong: Any = "never"
-    for options in ({"owner": unhashable}, {"on_lost": wrong}, {"timeout": -1}):
+    wrongs: list[dict[str, Any]] = [{"owner": unhashable}, {"on_lost": wrong}, {"timeout": -1}]
+    for options in wrongs:
         with pytest.raises((TypeError, ValueError)):
             lock.hold(**options)
     with pytest.raises(TypeError):
