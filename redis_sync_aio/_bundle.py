@@ -74,6 +74,8 @@ class Bundle:
 
     lost: Lease | None = None
     """The member that was lost first."""
+    _ending = False
+    """The members are being released, or that failed: they are not renewed any more, so nobody may join."""
 
     def __init__(self, key: Hashable, members: tuple[Lease, ...]) -> None:
         """Bundle ``members``, which are all held, and be found by ``key``."""
@@ -91,11 +93,9 @@ class Bundle:
 
     @staticmethod
     def find(key: Hashable) -> Bundle | None:
-        """Return the bundle of that key in which somebody is inside; not one that is just being released."""
+        """Return the bundle of that key in which somebody is inside; not one that is being released."""
         bundle = _bundles.get(key)
-        if bundle is None or not (bundle.lost or any(share.state is HELD for share in bundle.shares)):
-            return None
-        return bundle
+        return None if bundle is None or (bundle._ending and bundle.lost is None) else bundle
 
     def enter(self, kind: type[S]) -> S:
         """Return one more share. Raises LeaseLost when a member is lost."""
@@ -123,7 +123,7 @@ class Bundle:
         if len(self.members) == 1:
             return loss
         others = ", ".join(repr(other.name) for other in self.members if other is not member)
-        return LeaseLost(f"{loss}. It was held together with {others}", name=loss.name, reason=loss.reason)
+        return LeaseLost(f"{loss}. With it {others} are given back", name=loss.name, reason=loss.reason)
 
     # -- Keeper, for shares ----------------------------------------------------------------------------
 
@@ -151,6 +151,7 @@ class Bundle:
             self.shares = [other for other in self.shares if other is not lease]
             lease.released(None)
             return
+        self._ending = True
         held = [member for member in self.members if member.state is HELD]
         errors: list[BaseException | None] = []
 

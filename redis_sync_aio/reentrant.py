@@ -16,7 +16,7 @@ from ._hold import Hold, OnLost, check_on_lost, ending
 from ._link.client import running_loop
 from ._types import Name, Seconds, timeout_seconds, ttl_ms
 from .coordinator import Coordinator
-from .errors import NotHeld
+from .errors import NotHeld, WrongContext
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
@@ -218,7 +218,7 @@ class AsyncReentrantLock:
         if owner is None:
             owner = asyncio.current_task()
             if owner is None:
-                raise RuntimeError(f"{self.name!r} is used outside a task: name an owner, acquire(owner=...)")
+                raise WrongContext(f"{self.name!r} is used outside a task: name an owner, acquire(owner=...)")
         # A task that forgets to release must not stay alive by that.
         return loop, self._client, self._lock._keys.name, ref(owner) if isinstance(owner, asyncio.Task) else owner
 

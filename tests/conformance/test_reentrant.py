@@ -22,9 +22,11 @@ from redis_sync_aio import (
     Coordinator,
     Lease,
     NotHeld,
+    WrongContext,
     wait_until,
 )
 from redis_sync_aio._bundle import _bundles
+from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST, lost_in
@@ -326,6 +328,24 @@ async def test_p12_a_task_that_forgot_to_release_is_not_kept_alive(make_client: 
     await sync.close()
     gc.collect()
     assert not [key for key in _bundles if isinstance(key, tuple) and key[1] is sync]
+
+
+def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:
+    """A9: what an owner held when its loop ended was released then; in the next loop it begins anew."""
+    client = server.client()
+    lock = AsyncReentrantLock(client, NAME)
+    leases: list[Lease] = []
+
+    async def forget_to_release() -> None:
+        for depth in (1, 2):
+            leases.append(await lock.acquire(timeout=5, owner="x"))
+            assert lock.depth(owner="x") == depth
+
+    for _ in range(2):
+        asyncio.run(forget_to_release())
+        assert all(lease.lost.is_set() for lease in leases)
+    with pytest.raises(WrongContext):
+        lock.depth()
 
 
 async def test_e1_e2_bad_arguments_fail_at_the_call(lock: AsyncReentrantLock, redis: Redis) -> None:

@@ -208,11 +208,25 @@ async def test_a_release_without_an_answer_may_be_repeated() -> None:
                     await inner[1].release()
             finally:
                 server.resume()
-            assert lock.depth() == 1
+            assert lock.depth() == 0, "it is not renewed any more: nobody may build on it"
             await inner[1].release()
             assert not await lock.locked()
             assert lock.depth() == 0
             await sync.close()
+
+
+async def test_p5_acquired_again_while_the_release_is_under_way(lock: AsyncReentrantLock, redis: Redis) -> None:
+    """A release that was cancelled goes on: what its owner acquires next is a new lease, not a share of that one."""
+    lease = await lock.acquire()
+    releasing = asyncio.create_task(lease.release())
+    await asyncio.sleep(0)
+    releasing.cancel()
+    async with lock.hold(timeout=5) as again:
+        assert again.fence > lease.fence
+        assert await redis.get(NAME) == again.token.encode()
+        assert lock.depth() == 1
+    await asyncio.wait([releasing])
+    assert releasing.cancelled()
 
 
 # -- cancellation ------------------------------------------------------------------------------------------
