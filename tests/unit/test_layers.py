@@ -23,11 +23,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_types", "_clock", "_keys", "backoff"),
     ("_scripts", "_link"),
     ("_engine",),
-    ("lease", "_renewal", "_guard", "_hold", "_waiting"),
+    ("lease", "_renewal", "_guard", "_hold", "_waiting", "_bundle"),
     ("coordinator",),
     ("_implicit",),
     ("_primitive",),
-    ("lock", "semaphore", "rwlock", "_synchronized", "compat"),
+    ("lock", "semaphore", "rwlock", "reentrant", "multilock", "_synchronized", "compat"),
     ("__init__",),
     ("cli", "embedded", "__main__"),
 )
