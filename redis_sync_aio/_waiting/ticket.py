@@ -72,7 +72,8 @@ class Ticket:
     _queued = False
     """Whether a request of this ticket may have left it in the queue."""
     _timer: asyncio.TimerHandle | None = None
-    _abandoned = False
+    abandoned = False
+    """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Lease | None = None
     _new = True
     """Whether the lease began with this request."""
@@ -123,7 +124,7 @@ class Ticket:
         self.call = None
         if call.attempts > 1:
             self._replayed = True
-        if self._abandoned:
+        if self.abandoned:
             self._undo_answered(call)
         elif call.error is not None:
             self._fail(call.error, call)
@@ -157,12 +158,12 @@ class Ticket:
         """The connection was replaced: find out where we stand."""
         # It may be another server now, with another clock: a push counts from the answer to this request on.
         self._base = None
-        if self.call is None:
+        if self.call is None and not self.abandoned:
             self.ask()
 
     def reroute(self) -> None:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
-        if self._abandoned:
+        if self.abandoned:
             return
         self._drop_call()
         self._again()
@@ -178,7 +179,7 @@ class Ticket:
 
     def pushed(self, push: Push) -> None:
         """A message for this ticket: the grant, or word of the present holder."""
-        if self._abandoned:
+        if self.abandoned:
             if push.fence > 0:  # a new grant, and nobody wants it
                 self._local.undo(self._token, self._member)
                 self._local.remove(self.number)
@@ -295,7 +296,7 @@ class Ticket:
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
         # answer is here the ticket stays known, so that a grant under way to it is given back.
-        self._abandoned = True
+        self.abandoned = True
         self._stop_timer()
         if call is None:
             self._withdraw_ticket()
