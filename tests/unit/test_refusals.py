@@ -1,4 +1,4 @@
-"""D9, D10, D15, D16: an error answer means the same whichever server words it, and whether redis-py has read it or not."""
+"""D9, D10, D15, D16: an error answer means the same whichever server words it, read by redis-py or not."""
 
 from __future__ import annotations
 
