@@ -89,7 +89,7 @@ class Field:
         await self._stack.aclose()
 
     def _start_nursery(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-X", "dev", "-W", "error", "-m", f"{__package__}.worker"]
+        command = [sys.executable, "-W", "error", "-m", f"{__package__}.worker"]
         self._nursery = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )

@@ -2,7 +2,7 @@
 
     CHAOS_SECONDS=60 CHAOS_SEED=7 python -m pytest -s tests/chaos
 
-Each run takes CHAOS_SECONDS (default 5) and injects at least 100 faults a minute, as many as its seed says; the
+Each run takes CHAOS_SECONDS (default 4) and injects at least 100 faults a minute, as many as its seed says; the
 seed is printed. Bars, whatever the length: no lease was held when a later one was granted; no fence that did not rise;
 no commit of a stale fence taken; no request stuck; who lost a lease lost it for a reason that was injected.
 """
@@ -25,7 +25,7 @@ from .field import Field, Worker
 from .history import US, History, percentile
 from .worker import Doom, wall
 
-SECONDS = float(os.environ.get("CHAOS_SECONDS", "5"))
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "4"))
 SEED = int(os.environ.get("CHAOS_SEED", secrets.randbelow(10**6)))
 FAULTS = SECONDS * 100 / 60
 """The least number of faults."""

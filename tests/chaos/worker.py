@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -154,7 +155,9 @@ class Worker:
                         self.pausing = False
                         tell(stopping=self.job.number)
                         os.kill(os.getpid(), signal.SIGSTOP)
-                    await asyncio.sleep(self.duration())
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self.duration()):
+                            await self.finish.wait()
                     await self.commit("end", lease, asked)
                 where = "release"
         except BaseException:
@@ -164,7 +167,7 @@ class Worker:
         self.sections += 1
 
     def duration(self) -> float:
-        """Mostly short; now and then long enough for renewals."""
+        """Seconds; mostly short, now and then long enough for renewals."""
         if self.random.random() < self.job.long:
             return self.random.uniform(0.3, 1.5) * self.job.ttl
         return self.random.uniform(0, 0.03)
