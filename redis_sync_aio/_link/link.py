@@ -40,11 +40,8 @@ from .wire import Wire
 
 logger = logging.getLogger("redis_sync_aio")
 
-RECONNECT = Backoff(initial=0.02, cap=0.5)
-"""Between attempts while the server is out of reach; it begins anew with each outage. Well below a second at most, so
-that a server that is back grants within one."""
-RESPITE = Backoff(initial=0.02, cap=0.1)
-"""Before the first attempt, when connections do not last: short, or a lease with a short ttl would end meanwhile."""
+RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
+RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
 RETRY = Backoff(initial=0.01, cap=0.25)
 
 
