@@ -165,8 +165,9 @@ class Ticket:
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
-        # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
-        granted = self._base + push.server_time
+        # P6: good until our request + (time between request and grant, by the server's clock) + ttl. The grant has
+        # happened, so it was not later than now: if it seems so, the server's clock was set ahead meanwhile.
+        granted = min(self._base + push.server_time, now())
         if push.fence == 0:
             self.announced(push)
             return
@@ -178,7 +179,7 @@ class Ticket:
     def announced(self, push: Push) -> None:
         """We are next; the new holder has the lock for ``push.duration`` from ``push.server_time`` on."""
         if self._base is not None and push.duration:
-            self._local.announced(self._base + push.server_time + push.duration)
+            self._local.announced(min(self._base + push.server_time, now()) + push.duration)
 
     def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
         """The server holds the lock for us since ``since`` (local clock, or earlier)."""
