@@ -186,8 +186,9 @@ class Ticket:
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
-        # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
-        granted = self._base + push.server_time
+        # P6: good until our request + (time between request and grant, by the server's clock) + ttl. The grant has
+        # happened, so it was not later than now: if it seems so, the server's clock was set ahead meanwhile.
+        granted = min(self._base + push.server_time, now())
         if push.fence == 0:
             self.announced(push.server_time, push.duration)
         elif push.fence == ASK_AGAIN:
@@ -199,7 +200,7 @@ class Ticket:
     def announced(self, server_time: float, duration: float) -> None:
         """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
         if self._base is not None and duration:
-            self._local.announced(self._base + server_time + duration)
+            self._local.announced(min(self._base + server_time, now()) + duration)
 
     def _drop_call(self) -> None:
         if self.call is not None:
