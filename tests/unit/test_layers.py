@@ -298,14 +298,23 @@ def test_what_is_public_is_documented(name: str) -> None:
         assert re.search(r"\bRaises?\b|\braised\b", doc), f"{name} raises, and does not say what"
 
 
-@pytest.mark.parametrize("name", ["AsyncLock", "Coordinator", "Backoff", "wait_until", "synchronized"])
+@pytest.mark.parametrize(
+    "name",
+    ["AsyncLock", "AsyncReentrantLock", "AsyncMultiLock", "Coordinator", "Backoff", "wait_until", "synchronized"],
+)
 @pytest.mark.parametrize("part", ["Raises:", ":: or Example:"])
 def test_what_takes_arguments_documents_errors_and_shows_an_example(name: str, part: str) -> None:
     doc = documentation(PUBLIC[name]) + (inspect.getmodule(getattr(redis_sync_aio, name)).__doc__ or "")
     assert "Raises:" in doc if part == "Raises:" else ("Example:" in doc or "::\n" in doc)
 
 
-@pytest.mark.parametrize("name", ["AsyncLock.acquire", "Lease.extend", "Lease.release", "Coordinator.close"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{lock}.acquire" for lock in ("AsyncLock", "AsyncReentrantLock", "AsyncMultiLock")),
+        *("Lease.extend", "Lease.release", "Coordinator.close"),
+    ],
+)
 def test_what_waits_says_what_a_cancellation_does(name: str) -> None:
     assert "On cancellation" in documentation(PUBLIC[name])
 
