@@ -142,9 +142,13 @@ class Ticket:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
         if self._abandoned:
             return
+        executed = self._queued  # perhaps: its answer may have been lost with the connection
         if self.call is not None:
+            executed |= self.call.attempts > 0
             self.call.drop()
             self.call = None
+        if executed and not self._request.reusable:
+            self._local.undo(self._token, self._member)
         self._again()
 
     def _again(self) -> None:
