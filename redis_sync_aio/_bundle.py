@@ -56,7 +56,14 @@ class Share(Lease):
         return self._bundle.loss()
 
     async def release(self) -> None:
-        """Give this share back; the server is asked when it is the last one. Idempotent. As `Lease.release`."""
+        """Give the lease back. Idempotent. What others still hold together with it stays held.
+
+        Raises:
+            LeaseLost: it was lost before; nothing that others hold by now was changed on the server.
+            Unreachable: no answer, after retries; what was held then ends with its ttl.
+
+        On cancellation the release goes on in the background: it is never torn in half.
+        """
         self.deadline = self._bundle.deadline()
         try:
             await super().release()
@@ -78,7 +85,7 @@ class Bundle:
     """The members are being released, or that failed: they are not renewed any more, so nobody may join."""
 
     def __init__(self, key: Hashable, members: tuple[Lease, ...]) -> None:
-        """Bundle ``members``, which are all held, and be found by ``key``."""
+        """Bundle ``members``, and be found by ``key``. One that is lost already is found by `enter`."""
         self.members = members
         self.shares: list[Share] = []
         self.loop = asyncio.get_running_loop()

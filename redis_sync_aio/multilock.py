@@ -262,7 +262,7 @@ class AsyncMultiLock:
                     left = None if ends is None else max(0.0, ends - now())
                     held.append(await self._locks[len(held)].acquire(timeout=left, ttl=ttl))
                 if len(held) == len(self._locks):
-                    if not any(lease.is_lost() for lease in held):
+                    if all(map(_valid, held)):
                         return held
                     _give_back(held)  # one was lost while we waited for the others; nobody relied on it yet
                     held = []
@@ -278,10 +278,15 @@ class AsyncMultiLock:
         request = replace(locks[0]._request(ttl, None, 0), timeout=limit)
         names = [lock._local() for lock in locks]
         found = await try_together(names, request)
-        taken = [name for name, lease in zip(names, found, strict=True) if lease is None]
-        first = found.index(None) if taken else len(found)
+        taken = [name for name, lease in zip(names, found, strict=True) if not _valid(lease)]
+        first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))
         _give_back(found[first:])
         return [lease for lease in found[:first] if lease is not None], taken
+
+
+def _valid(lease: Lease | None) -> bool:
+    """Whether it was granted, and was not lost while the others were still under way."""
+    return lease is not None and lease.remaining() > 0
 
 
 def _give_back(leases: Iterable[Lease | None]) -> None:

@@ -102,7 +102,7 @@ class AsyncReentrantLock:
         key = self._key(owner)
         bundle = Bundle.find(key)
         if bundle is None:
-            bundle = self._begun(key, await self._lock.acquire(timeout=timeout, ttl=ttl))
+            bundle = Bundle(key, (await self._lock.acquire(timeout=timeout, ttl=ttl),))
         elif ttl is not None:
             ttl_ms(ttl)
         return bundle.enter(Share)
@@ -118,7 +118,7 @@ class AsyncReentrantLock:
             lease = await self._lock.try_acquire(ttl=ttl)
             if lease is None:
                 return None
-            bundle = self._begun(key, lease)
+            bundle = Bundle(key, (lease,))
         elif ttl is not None:
             ttl_ms(ttl)
         return bundle.enter(Share)
@@ -221,8 +221,3 @@ class AsyncReentrantLock:
                 raise WrongContext(f"{self.name!r} is used outside a task: name an owner, acquire(owner=...)")
         # A task that forgets to release must not stay alive by that.
         return loop, self._client, self._lock._keys.name, ref(owner) if isinstance(owner, asyncio.Task) else owner
-
-    def _begun(self, key: Hashable, lease: Lease) -> Bundle:
-        if lease.is_lost():  # the grant arrived a turn of the loop ago; a loss since found no bundle
-            raise lease.loss()
-        return Bundle(key, (lease,))

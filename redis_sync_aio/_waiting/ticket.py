@@ -165,7 +165,10 @@ class Ticket:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
         if self.abandoned:
             return
+        executed = self._queued or (self.call is not None and self.call.attempts > 0)
         self._drop_call()
+        if executed and not self._request.reusable:  # perhaps: its answer may have been lost with the connection
+            self._local.undo(self._token, self._member, pending=True)
         self._again()
 
     def _again(self) -> None:

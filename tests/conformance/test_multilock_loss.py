@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,6 +22,7 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
+from redis_sync_aio._waiting.together import try_together
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
 
@@ -130,6 +132,35 @@ async def test_p6_one_is_lost_while_the_next_is_waited_for(
     assert lease.fences[names[0]] > early.fence
     lease.check()
     await lease.release()
+    assert await all_free(lock)
+
+
+@pytest.mark.parametrize("which", range(3))
+async def test_p6_one_is_lost_while_the_others_are_still_under_way(
+    sync: Coordinator, names: tuple[str, ...], which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as taken: a try gives up, a wait goes on, and what was granted is given back or kept in order."""
+    lock = AsyncMultiLock(sync, names)
+    losses = 0
+
+    async def lose_one(*arguments: Any) -> list[Lease | None]:
+        nonlocal losses
+        found = await try_together(*arguments)
+        lost = found[which] if which < len(found) and losses % 2 == 0 else None
+        losses += 1
+        if lost is not None:
+            lost.give_back()
+            lost.lose("taken")
+        return found
+
+    monkeypatch.setattr("redis_sync_aio.multilock.try_together", lose_one)
+    assert await lock.try_acquire() is None
+    await wait_until(lambda: all_free(lock), FAST, timeout=5)
+    losses = 0
+    async with lock.hold(timeout=5) as lease:
+        lease.check()
+        assert None not in await holders(lock)
+    assert losses >= 1
     assert await all_free(lock)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -106,6 +107,28 @@ async def test_p6_an_acquisition_does_not_count_on_a_dead_lease(sync: Coordinato
     outer, _ = await lost_in(lock, body)
     async with lock as fresh:
         assert fresh.fence > outer.fence
+        assert lock.depth() == 1
+
+
+async def test_p6_lost_in_the_very_turn_of_its_grant(
+    lock: AsyncReentrantLock, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is inside of what never began: the owner may try again at once."""
+    acquire = lock._lock.acquire
+
+    async def acquire_and_lose(**options: Any) -> Lease:
+        lease = await acquire(**options)
+        lease.lose("taken")
+        return lease
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock._lock, "acquire", acquire_and_lose)
+        with pytest.raises(LeaseLost) as caught:
+            await lock.acquire()
+    assert caught.value.reason == "taken"
+    assert lock.depth() == 0
+    await redis.delete(NAME)
+    async with lock.hold(timeout=5):
         assert lock.depth() == 1
 
 
