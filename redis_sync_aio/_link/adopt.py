@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 from weakref import WeakMethod
 
+import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -99,7 +100,7 @@ class Witness:
         self._place: _Place | None = None
         try:
             connection = pool.make_connection()
-        except Exception:
+        except (redis.exceptions.RedisError, TypeError, ValueError):
             return  # redis-py does not take its options; whoever tries to connect is told so
         to_tell = WeakMethod(closed)  # the pool must not keep its coordinator alive
 
