@@ -193,7 +193,7 @@ class Renewals:
     def release(self, lease: Lease) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         self._forget(lease)
-        if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
+        if lease.shared:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
                 if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
                     twin.lose("expired")
@@ -218,12 +218,12 @@ class Renewals:
                 return lease.loss()
             lease.doubtful |= isinstance(call.error, Unreachable) and call.attempts > 0
             return call.error
-        found = Released(call.reply)
+        found = call.reply  # a Released
         # An earlier copy of this very release may have been executed and its answer lost. Before our
         # deadline nobody but us can have ended the lease, so that copy did it (P4).
-        if found is Released.RELEASED or ((call.ambiguous or lease.doubtful) and call.sent < lease.deadline):
+        if found == Released.RELEASED or ((call.ambiguous or lease.doubtful) and call.sent < lease.deadline):
             return None
-        lease.lose("expired" if found is Released.GONE else "taken")
+        lease.lose("expired" if found == Released.GONE else "taken")
         return lease.loss()
 
 

@@ -142,6 +142,7 @@ class Lease:
         self.period = period  # seconds granted by the latest answer
         self.ttl_ms = terms.ttl_ms
         self.weight = terms.weight or 1
+        self.shared = terms.identity is not None  # others may use the same token
         self.auto_renew = terms.auto_renew
         self.renew_at = deadline - period * 2 / 3 if terms.auto_renew else deadline
         self.until = math.inf if terms.max_hold is None else deadline - period + terms.max_hold

@@ -134,11 +134,17 @@ class AsyncReadWriteLock:
         self._upgrade = _UpgradeSide(self._read, on_lost)
 
     def read(self) -> ReadSide:
-        """Return the readers' side: ``async with rw.read() as lease``, ``await rw.read().acquire(timeout=5)``, …"""
+        """Return the readers' side.
+
+        ``async with rw.read() as lease``, ``await rw.read().acquire(timeout=5)``, ``rw.read().hold(identity="x")`` …
+        """
         return self._read
 
     def write(self) -> WriteSide:
-        """Return the writers' side: ``async with rw.write() as lease``, ``await rw.write().try_acquire()``, …"""
+        """Return the writers' side.
+
+        ``async with rw.write() as lease``, ``await rw.write().try_acquire()``, ``rw.write().hold(timeout=5)`` …
+        """
         return self._write
 
     def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Hold:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from functools import partial
 
 import redis.exceptions
@@ -117,10 +118,10 @@ class PlainExecutor:
                 return
 
     async def _execute(self, call: Call) -> Reply:
-        try:
+        with suppress(redis.exceptions.NoScriptError):
             return await send_once(self._client, call.command())
-        except redis.exceptions.NoScriptError:
-            return await send_once(self._client, call.command(with_source=True))
+        # Not while that error is handled: it would be the context of a timeout here, and be taken for the answer.
+        return await send_once(self._client, call.command(with_source=True))
 
     def _failed(self, call: Call, error: Exception) -> None:
         error = _behind(error)

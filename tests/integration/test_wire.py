@@ -92,10 +92,12 @@ class Wired:
         """The same lock, as others see it who are not behind the proxy."""
         return AsyncLock(self.other, self.name, **options)
 
-    async def queued(self, number: int = 1) -> None:
-        """Wait until so many are in the queue."""
+    async def queued(self, number: int = 1, *, waiting: asyncio.Task[Lease] | None = None) -> None:
+        """Wait until so many are in the queue, or until ``waiting`` fails instead."""
 
         async def enough() -> bool:
+            if waiting is not None and waiting.done():
+                await waiting
             return (await self.elsewhere().statistics()).waiters >= number
 
         await wait_until(enough, SOON, timeout=5)
@@ -203,7 +205,7 @@ async def acquire_contended(w: Wired, arm: Arm) -> int:
     holder = await w.elsewhere().acquire()
     arm(ACQUIRE)
     waiting = asyncio.create_task(w.lock().acquire())
-    await w.queued()
+    await w.queued(waiting=waiting)
     await holder.release()
     lease = await waiting
     assert lease.fence > holder.fence
@@ -213,7 +215,7 @@ async def acquire_contended(w: Wired, arm: Arm) -> int:
 async def acquire_pushed(w: Wired, arm: Arm) -> int:
     holder = await w.elsewhere().acquire()
     waiting = asyncio.create_task(w.lock().acquire())
-    await w.queued()
+    await w.queued(waiting=waiting)
     arm(anything)
     await holder.release()
     lease = await waiting
@@ -230,7 +232,7 @@ async def release(w: Wired, arm: Arm) -> int:
 async def release_to_waiter(w: Wired, arm: Arm) -> int:
     lease = await w.lock().acquire()
     waiting = asyncio.create_task(w.elsewhere().acquire())
-    await w.queued()
+    await w.queued(waiting=waiting)
     arm(RELEASE)
     fence = await _let_go(w, lease)
     async with asyncio.timeout(1):

@@ -12,8 +12,8 @@ from redis_sync_aio import CommandRefused, Unreachable, wait_until
 from redis_sync_aio._clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, anything, arg
-from .test_wire import ACQUIRE, ANSWERS, FORCE, INSPECT, RELEASE, RENEW, SOON, Wired, wired
+from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, SWALLOW_REPLY, anything, arg
+from .test_wire import ACQUIRE, ANSWERS, FORCE, INSPECT, MODES, RELEASE, RENEW, SOON, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
 
@@ -230,6 +230,22 @@ async def test_clean_up_is_not_overtaken(server: EmbeddedServer, mode: str) -> N
         with suppress(TimeoutError):  # it gets there, or its connection is gone
             await asyncio.wait_for(w.proxy.until(lambda: w.proxy.commands["EVALSHA"] > passed), 0.2)
         await w.check_free(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_no_answer_to_the_script_itself(server: EmbeddedServer, mode: str) -> None:
+    """P4, C3, D3: the server does not know the script, takes its source, and is not heard: that is no refusal."""
+    async with wired(server, mode) as w:
+        w.proxy.on(ACQUIRE, ANSWERS["NOSCRIPT"])
+        unheard = w.proxy.on("EVAL", SWALLOW_REPLY)
+        lease = await w.lock().acquire()
+        assert unheard.acted == 1
+        await w.check_held(lease)
+        w.proxy.on(RELEASE, ANSWERS["NOSCRIPT"])
+        unheard = w.proxy.on("EVAL", SWALLOW_REPLY)
+        await lease.release()
+        assert unheard.acted == 1
+        await w.check_free(lease.fence)
 
 
 @pytest.mark.parametrize("code", ["LOADING", "READONLY"])

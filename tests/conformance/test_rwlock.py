@@ -1,0 +1,405 @@
+"""AsyncReadWriteLock: readers or one writer, phase-fair, leases, fences, upgrade and downgrade (P1-P8)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    WouldDeadlock,
+    wait_until,
+)
+
+from ..support.body import FAST, for_ever
+from ..support.sweep import Outcome, sweep
+
+NAME = "config"
+STATE = f"{{{NAME}}}:rw:state"
+PERMITS = f"{{{NAME}}}:rw"
+
+pytestmark = pytest.mark.parametrize("way", ["link", "polling"])
+
+
+@pytest.fixture
+def rw(sync: Coordinator) -> AsyncReadWriteLock:
+    """The lock under test."""
+    return AsyncReadWriteLock(sync, NAME)
+
+
+@pytest_asyncio.fixture
+async def other(redis: Redis) -> AsyncIterator[AsyncReadWriteLock]:
+    """The same lock, on a connection of somebody else."""
+    async with Coordinator(redis) as coordinator:
+        yield AsyncReadWriteLock(coordinator, NAME)
+
+
+async def queued(rw: AsyncReadWriteLock, number: int) -> None:
+    """Wait until so many wait."""
+
+    async def enough() -> bool:
+        return (await rw.statistics()).waiters >= number
+
+    await wait_until(enough, FAST, timeout=5)
+
+
+async def line_up(rw: AsyncReadWriteLock, *sides: str) -> list[asyncio.Task[Lease]]:
+    """Let readers and writers queue in this order."""
+    tasks: list[asyncio.Task[Lease]] = []
+    for side in sides:
+        before = (await rw.statistics()).waiters
+        tasks.append(asyncio.create_task((rw.read() if side == "read" else rw.write()).acquire(timeout=20)))
+        await queued(rw, before + 1)
+    return tasks
+
+
+async def check_free(rw: AsyncReadWriteLock) -> None:
+    """Nobody reads, writes or waits, and the next writer has it at once."""
+    lease = await rw.write().acquire(timeout=5)
+    await lease.release()
+    after = await rw.statistics()
+    assert (after.writer, after.readers, after.waiters) == (None, 0, 0), after
+    assert not await rw.locked()
+
+
+# -- exclusion and order -------------------------------------------------------------------------------------
+
+
+async def test_p1_readers_together_writers_alone(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> None:
+    """30 tasks on two connections: a writer never meets anybody, readers do meet each other; 0 lost updates."""
+    inside = {"read": 0, "write": 0}
+    most_readers = 0
+    value = 0
+    dice = random.Random(7)
+
+    async def read(lock: AsyncReadWriteLock) -> None:
+        nonlocal most_readers
+        async with lock.read() as lease:
+            inside["read"] += 1
+            most_readers = max(most_readers, inside["read"])
+            seen = value
+            assert inside["write"] == 0
+            await asyncio.sleep(0.001)
+            assert (inside["write"], value) == (0, seen)
+            inside["read"] -= 1
+            lease.check()
+
+    async def write(lock: AsyncReadWriteLock) -> None:
+        nonlocal value
+        async with lock.write():
+            inside["write"] += 1
+            assert inside == {"read": 0, "write": 1}
+            seen = value
+            await asyncio.sleep(0.001)
+            value = seen + 1
+            assert inside == {"read": 0, "write": 1}
+            inside["write"] -= 1
+
+    async def work(lock: AsyncReadWriteLock) -> int:
+        written = 0
+        for _ in range(6):
+            if dice.random() < 0.25:
+                await write(lock)
+                written += 1
+            else:
+                await read(lock)
+        return written
+
+    written = await asyncio.gather(*(work(lock) for lock in (rw, other) for _ in range(15)))
+    assert value == sum(written)
+    assert most_readers > 2
+    await check_free(rw)
+
+
+async def test_p2_phases(rw: AsyncReadWriteLock) -> None:
+    """A waiting writer is not passed by later readers; readers in a row get in by one release."""
+    first = await rw.read().acquire()
+    tasks = await line_up(rw, "write", "read", "read", "write", "read")
+    assert await rw.read().try_acquire() is None  # nobody barges
+    assert [side for side, _ in (await rw.statistics()).waiting] == ["write", "read", "read", "write", "read"]
+    await first.release()
+    writer = await tasks[0]
+    assert not any(task.done() for task in tasks[1:])
+    await writer.release()
+    readers = [await tasks[1], await tasks[2]]
+    assert (await rw.statistics()).readers == 2
+    assert not tasks[3].done()
+    for reader in readers:
+        await reader.release()
+    await (await tasks[3]).release()
+    await (await tasks[4]).release()
+    await check_free(rw)
+
+
+async def test_p2_a_writer_that_gives_up_lets_the_readers_behind_it_in(rw: AsyncReadWriteLock) -> None:
+    """P5: they would have fitted all along."""
+    first = await rw.read().acquire()
+    writer, reader = await line_up(rw, "write", "read")
+    writer.cancel()
+    second = await asyncio.wait_for(reader, 5)
+    assert (await rw.statistics()).readers == 2
+    await first.release()
+    await second.release()
+    await check_free(rw)
+
+
+async def test_p8_fences(rw: AsyncReadWriteLock, redis: Redis) -> None:
+    """Writers' fences rise; a reader has that of the last writer; losing everything on the server changes nothing."""
+    one = await rw.read().acquire()
+    two = await rw.read().acquire()
+    assert one.fence == two.fence
+    await one.release()
+    await two.release()
+    async with rw.write() as writer:
+        assert writer.fence > one.fence
+    async with rw.read() as reader:
+        assert reader.fence == writer.fence
+    await redis.flushall()
+    async with rw.read() as reader:
+        assert reader.fence > writer.fence
+    async with rw.write() as later:
+        assert later.fence > reader.fence
+
+
+async def test_a_crashed_reader_costs_the_rest_of_its_lease(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
+    """P3: a writer gets it when the lease of a reader that does not renew is over, and not before."""
+    reader = await AsyncReadWriteLock(sync, NAME, ttl=0.3, auto_renew=False).read().acquire()
+    begin = asyncio.get_running_loop().time()
+    writer = await asyncio.wait_for(rw.write().acquire(), 5)
+    assert reader.lost.is_set()
+    assert asyncio.get_running_loop().time() - begin < 0.3 + 0.2
+    await writer.release()
+    await check_free(rw)
+
+
+async def test_names_do_not_meet(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
+    """A lock, a semaphore and a read/write lock of one name have nothing to do with each other."""
+    async with AsyncLock(sync, NAME), AsyncSemaphore(sync, NAME, limit=1), rw.write():
+        assert await rw.locked()
+    await check_free(rw)
+
+
+async def test_every_key_ends_by_itself(rw: AsyncReadWriteLock, redis: Redis) -> None:
+    async with rw.read():
+        (writer,) = await line_up(rw, "write")
+        keys = await redis.keys()
+        assert set(keys) >= {PERMITS.encode(), STATE.encode(), f"{PERMITS}:queue".encode()}
+        for key in keys:
+            assert 30_000 < await redis.pttl(key) <= 3_600_000, key
+    await (await writer).release()
+
+
+# -- upgrade and downgrade -----------------------------------------------------------------------------------
+
+
+async def test_upgrade(rw: AsyncReadWriteLock) -> None:
+    """The reader waits for the others only, ahead of writers and readers in the queue, and reads on afterwards."""
+    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
+    waiting = await line_up(rw, "write", "read")
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def change() -> int:
+        async with rw.upgrade(mine, timeout=20) as writer:
+            entered.set()
+            await leave.wait()
+            return writer.fence
+
+    changing = asyncio.create_task(change())
+    await queued(rw, 3)
+    assert not entered.is_set()
+    await theirs.release()
+    await asyncio.wait_for(entered.wait(), 5)
+    found = await rw.statistics()
+    assert (found.writer, found.readers, found.waiters) == (mine.token, 0, 2)
+    leave.set()
+    fence = await changing
+    assert fence > mine.fence
+    found = await rw.statistics()
+    assert (found.writer, found.readers, found.waiters) == (None, 1, 2)
+    mine.check()
+    await mine.release()
+    writer = await waiting[0]
+    assert writer.fence > fence
+    await writer.release()
+    await (await waiting[1]).release()
+    await check_free(rw)
+
+
+async def test_an_upgrade_never_shortens_the_lease(rw: AsyncReadWriteLock, redis: Redis) -> None:
+    """P6: the writer's claim may be short, the reader believes in its own deadline."""
+    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
+
+    async def change() -> None:
+        async with rw.upgrade(mine):
+            pass
+
+    changing = asyncio.create_task(change())
+    await queued(rw, 1)
+    await theirs.release()
+    await changing
+    server = await redis.time()
+    over = await redis.zscore(PERMITS, mine.token)
+    assert over is not None
+    assert over / 1e6 - (server[0] + server[1] / 1e6) > mine.remaining() - 0.05 > 29
+    await mine.release()
+
+
+async def test_two_upgrades_would_wait_for_each_other(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> None:
+    """The second is told at once; when it releases, the first goes on. No upgrade of the same lease twice."""
+    one, two = await rw.read().acquire(), await other.read().acquire()
+    upgrading = asyncio.create_task(rw.upgrade(one).__aenter__())
+    await queued(rw, 1)
+    with pytest.raises(WouldDeadlock, match="another reader"):
+        async with other.upgrade(two):
+            raise AssertionError
+    with pytest.raises(WouldDeadlock, match="being upgraded already"):
+        async with rw.upgrade(one):
+            raise AssertionError
+    two.check()
+    await two.release()
+    writer = await asyncio.wait_for(upgrading, 5)
+    await writer.release()
+    await one.release()
+    await check_free(rw)
+
+
+async def test_an_upgrade_that_ends_early_reads_on(rw: AsyncReadWriteLock) -> None:
+    """P5: timed out, not waiting, or cancelled: the reader's lease is as it was, later readers get in again."""
+    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
+    for timeout in (0, 0.05):
+        with pytest.raises(AcquireTimeout):
+            async with rw.upgrade(mine, timeout=timeout):
+                raise AssertionError
+    task = asyncio.create_task(rw.upgrade(mine).__aenter__())
+    await queued(rw, 1)
+    (reader,) = await line_up(rw, "read")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    third = await asyncio.wait_for(reader, 5)
+    assert (await rw.statistics()).readers == 3
+    for lease in (mine, theirs, third):
+        lease.check()
+        await lease.release()
+    await check_free(rw)
+
+
+async def test_upgrading_what_is_no_readers_lease(rw: AsyncReadWriteLock, sync: Coordinator) -> None:
+    """Refused at once, in words."""
+    async with rw.write() as writer:
+        with pytest.raises(NotHeld, match="not a reader's lease"):
+            await rw.upgrade(writer).__aenter__()
+    async with AsyncReadWriteLock(sync, "another").read() as reader:
+        with pytest.raises(NotHeld, match="not a reader's lease"):
+            await rw.upgrade(reader).__aenter__()
+        with pytest.raises(NotHeld, match="not a writer's lease"):
+            await rw.downgrade(reader)
+    with pytest.raises(NotHeld, match="released"):
+        await rw.upgrade(reader).__aenter__()
+
+
+async def test_downgrade(rw: AsyncReadWriteLock) -> None:
+    """No gap: a writer at the head stays out, readers at the head get in."""
+    lease = await rw.write().acquire()
+    waiting = await line_up(rw, "read", "write")
+    await rw.downgrade(lease)
+    reader = await asyncio.wait_for(waiting[0], 5)
+    found = await rw.statistics()
+    assert (found.writer, found.readers, found.waiters) == (None, 2, 1)
+    assert reader.fence == lease.fence
+    await lease.extend(20)
+    await lease.release()
+    await reader.release()
+    await (await waiting[1]).release()
+    await check_free(rw)
+
+
+async def test_loss_of_an_upgraded_lease(rw: AsyncReadWriteLock, redis: Redis) -> None:
+    """P6: reader and writer are one permit: when it is gone, both are, and the bodies are cancelled."""
+    rw = AsyncReadWriteLock(rw.read()._source, NAME, ttl=0.2)
+
+    async def body() -> None:
+        async with rw.read() as reader, rw.upgrade(reader):
+            await redis.flushall()
+            await for_ever()
+
+    with pytest.raises(LeaseLost) as caught:
+        await body()
+    assert caught.value.reason == "expired"
+    await check_free(rw)
+
+
+async def test_identities(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> None:
+    """The same identity again is the same reader; on the other side it would wait for itself."""
+    one = await rw.read().acquire(identity="worker-7")
+    again = await other.read().acquire(identity="worker-7")
+    assert (one.token, one.fence) == (again.token, again.fence)
+    assert (await rw.statistics()).readers == 1
+    with pytest.raises(WouldDeadlock, match="for reading"):
+        await rw.write().acquire(identity="worker-7")
+    with pytest.raises(NotHeld):
+        await rw.read().release(identity="worker-8")
+    await other.read().release(identity="worker-7")
+    assert not await rw.locked()
+    with pytest.raises(LeaseLost):
+        await one.release()
+
+
+# -- cancellation --------------------------------------------------------------------------------------------
+
+
+async def read_and_write(rw: AsyncReadWriteLock) -> None:
+    async with rw.read():
+        pass
+    async with rw.write():
+        pass
+
+
+async def upgrade_and_read(rw: AsyncReadWriteLock) -> None:
+    async with rw.read() as reader, rw.upgrade(reader) as writer:
+        writer.check()
+
+
+async def write_and_downgrade(rw: AsyncReadWriteLock) -> None:
+    async with rw.write() as writer:
+        await rw.downgrade(writer)
+
+
+async def write_behind_readers(rw: AsyncReadWriteLock) -> None:
+    async def write() -> None:
+        async with rw.write():
+            pass
+
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as readers:
+        for _ in range(3):
+            await readers.enter_async_context(rw.read())
+        group.create_task(write())
+        await queued(rw, 1)
+
+
+Operation = Callable[[AsyncReadWriteLock], Coroutine[Any, Any, None]]
+
+
+@pytest.mark.parametrize("operation", [read_and_write, upgrade_and_read, write_and_downgrade, write_behind_readers])
+async def test_p5_sweep(rw: AsyncReadWriteLock, operation: Operation) -> None:
+    """Cancelled at every suspension point, in three ways, once and twice: nothing stays behind."""
+
+    async def check(_: Outcome[None]) -> None:
+        await check_free(rw)
+
+    for twice in (False, True):
+        await sweep(lambda: operation(rw), check, twice=twice)

@@ -1,0 +1,161 @@
+"""The scripts that make a reader the writer and a writer a reader, on a real server; each is run twice (P4)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import pytest
+
+from redis_sync_aio._engine.lua import WHOLE, ticket_member
+from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._scripts import load
+
+Client: TypeAlias = Any
+"""A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
+
+KEYS = permit_keys(b"s", "rw")
+PERMITS, STATE, QUEUE, POLLS = KEYS.all
+TTL = 30_000
+BUSY, QUEUED, OWN, DEADLOCK, GONE = 0, 2, 3, 7, 8
+
+
+async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[Any, Any]:
+    """Run a script twice; the second run must change nothing on the server."""
+
+    async def run() -> Any:
+        return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)
+
+    async def state() -> Any:
+        return (
+            sorted(await redis.zrange(PERMITS, 0, -1)),
+            await redis.hgetall(STATE),
+            await redis.zrange(QUEUE, 0, -1, withscores=True),
+        )
+
+    first = await run()
+    before = await state()
+    second = await run()
+    assert await state() == before
+    return first, second
+
+
+async def read(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
+    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, 0, 1, WHOLE))[0]
+
+
+async def write(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
+    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, 0, WHOLE, WHOLE))[0]
+
+
+async def upgrade(redis: Client, token: bytes, ticket: bytes = b"") -> tuple[Any, Any]:
+    return await twice(redis, "upgrade_acquire", token, TTL, ticket, 60_000 if ticket else 0)
+
+
+async def downgrade(redis: Client, token: bytes, ticket: bytes = b"") -> tuple[Any, Any]:
+    return await twice(redis, "upgrade_release", token, ticket, 0)
+
+
+async def weights(redis: Client) -> dict[bytes, int]:
+    state = await redis.hgetall(STATE)
+    assert int(state[b"used"]) == sum(int(value.split()[0]) for key, value in state.items() if key.startswith(b"="))
+    return {key[1:]: int(value.split()[0]) for key, value in state.items() if key.startswith(b"=")}
+
+
+def polled(token: bytes, weight: int = WHOLE) -> bytes:
+    return ticket_member(b"", 1, TTL, token, weight)
+
+
+async def test_p1_p8_a_lone_reader_becomes_the_writer(redis: Client) -> None:
+    """With a new fence; nobody gets in; told again it is the writer already."""
+    old = await read(redis, b"a")
+    fence, again = await upgrade(redis, b"a")
+    assert fence > old
+    assert (again[0], again[1]) == (OWN, fence)
+    assert 0 < again[2] <= TTL
+    assert await weights(redis) == {b"a": WHOLE}
+    assert (await read(redis, b"b"))[0] == BUSY
+    assert await downgrade(redis, b"a") == (1, 1)
+    assert await weights(redis) == {b"a": 1}
+    assert await read(redis, b"b") == fence
+
+
+async def test_p2_it_waits_for_other_readers_ahead_of_everybody(redis: Client) -> None:
+    await read(redis, b"a")
+    await read(redis, b"b")
+    assert (await write(redis, b"w", polled(b"w")))[0] == QUEUED
+    assert (await upgrade(redis, b"a"))[0][0] == BUSY  # without a ticket it does not wait
+    first, second = await upgrade(redis, b"a", polled(b"a"))
+    assert (first[0], second[0]) == (QUEUED, QUEUED)
+    assert await redis.zrange(QUEUE, 0, -1) == [polled(b"a"), polled(b"w")]
+    assert (await read(redis, b"c"))[0] == BUSY
+    assert await twice(redis, "permits_release", b"b", b"", 0) == (1, 0)
+    fence, again = await upgrade(redis, b"a", polled(b"a"))
+    assert (again[0], again[1]) == (OWN, fence)
+    assert await redis.zrange(QUEUE, 0, -1) == [polled(b"w")]
+
+
+async def test_a_second_one_is_told_at_once(redis: Client) -> None:
+    await read(redis, b"a")
+    await read(redis, b"b")
+    await upgrade(redis, b"a", polled(b"a"))
+    assert [answer[0] for answer in await upgrade(redis, b"b", polled(b"b"))] == [DEADLOCK, DEADLOCK]
+    assert await redis.zcard(QUEUE) == 1
+    assert await weights(redis) == {b"a": 1, b"b": 1}
+
+
+async def test_a_dead_one_is_passed(redis: Client) -> None:
+    """P2: nobody listens at its inbox."""
+    await read(redis, b"a")
+    await read(redis, b"b")
+    dead = ticket_member(b"rsa:nobody", 1, TTL, b"a", WHOLE)
+    await redis.zadd(QUEUE, {dead: -1})
+    assert (await upgrade(redis, b"b", polled(b"b")))[0][0] == QUEUED
+    assert await redis.zrange(QUEUE, 0, -1) == [polled(b"b")]
+
+
+@pytest.mark.parametrize("token", [b"nobody", b""])
+async def test_who_does_not_read_is_told_so(redis: Client, token: bytes) -> None:
+    await read(redis, b"a")
+    assert [answer[0] for answer in await upgrade(redis, token, polled(token))] == [GONE, GONE]
+    assert await downgrade(redis, token) == (0, 0)
+    assert await weights(redis) == {b"a": 1}
+    assert await redis.zcard(QUEUE) == 0
+
+
+async def test_p1_a_reader_that_is_gone_does_not_become_the_writer(redis: Client) -> None:
+    """Its ticket goes as well, and those behind it get in."""
+    inbox = redis.pubsub()
+    await inbox.subscribe("rsa:alive")
+    await inbox.get_message(timeout=5)
+    await read(redis, b"a")
+    await read(redis, b"b")
+    ticket = ticket_member(b"rsa:alive", 7, TTL, b"a", WHOLE)
+    assert (await upgrade(redis, b"a", ticket))[0][0] == QUEUED
+    assert (
+        await redis.eval(load("permits_acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 0, 1, WHOLE)
+    )[0] == QUEUED
+    assert await twice(redis, "permits_release", b"a", b"", 0) == (1, 0)
+    messages = []
+    while (message := await inbox.get_message(timeout=0.2)) is not None:
+        messages.append(message["data"].split()[:2])
+    assert messages[-1] == [b"7", b"-1"]  # it is to ask why
+    assert await redis.zrange(QUEUE, 0, -1) == [polled(b"c", 1)]
+    await inbox.aclose()
+
+
+async def test_a_withdrawn_ticket_lets_readers_in(redis: Client) -> None:
+    """P5: the upgrade was cancelled; the reader reads on."""
+    await read(redis, b"a")
+    await read(redis, b"b")
+    await upgrade(redis, b"a", polled(b"a"))
+    assert (await read(redis, b"c"))[0] == BUSY
+    assert await downgrade(redis, b"a", polled(b"a")) == (1, 1)
+    assert isinstance(await read(redis, b"c"), int)
+    assert await weights(redis) == {b"a": 1, b"b": 1, b"c": 1}
+
+
+async def test_p6_an_upgrade_never_shortens(redis: Client) -> None:
+    await read(redis, b"a")
+    until = await redis.zscore(PERMITS, b"a")
+    await redis.eval(load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0)
+    assert await redis.zscore(PERMITS, b"a") == until

@@ -1,0 +1,33 @@
+"""D9, D10, D15, D16: an error answer means the same whichever server words it, and whoever has read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from redis_sync_aio import CommandRefused, OutOfMemory, PermissionRefused, WrongKeyType
+from redis_sync_aio._link.call import error_code, refusal
+
+SCRIPT = "Error running script (call to f_ec10): @user_script:6:"
+WRONG = "Operation against a key holding the wrong kind of value"
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "kind"),
+    [
+        (f"WRONGTYPE {WRONG} script: ec10, on @user_script:6.", "WRONGTYPE", WrongKeyType),
+        (f"ERR {SCRIPT} WRONGTYPE {WRONG}", "WRONGTYPE", WrongKeyType),  # Redis 6.2
+        (f"{SCRIPT} WRONGTYPE {WRONG}", "WRONGTYPE", WrongKeyType),  # Redis 6.2, read by redis-py
+        (f"ERR {SCRIPT} -OOM command not allowed when used memory > 'maxmemory'.", "OOM", OutOfMemory),
+        (f"{SCRIPT} -OOM command not allowed when used memory > 'maxmemory'.", "OOM", OutOfMemory),
+        (f"{SCRIPT} -READONLY You can't write against a read only replica.", "READONLY", CommandRefused),
+        (f"{SCRIPT} -MISCONF Redis is configured to save RDB snapshots", "MISCONF", CommandRefused),
+        ("ERR The user executing the script can't run this command", "NOPERM", PermissionRefused),
+        ("ERR unknown command 'EVALSHA'", "ERR", CommandRefused),
+    ],
+)
+def test_error_answers(message: str, code: str, kind: type[CommandRefused]) -> None:
+    assert error_code(message) == code
+    error = refusal(b"name", message)
+    assert type(error) is kind
+    assert error.code == code
+    assert "name" in str(error)
