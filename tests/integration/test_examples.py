@@ -41,6 +41,8 @@ def load(name: str) -> ModuleType:
 fastapi_service = load("fastapi_service")
 aiohttp_service = load("aiohttp_service")
 workers = load("workers")
+rate_gate = load("rate_gate")
+config_readers = load("config_readers")
 transfer = load("transfer")
 
 
@@ -415,6 +417,44 @@ async def test_workers_refuse_a_change_under_an_older_fence(redis: Redis, rival:
     assert await redis.get("done") == "2"
 
 
+async def test_rate_gate_keeps_the_limit_over_processes() -> None:
+    code, output = await run("-W", "error", "examples/rate_gate.py")
+    assert code == 0, output
+    assert output == "240 calls answered, 0 refused; at most 4 of 4 slots in use at a time\n"
+
+
+async def test_rate_gate_without_the_gate_calls_would_be_refused() -> None:
+    async with rate_gate.Api() as api, httpx.AsyncClient(base_url=api.url) as client:
+        answers = await asyncio.gather(*(client.get("/now") for _ in range(8)), client.get("/export"))
+    assert api.refused > 0
+    assert [answer.status_code for answer in answers].count(429) == api.refused
+    assert api.peak == 4
+
+
+async def test_config_readers_see_whole_releases() -> None:
+    code, output = await run("-W", "error", "examples/config_readers.py")
+    assert code == 0, output
+    first, second = output.splitlines()
+    assert first == "release 12 reached, 8 times by an upgrade"
+    assert second.endswith("reads were whole, 0 were torn")
+
+
+async def test_config_readers_without_the_lock_would_see_half_of_a_change(redis: Redis, rival: Coordinator) -> None:
+    config = config_readers.Config(redis, rival)
+    async with config._lock.write() as lease:
+        torn, release = False, 0
+        async with asyncio.timeout(20):
+            while not torn:
+                release += 1
+                storing = asyncio.create_task(config._store(release, lease))
+                while not storing.done():
+                    torn |= len(set(await config._load())) > 1
+                await storing
+    async with config._lock.write() as later:
+        await config._store(1000, later)
+        with pytest.raises(config_readers.LeaseLost):
+            await config._store(1001, lease)
+    assert await config.read() == [1000] * 3
 # -- transfers ---------------------------------------------------------------------------------------------
 
 
