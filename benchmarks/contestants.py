@@ -1,90 +1,28 @@
-"""Who takes part: one small adapter per library, so that all run the same code.
-
-A `Grip` is a lock in one task's hand: ``lease = await grip.acquire()``, ``await grip.release(lease)``. Where a
-library has such methods they are used as they are, without another coroutine around them.
-"""
+"""Who takes part."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, cast
 
 import redis
-from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisPyLock
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease
 
+from .contestant import CONNECTIONS, Contestant, Grip, OnClient
 from .raw import MultiplexedConnection, RawConnection, RawLock, RawProtocol
+from .semaphore_peers import AsyncRedisRateLimiters, PyRedisSemaphore, SelfLimiters, SortedSet, Steindamm
 from .server_stats import Sends
-
-Kind: TypeAlias = Literal["ours", "peer", "raw", "in-process", "hop", "broken"]
-CONNECTIONS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Grip:
-    """A lock in one task's hand."""
-
-    acquire: Callable[[], Awaitable[Any]]
-    release: Callable[[Any], Awaitable[Any]]
-
-
-class Contestant:
-    """One library in one process. Leases last ``ttl`` seconds; ``renew``: and are renewed, where it can do so."""
-
-    name: ClassVar[str]
-    about: ClassVar[str]
-    kind: ClassVar[Kind] = "peer"
-    module: ClassVar[str | None] = None
-    """What has to be installed."""
-    threads: ClassVar[bool] = False
-    """It blocks: each task runs in a thread, in an event loop of its own (see workers.run_tasks)."""
-    sends: ClassVar[Sends] = Sends(("set", "evalsha"), {})
-
-    def __init__(self, url: str, ttl: float = 30.0, renew: bool = False) -> None:
-        self.url, self.ttl, self.renew = url, ttl, renew
-
-    async def open(self) -> None:
-        """Connect, or be ready to."""
-
-    async def close(self) -> None:
-        """Close all connections."""
-
-    def grip(self, key: str) -> Grip:
-        """Return the lock ``key`` for one task."""
-        raise NotImplementedError
-
-    def holder_key(self, key: str) -> str:
-        """Return the key on the server that exists as long as ``key`` is held."""
-        return key
-
-    @classmethod
-    def installed(cls) -> bool:
-        """Return whether it can take part."""
-        return cls.module is None or find_spec(cls.module) is not None
-
-
-class OnClient(Contestant):
-    """A contestant that uses a redis.asyncio client."""
-
-    client: Redis
-
-    async def open(self) -> None:
-        self.client = Redis.from_url(self.url, max_connections=CONNECTIONS)
-
-    async def close(self) -> None:
-        await self.client.aclose()
 
 
 class Ours(OnClient):
     name = "ours"
-    about = "redis_sync_aio.AsyncLock, one Coordinator per process"
+    about = "redis_sync_aio: AsyncLock, AsyncSemaphore, AsyncReadWriteLock; one Coordinator per process"
     kind = "ours"
+    plays = frozenset({"locks", "semaphores", "own semaphores", "readers and writers"})
     sends = Sends(("evalsha", "eval", "ping"), {})
 
     async def open(self) -> None:
@@ -98,14 +36,36 @@ class Ours(OnClient):
     def grip(self, key: str) -> Grip:
         return Grip(AsyncLock(self._coordinator, key, ttl=self.ttl).acquire, Lease.release)
 
+    def permit(self, key: str, limit: int) -> Grip:
+        return Grip(AsyncSemaphore(self._coordinator, key, limit=limit, ttl=self.ttl).acquire, Lease.release)
+
+    def side(self, key: str, write: bool) -> Grip:
+        both = AsyncReadWriteLock(self._coordinator, key, ttl=self.ttl)
+        return Grip((both.write() if write else both.read()).acquire, Lease.release)
+
+
+class OursAsLock(Ours):
+    """Where a read/write lock is asked for, the plain lock: what readers gain by not excluding each other."""
+
+    name = "ours-lock"
+    about = "redis_sync_aio.AsyncLock in place of a read/write lock"
+    plays = frozenset({"readers and writers"})
+
+    def side(self, key: str, write: bool) -> Grip:
+        return self.grip(key)
+
 
 class RedisPy(OnClient):
     name = "redis-py"
     about = "redis.asyncio.lock.Lock, sleep=0.1; it does not renew"
+    plays = frozenset({"locks", "own semaphores"})
 
     def grip(self, key: str) -> Grip:
         lock = RedisPyLock(self.client, key, timeout=self.ttl, sleep=0.1)
         return Grip(lock.acquire, lambda _: lock.release())
+
+    def permit(self, key: str, limit: int) -> Grip:
+        return self.grip(key)  # it has no semaphore: its lock, to compare pairs without competition
 
 
 class _FifoLock(Protocol):
@@ -235,6 +195,7 @@ class NoLock(Contestant):
     name = "no-lock"
     about = "excludes nobody"
     kind = "broken"
+    plays = frozenset({"locks", "semaphores", "own semaphores", "readers and writers"})
 
     def grip(self, key: str) -> Grip:
         async def nothing(*_: object) -> None:
@@ -242,8 +203,15 @@ class NoLock(Contestant):
 
         return Grip(nothing, nothing)
 
+    def permit(self, key: str, limit: int) -> Grip:
+        return self.grip(key)
+
+    def side(self, key: str, write: bool) -> Grip:
+        return self.grip(key)
+
 
 ALL: tuple[type[Contestant], ...] = (
-    Ours, RedisPy, FifoLock, PythonRedisLock, RawClient, RawOneConnection, RawOneProtocol, AsyncioLock, Hop, NoLock
+    Ours, OursAsLock, RedisPy, FifoLock, PythonRedisLock, RawClient, RawOneConnection, RawOneProtocol, AsyncioLock, Hop,
+    SelfLimiters, AsyncRedisRateLimiters, PyRedisSemaphore, Steindamm, SortedSet, NoLock,
 )  # fmt: skip
 BY_NAME = {contestant.name: contestant for contestant in ALL}

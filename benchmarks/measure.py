@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,6 +53,32 @@ def overlaps(tasks: Iterable[Iterable[Hold]]) -> list[str]:
     if total > SHOWN:
         found.append(f"… {total} overlaps in all")
     return found
+
+
+def peak(tasks: Iterable[Iterable[Hold]]) -> int:
+    """Return the greatest number of holds at one moment. It never exceeds the true number, see `overlaps`."""
+    steps = sorted(step for task in tasks for _, got, released in task for step in ((got, 1), (released, -1)))
+    inside = most = 0
+    for _, step in steps:  # a release comes before a grant at the same nanosecond
+        inside += step
+        most = max(most, inside)
+    return most
+
+
+def torn(readers: Iterable[Iterable[Hold]], writers: Iterable[Iterable[Hold]]) -> list[str]:
+    """Return what is wrong with the holds of a read/write lock: a writer has to be alone, readers need not."""
+    written = [list(task) for task in writers]
+    found = overlaps(written)
+    spans = sorted((got, released) for task in written for _, got, released in task)
+    starts = [got for got, _ in spans]
+    met = 0
+    for task in readers:
+        for _, got, released in task:
+            near = bisect_right(starts, got)
+            before = near > 0 and spans[near - 1][1] > got
+            after = near < len(spans) and spans[near][0] < released
+            met += before or after
+    return [*found, *([f"{met} times a reader and a writer were in together"] if met else [])]
 
 
 def miscounted(counter: int, grants: int) -> list[str]:

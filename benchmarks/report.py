@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from .contestants import BY_NAME
-from .measure import middle
 from .runner import Column, Outcome
 from .targets import OURS, Verdict
 
@@ -105,11 +104,15 @@ def document(outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Ma
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
+    greatest = {column.key for column in outcome.scenario.columns if column.most}
     return {
         "title": outcome.scenario.title,
         "figures": {
             name: {
-                key: {"median": _finite(middle(values)), "rounds": [_finite(value) for value in values]}
+                key: {
+                    "greatest" if key in greatest else "median": _finite(outcome.figure(name, key) or 0),
+                    "rounds": [_finite(value) for value in values],
+                }
                 for key, values in figures.items()
             }
             for name, figures in outcome.figures.items()

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .contestants import BY_NAME, Contestant, Kind
+from .contestant import Contestant, Game, Kind
+from .contestants import BY_NAME
 from .measure import middle
 from .server_stats import Cost, ServerStats
 from .workers import Job, Pool, Worker, WorkerFailed
@@ -25,7 +26,8 @@ class Scale:
     """How much of everything; times in seconds.
 
     Attributes:
-        pairs: measured time of S1 and S2; contest: of S3; alternate: of the hand-over; idle: of S4.
+        pairs: measured time of S1 and S2; contest: of S3; share: of S5 and of readers and writers; alternate: of the
+            hand-over; idle: of S4.
         warm_up: unmeasured time before those that need it.
         crash_keys, crash_limit: locks per killed process, and how long to wait for the next grant.
     """
@@ -33,6 +35,7 @@ class Scale:
     rounds: int
     pairs: float
     contest: float
+    share: float
     alternate: float
     idle: float
     waiters: int
@@ -41,9 +44,9 @@ class Scale:
     crash_limit: float
 
 
-QUICK = Scale(3, 0.4, 0.7, 0.7, 1.0, 100, 500, 5, 2.0)
-FULL = Scale(5, 1.0, 2.0, 2.0, 2.0, 100, 500, 5, 4.0)
-SMOKE = Scale(1, 0.1, 0.2, 0.2, 0.2, 10, 40, 2, 1.5)
+QUICK = Scale(3, 0.3, 0.7, 0.4, 0.7, 0.6, 100, 500, 5, 2.0)
+FULL = Scale(5, 1.0, 2.0, 1.5, 2.0, 2.0, 100, 500, 5, 4.0)
+SMOKE = Scale(1, 0.1, 0.2, 0.2, 0.2, 0.2, 10, 40, 2, 1.5)
 
 
 @dataclass(slots=True)
@@ -90,11 +93,12 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure as it is shown."""
+    """A figure as it is shown: the median of the rounds, or with ``most`` the greatest of them."""
 
     key: str
     title: str
     digits: int = 0
+    most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Scenario:
         refuses: those that can not, and why.
         proof: whether ``play`` would notice a lock that excludes nobody; if not, that is checked beforehand.
         chart: the column to plot.
+        game: what it is played with; a contestant says what it plays.
     """
 
     key: str
@@ -116,6 +121,7 @@ class Scenario:
     kinds: tuple[Kind, ...] = ("ours", "peer", "broken")
     refuses: Mapping[str, str] = field(default_factory=dict)
     proof: bool = True
+    game: Game = "locks"
 
 
 Figures: TypeAlias = dict[str, list[float]]
@@ -139,11 +145,19 @@ class Outcome:
         self.violations += [f"{self.scenario.key}, {name}: {text}" for text in played.violations]
 
     def figure(self, name: str, key: str) -> float | None:
-        """Return the median over the rounds; None when it has none."""
+        """Return the median over the rounds, or the greatest if the column says so; None when there is none."""
         values = self.figures.get(name, {}).get(key)
-        return middle(values) if values else None
+        if not values:
+            return None
+        return (
+            max(values) if any(column.most for column in self.scenario.columns if column.key == key) else middle(values)
+        )
 
 
+PACKAGES = (
+    "redis", "hiredis", "redis-fifo-lock", "python-redis-lock", "self-limiters", "async-redis-rate-limiters",
+    "py-redis-semaphore", "steindamm",
+)  # fmt: skip
 Progress: TypeAlias = Callable[[str], None]
 
 
@@ -168,7 +182,7 @@ def run_scenario(bench: Bench, scenario: Scenario, names: Sequence[str], progres
 def _entered(scenario: Scenario, names: Sequence[str], outcome: Outcome) -> Iterator[type[Contestant]]:
     for name in names:
         contestant = BY_NAME[name]
-        if contestant.kind not in scenario.kinds:
+        if contestant.kind not in scenario.kinds or scenario.game not in contestant.plays:
             continue
         if not contestant.installed():
             outcome.skipped[name] = "not installed"
@@ -227,7 +241,7 @@ def benchmark(
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    for package in ("redis", "hiredis", "redis-fifo-lock", "python-redis-lock"):
+    for package in PACKAGES:
         try:
             yield package, version(package)
         except PackageNotFoundError:

@@ -64,6 +64,12 @@ class ServerStats:
         cpu = float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
         return Look(calls, int(info["total_reads_processed"]), cpu)
 
+    def script_time(self) -> tuple[int, float]:
+        """Return how many scripts were run by EVALSHA, and in how many microseconds of the server's time."""
+        stats: dict[str, Any] = self.client.info("commandstats")
+        own = stats.get("cmdstat_evalsha", {"calls": 0, "usec": 0})
+        return int(own["calls"]), float(own["usec"])
+
     def connections(self) -> int:
         """Return how many clients are connected, this one included."""
         info: dict[str, Any] = self.client.info("clients")

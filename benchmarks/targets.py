@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from .contestants import BY_NAME
 from .runner import Outcome
+from .scenarios.permits import PERMITS
 
 OURS = "ours"
 RARE = 0.005
@@ -65,12 +68,14 @@ class Judge:
         ours, theirs = self.outcome.figure(OURS, key), self.outcome.figure(than, key) if than else None
         return None if ours is None or not theirs else ours / theirs
 
-    def best(self, key: str, choose: Callable[..., str]) -> str | None:
-        """Return the peer whose figure is best, by ``max`` or ``min``."""
+    def best(self, key: str, choose: Callable[..., str], peak: float = math.inf) -> str | None:
+        """Return the peer whose figure is best, by ``max`` or ``min``; those with a greater peak do not count."""
         peers = {
             name: value
             for name in self.outcome.figures
-            if BY_NAME[name].kind == "peer" and (value := self.outcome.figure(name, key)) is not None
+            if BY_NAME[name].kind == "peer"
+            and (value := self.outcome.figure(name, key)) is not None
+            and (self.outcome.figure(name, "peak") or 0) <= peak
         }
         return choose(peers, key=lambda name: peers[name]) if peers else None
 
@@ -123,6 +128,33 @@ def _crash(judge: Judge) -> Iterator[Verdict]:
     yield from judge.limit("late_ms", "ms past expiry", 5)
 
 
+def _share(least: float, judge: Judge) -> Iterator[Verdict]:
+    fair = judge.best("fair_per_second", max, peak=PERMITS)
+    yield from judge.faster("fair_per_second", "times the best fair peer that keeps the limit, fair/s", fair, least)
+    yield from judge.limit("peak", "holders at one moment", PERMITS)
+    yield from judge.floor("jain", "Jain index", 0.99)
+
+
+def _many_semaphores(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.faster("pairs_per_second", "times redis-py's Lock", "redis-py", 6)
+
+
+def _waiting_for_permits(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.limit("commands_per_second", "commands/s while waiting", 0)
+    yield from judge.limit("connections", "connections of the process", 2)
+
+
+def _cost(judge: Judge) -> Iterator[Verdict]:
+    few, many = judge.outcome.figure(OURS, "script_few"), judge.outcome.figure(OURS, "script_many")
+    if few and many:
+        text = "times the server's time for a script with 10 permits held, with 100,000"
+        yield Verdict(judge.outcome.scenario.key, text, many / few, 2, False)
+
+
+def _read_mostly(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.faster("grants_per_second", "times the same on AsyncLock", "ours-lock", 5)
+
+
 _JUDGES: Mapping[str, Callable[[Judge], Iterator[Verdict]]] = {
     "s1": _one,
     "s2": _many,
@@ -132,6 +164,12 @@ _JUDGES: Mapping[str, Callable[[Judge], Iterator[Verdict]]] = {
     "s4": _waiting,
     "s6": _cancellation,
     "s7": _crash,
+    "s5": partial(_share, 4),
+    "s5work": partial(_share, 1.4),
+    "s2sem": _many_semaphores,
+    "s4sem": _waiting_for_permits,
+    "cost": _cost,
+    "rw": _read_mostly,
 }
 
 

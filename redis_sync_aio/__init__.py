@@ -21,13 +21,17 @@ from .errors import (
 )
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
+from .multilock import AsyncMultiLock, MultiLease
+from .reentrant import AsyncReentrantLock
 from .rwlock import AsyncReadWriteLock, ReadWriteStatistics
 from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
 
 __all__ = [
     "AcquireTimeout",
     "AsyncLock",
+    "AsyncMultiLock",
     "AsyncReadWriteLock",
+    "AsyncReentrantLock",
     "AsyncSemaphore",
     "Backoff",
     "CommandRefused",
@@ -38,6 +42,7 @@ __all__ = [
     "LimitMismatch",
     "LinkUnavailable",
     "LockStatistics",
+    "MultiLease",
     "NotHeld",
     "OutOfMemory",
     "PermissionRefused",

@@ -61,7 +61,7 @@ class Hold:
         except SyncError as trouble:
             if own is None:
                 raise
-            own.add_note(f"redis_sync_aio: {trouble}")
+            _note(own, trouble)
 
     async def _release_after(self, error: BaseException, lease: Lease) -> None:
         """Release after a body that failed: a second cancellation must not hide its error.
@@ -82,6 +82,13 @@ class Hold:
             if anyio.current_effective_deadline() == -math.inf:
                 return  # inside a cancelled anyio scope: anyio repeats it at every await, and only there
             _deliver_again(task, again)
+
+
+def _note(error: BaseException, trouble: SyncError) -> None:
+    """Attach what does not leave to what does, unless a body inside this one did that already."""
+    note = f"redis_sync_aio: {trouble}"
+    if str(trouble) != str(error) and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def _deliver_again(task: asyncio.Task[object], cancelled: asyncio.CancelledError) -> None:

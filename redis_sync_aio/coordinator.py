@@ -28,6 +28,7 @@ from redis.asyncio import Redis
 from ._clock import now
 from ._engine.lua import LuaEngine, read_push
 from ._keys import INBOX_PREFIX, Keys
+from ._link.adopt import Witness, close_idle
 from ._link.call import Call, Executor, Reply
 from ._link.client import check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.link import Link
@@ -110,6 +111,7 @@ class Coordinator:
         self._closing: asyncio.Future[None] | None = None
         self._why_closed: str | None = None
         self._forked = False
+        self._client_closed = False
         self.on_close: Callable[[], None] = _nothing
         """Called once it can not be used any more."""
 
@@ -142,6 +144,7 @@ class Coordinator:
             self._response_timeout,
             self.check_place,
         )
+        self._witness = Witness(self._client, self.link_client_closed)
         self._loop_end = self._close_at_loop_end()
         with suppress(StopIteration):  # run to its first yield, which makes the loop know it
             self._loop_end.asend(None).send(None)
@@ -208,6 +211,9 @@ class Coordinator:
         self.renewals.stop()
         await self.renewals.under_way.drained(self._response_timeout)
         await self._executor.close()
+        self._witness.leave()
+        if self._client_closed:
+            await close_idle(self._client)
         with suppress(RuntimeError):  # it is running: it is the one that waits for us, at the end of the loop
             await self._loop_end.aclose()
 
@@ -372,7 +378,13 @@ class Coordinator:
             plain.send(call)
 
     def link_client_closed(self) -> None:
-        """redis-py closed our connection, since the client or its pool was closed."""
+        """The client or its pool was closed, and with it our connection if there is one.
+
+        What is held is released as by `close`, through one more connection.
+        """
+        if self._forked or self._why_closed is not None or self._loop is not running_loop():
+            return
+        self._client_closed = True
         self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
         self._give_up(CoordinatorClosed(f"the wait ended: {self._why_closed}"))
 

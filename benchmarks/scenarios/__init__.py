@@ -5,12 +5,16 @@ from __future__ import annotations
 from ..runner import Scenario
 from .cancellation import CANCELLATION
 from .contention import CONTEST, CONTEST_IN_ONE, CONTEST_WITH_WORK
+from .cost import COST
 from .crash import CRASH
 from .handover import HANDOVER
-from .throughput import MANY, ONE
-from .waiting import WAITING
+from .permits import SHARE, SHARE_WITH_WORK
+from .readers import READ_MOSTLY
+from .throughput import MANY, MANY_SEMAPHORES, ONE
+from .waiting import WAITING, WAITING_FOR_PERMITS
 
 ALL: tuple[Scenario, ...] = (
-    ONE, MANY, CONTEST, CONTEST_WITH_WORK, CONTEST_IN_ONE, HANDOVER, WAITING, CANCELLATION, CRASH
+    ONE, MANY, CONTEST, CONTEST_WITH_WORK, CONTEST_IN_ONE, HANDOVER, WAITING, CANCELLATION, CRASH,
+    SHARE, SHARE_WITH_WORK, MANY_SEMAPHORES, WAITING_FOR_PERMITS, COST, READ_MOSTLY,
 )  # fmt: skip
 BY_KEY = {scenario.key: scenario for scenario in ALL}

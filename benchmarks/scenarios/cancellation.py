@@ -12,7 +12,8 @@ import random
 import time
 from dataclasses import dataclass
 
-from ..contestants import BY_NAME, Contestant, Grip
+from ..contestant import Contestant, Grip
+from ..contestants import BY_NAME
 from ..measure import percentile
 from ..runner import Bench, Column, Round, Scenario
 from ..server_stats import ServerStats

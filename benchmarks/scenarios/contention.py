@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
-from ..contestants import BY_NAME, Contestant, Grip
+from ..contestant import Contestant, Grip
+from ..contestants import BY_NAME
 from ..measure import Hold, contest, miscounted, overlaps
 from ..runner import Bench, Column, Round, Scenario
+from ..server_stats import Cost
 from ..workers import Cells, Desk
 
 COUNTER = 0
@@ -45,42 +47,59 @@ async def _compete(grip: Grip, cells: Cells, work: float, limit: int, end: int, 
 
 
 async def compete(
-    desk: Desk, contestant: str, tasks: int, seconds: float, work: float, limit: int = 0, side: int = 0
+    desk: Desk,
+    contestant: str,
+    tasks: int,
+    seconds: float,
+    work: float,
+    limit: int = 0,
+    permits: int = 0,
+    side: int = 0,
 ) -> Result:
-    """Return start and end of the window, seconds of CPU, and the holds of each task."""
+    """Let tasks compete for one lock, or with ``permits`` for one semaphore."""
     player = BY_NAME[contestant](desk.url)
     await player.open()
     try:
-        warm = [player.grip(f"warm:{side}:{number}") for number in range(tasks)]
-        await desk.run_tasks([partial(_warm_up, grip) for grip in warm], player.threads)
-        grips = [player.grip(KEY) for _ in range(tasks)]
-        logs: list[Log] = [array("q") for _ in grips]
-        desk.meet()
-        cpu, start = time.process_time(), time.monotonic_ns()
-        end = start + int(seconds * 1e9)
-        bodies = [
-            partial(_compete, grip, desk.cells, work, limit, end, log) for grip, log in zip(grips, logs, strict=True)
-        ]
-        await desk.run_tasks(bodies, player.threads)
-        cpu = time.process_time() - cpu
-        desk.meet()
-        return start, end, cpu, logs
+        await warm_up(desk, player, [player.take(f"warm:{side}:{number}", permits) for number in range(tasks)])
+        return await race(desk, player, [player.take(KEY, permits) for _ in range(tasks)], seconds, work, limit)
     finally:
         await player.close()
+
+
+async def warm_up(desk: Desk, player: Contestant, grips: Sequence[Grip]) -> None:
+    """Acquire and release once with each."""
+    await desk.run_tasks([partial(_warm_up, grip) for grip in grips], player.threads)
 
 
 async def _warm_up(grip: Grip) -> None:
     await grip.release(await grip.acquire())
 
 
-def _holds(logs: Sequence[Log]) -> list[list[Hold]]:
+async def race(
+    desk: Desk, player: Contestant, grips: Sequence[Grip], seconds: float, work: float, limit: int = 0
+) -> Result:
+    """Return start and end of the window, seconds of CPU, and the holds of each task."""
+    logs: list[Log] = [array("q") for _ in grips]
+    desk.meet()
+    cpu, start = time.process_time(), time.monotonic_ns()
+    end = start + int(seconds * 1e9)
+    bodies = [partial(_compete, grip, desk.cells, work, limit, end, log) for grip, log in zip(grips, logs, strict=True)]
+    await desk.run_tasks(bodies, player.threads)
+    cpu = time.process_time() - cpu
+    desk.meet()
+    return start, end, cpu, logs
+
+
+def holds_of(logs: Sequence[Log]) -> list[list[Hold]]:
     return [list(zip(log[0::3], log[1::3], log[2::3], strict=True)) for log in logs]
 
 
 def prove(bench: Bench, contestant: type[Contestant]) -> list[str]:
-    """Return what is wrong when two tasks compete for a few grants."""
-    [(_, _, _, logs)], _ = bench.run(contestant, [compete], tasks=2, seconds=5.0, work=0.002, limit=3)
-    return _verify(bench, _holds(logs))
+    """Return what is wrong when two tasks compete for a few grants of a lock, or of a semaphore's only permit."""
+    permits = 0 if "locks" in contestant.plays else 1
+    arguments = {"tasks": 2, "seconds": 5.0, "work": 0.002, "limit": 3, "permits": permits}
+    [(_, _, _, logs)], _ = bench.run(contestant, [compete], **arguments)
+    return _verify(bench, holds_of(logs))
 
 
 def _verify(bench: Bench, tasks: Sequence[Sequence[Hold]]) -> list[str]:
@@ -89,29 +108,32 @@ def _verify(bench: Bench, tasks: Sequence[Sequence[Hold]]) -> list[str]:
 
 def _play(processes: int, tasks: int, work: float, bench: Bench, contestant: type[Contestant]) -> Round:
     jobs = [compete] * processes
-    results: list[Result]
     results, cost = bench.run(contestant, jobs, tasks=tasks, seconds=bench.scale.contest, work=work)
+    figures, holds = judged(results, cost)
+    return Round(figures, _verify(bench, holds))
+
+
+def judged(results: Sequence[Result], cost: Cost) -> tuple[dict[str, float], list[list[Hold]]]:
+    """Return the figures of a race, and its holds."""
     start, end = max(result[0] for result in results), min(result[1] for result in results)
-    holds = _holds([log for result in results for log in result[3]])
+    holds = holds_of([log for result in results for log in result[3]])
     found = contest(holds, start, end)
     total = sum(map(len, holds))
-    return Round(
-        {
-            "fair_per_second": found.fair_per_second,
-            "grants_per_second": found.per_second,
-            "jain": found.jain,
-            "starved": found.starved,
-            "max_wait_ms": found.max_wait * 1000,
-            "commands_per_grant": cost.commands / total,
-            "reads_per_grant": cost.reads / total,
-            "cpu_us_per_grant": sum(result[2] for result in results) / total * 1e6,
-            "server_cpu_us_per_grant": cost.cpu / total * 1e6,
-        },
-        _verify(bench, holds),
-    )
+    figures = {
+        "fair_per_second": found.fair_per_second,
+        "grants_per_second": found.per_second,
+        "jain": found.jain,
+        "starved": found.starved,
+        "max_wait_ms": found.max_wait * 1000,
+        "commands_per_grant": cost.commands / total,
+        "reads_per_grant": cost.reads / total,
+        "cpu_us_per_grant": sum(result[2] for result in results) / total * 1e6,
+        "server_cpu_us_per_grant": cost.cpu / total * 1e6,
+    }
+    return figures, holds
 
 
-_COLUMNS = (
+COLUMNS = (
     Column("fair_per_second", "fair/s"),
     Column("grants_per_second", "grants/s"),
     Column("jain", "Jain", 3),
@@ -124,13 +146,13 @@ _COLUMNS = (
 )
 
 CONTEST = Scenario(
-    "s3", "S3: 2 processes x 16 tasks, one key, empty section", partial(_play, 2, 16, 0.0), _COLUMNS, "fair_per_second"
+    "s3", "S3: 2 processes x 16 tasks, one key, empty section", partial(_play, 2, 16, 0.0), COLUMNS, "fair_per_second"
 )
 CONTEST_WITH_WORK = Scenario(
-    "s3work", "S3: 2 processes x 16 tasks, one key, 1 ms of work", partial(_play, 2, 16, 0.001), _COLUMNS,
+    "s3work", "S3: 2 processes x 16 tasks, one key, 1 ms of work", partial(_play, 2, 16, 0.001), COLUMNS,
     "fair_per_second",
 )  # fmt: skip
 CONTEST_IN_ONE = Scenario(
-    "s3one", "S3: 1 process x 32 tasks, one key, empty section", partial(_play, 1, 32, 0.0), _COLUMNS,
+    "s3one", "S3: 1 process x 32 tasks, one key, empty section", partial(_play, 1, 32, 0.0), COLUMNS,
     "fair_per_second", kinds=("ours", "peer", "in-process", "broken"),
 )  # fmt: skip

@@ -11,7 +11,8 @@ import random
 import time
 from functools import partial
 
-from ..contestants import BY_NAME, Contestant, Grip
+from ..contestant import Contestant, Grip
+from ..contestants import BY_NAME
 from ..measure import middle, percentile
 from ..runner import Bench, Column, Round, Scenario
 from ..workers import Desk, Worker

@@ -12,7 +12,8 @@ import time
 from functools import partial
 from typing import Any
 
-from ..contestants import BY_NAME, Contestant
+from ..contestant import Contestant
+from ..contestants import BY_NAME
 from ..measure import Hold, handovers, middle, miscounted, overlaps, percentile
 from ..raw import RawProtocol
 from ..runner import Bench, Column, Round, Scenario

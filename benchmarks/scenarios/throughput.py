@@ -1,4 +1,4 @@
-"""S1 and S2: acquire and release without competition, by one task and by a hundred."""
+"""S1 and S2: acquire and release without competition, by one task and by a hundred; locks, and semaphores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from ..contestants import BY_NAME, Contestant, Grip, Kind
+from ..contestant import Contestant, Grip, Kind
+from ..contestants import BY_NAME
 from ..runner import Bench, Column, Round, Scenario
 from ..workers import Desk
 
@@ -22,12 +23,12 @@ async def _loop(grip: Grip, seconds: float, counts: list[int], ends: list[float]
     ends.append(clock())
 
 
-async def pairs(desk: Desk, contestant: str, tasks: int, seconds: float) -> tuple[int, float, float]:
+async def pairs(desk: Desk, contestant: str, tasks: int, seconds: float, permits: int = 0) -> tuple[int, float, float]:
     """Return pairs, seconds, seconds of CPU of this process. Every task has a key and a lock object of its own."""
     player = BY_NAME[contestant](desk.url)
     await player.open()
     try:
-        grips = [player.grip(f"own:{number}") for number in range(tasks)]
+        grips = [player.take(f"own:{number}", permits) for number in range(tasks)]
         await _run(desk, player, grips, 0.05)
         desk.meet()
         cpu, start = time.process_time(), time.monotonic()
@@ -46,8 +47,9 @@ async def _run(desk: Desk, player: Contestant, grips: Sequence[Grip], seconds: f
     return sum(counts), max(ends)
 
 
-def _play(tasks: int, bench: Bench, contestant: type[Contestant]) -> Round:
-    [(count, seconds, cpu)], cost = bench.run(contestant, [pairs], tasks=tasks, seconds=bench.scale.pairs)
+def _play(tasks: int, permits: int, bench: Bench, contestant: type[Contestant]) -> Round:
+    arguments = {"tasks": tasks, "seconds": bench.scale.pairs, "permits": permits}
+    [(count, seconds, cpu)], cost = bench.run(contestant, [pairs], **arguments)
     return Round(
         {
             "pairs_per_second": count / seconds,
@@ -69,8 +71,12 @@ _COLUMNS = (
 _KINDS: tuple[Kind, ...] = ("ours", "peer", "raw", "broken")
 
 ONE = Scenario(
-    "s1", "S1: 1 task, uncontended", partial(_play, 1), _COLUMNS, "pairs_per_second", kinds=_KINDS, proof=False
+    "s1", "S1: 1 task, uncontended", partial(_play, 1, 0), _COLUMNS, "pairs_per_second", kinds=_KINDS, proof=False
 )
 MANY = Scenario(
-    "s2", "S2: 100 tasks, own keys", partial(_play, 100), _COLUMNS, "pairs_per_second", kinds=_KINDS, proof=False
+    "s2", "S2: 100 tasks, own keys", partial(_play, 100, 0), _COLUMNS, "pairs_per_second", kinds=_KINDS, proof=False
 )
+MANY_SEMAPHORES = Scenario(
+    "s2sem", "S2: 100 tasks, own semaphores of 5", partial(_play, 100, 5), _COLUMNS, "pairs_per_second",
+    proof=False, game="own semaphores",
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""S4: a hundred tasks of one process wait for one lock: what that costs, and how fast they get through."""
+"""S4: a hundred tasks of one process wait for a lock, or for permits: the cost, and how fast they get through."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import time
 from functools import partial
 
-from ..contestants import BY_NAME, Contestant, Grip
-from ..measure import Hold, miscounted, overlaps
+from ..contestant import Contestant, Grip
+from ..contestants import BY_NAME
+from ..measure import Hold, miscounted, overlaps, peak
 from ..runner import Bench, Column, Round, Scenario
 from ..server_stats import ServerStats
 from ..workers import Cells, Desk, sleep_until
+from .permits import PERMITS, crowded
 
 COUNTER = 0
 KEY = "awaited"
@@ -30,16 +32,20 @@ async def _wait_in_line(grip: Grip, cells: Cells, asked: list[None], holds: list
     await grip.release(lease)
 
 
-async def line(desk: Desk, contestant: str, waiters: int, idle: float) -> tuple[dict[str, float], list[Hold]]:
+async def line(
+    desk: Desk, contestant: str, waiters: int, idle: float, permits: int = 0
+) -> tuple[dict[str, float], list[Hold]]:
     """Return the figures and the holds of all waiters."""
     player = BY_NAME[contestant](desk.url)
     with ServerStats(desk.url) as stats:
         others = stats.connections()
         await player.open()
         try:
-            holder, asked, holds = player.grip(KEY), list[None](), list[Hold]()
-            lease = await holder.acquire()
-            bodies = [partial(_wait_in_line, player.grip(KEY), desk.cells, asked, holds) for _ in range(waiters)]
+            asked, holds = list[None](), list[Hold]()
+            holders = [player.take(KEY, permits) for _ in range(permits or 1)]
+            leases = [await holder.acquire() for holder in holders]
+            crowd_grips = [player.take(KEY, permits) for _ in range(waiters)]
+            bodies = [partial(_wait_in_line, grip, desk.cells, asked, holds) for grip in crowd_grips]
             crowd = asyncio.create_task(desk.run_tasks(bodies, player.threads))
             await sleep_until(lambda: len(asked) == waiters)
             await asyncio.sleep(SETTLE)
@@ -48,7 +54,8 @@ async def line(desk: Desk, contestant: str, waiters: int, idle: float) -> tuple[
             cost = player.sends.cost(before, stats.look())
             connections = stats.connections() - others
             start = time.monotonic_ns()
-            await holder.release(lease)
+            for holder, lease in zip(holders, leases, strict=True):
+                await holder.release(lease)
             await crowd
             # The last release is in it: the task ends with it. Its time is that of the loop, or of the thread.
             drained = (time.monotonic_ns() - start) / 1e6
@@ -58,18 +65,24 @@ async def line(desk: Desk, contestant: str, waiters: int, idle: float) -> tuple[
     return figures, holds
 
 
-def _play(bench: Bench, contestant: type[Contestant]) -> Round:
-    [worker] = bench.start([line], contestant=contestant.name, waiters=bench.scale.waiters, idle=bench.scale.idle)
+def _play(permits: int, bench: Bench, contestant: type[Contestant]) -> Round:
+    arguments = {"waiters": bench.scale.waiters, "idle": bench.scale.idle, "permits": permits}
+    [worker] = bench.start([line], contestant=contestant.name, **arguments)
     figures, holds = worker.result()
+    if permits:
+        return Round(figures, crowded(contestant, peak([hold] for hold in holds), permits))
     return Round(figures, overlaps([hold] for hold in holds) + miscounted(bench.pool.cells[COUNTER], len(holds)))
 
 
-WAITING = Scenario(
-    "s4", "S4: 100 tasks of one process wait for one lock", _play,
-    (
-        Column("commands_per_second", "commands/s while waiting", 1),
-        Column("connections", "connections"),
-        Column("drain_ms", "drain ms", 1),
-    ),
-    "drain_ms",
+_COLUMNS = (
+    Column("commands_per_second", "commands/s while waiting", 1),
+    Column("connections", "connections"),
+    Column("drain_ms", "drain ms", 1),
+)
+
+WAITING = Scenario("s4", "S4: 100 tasks of one process wait for one lock", partial(_play, 0), _COLUMNS, "drain_ms")
+WAITING_FOR_PERMITS = Scenario(
+    "s4sem", "S4: 100 tasks of one process wait for a semaphore of 5", partial(_play, PERMITS), _COLUMNS, "drain_ms",
+    game="semaphores",
+    refuses={"sorted-set": "each waiter polls a thousand times a second, and the last gets in after seconds"},
 )  # fmt: skip

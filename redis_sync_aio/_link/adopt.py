@@ -14,7 +14,9 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
+from weakref import WeakMethod
 
+import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -67,6 +69,60 @@ def dead_end_pool(client: Redis) -> None:
             dead_end(writer.transport)
 
 
+class _Place:
+    """A connection's place in a pool's books, among those in use.
+
+    One above the pool's limit: the caller's own commands never compete with it.
+    """
+
+    def __init__(self, pool: Any, connection: Any) -> None:
+        self._pool, self._connection = pool, connection
+        self._taken = hasattr(pool, "_in_use_connections")
+        if self._taken:
+            pool._in_use_connections.add(connection)
+            pool.max_connections += 1
+
+    def leave(self) -> None:
+        if self._taken:
+            self._taken = False
+            self._pool._in_use_connections.discard(self._connection)
+            self._pool.max_connections -= 1
+
+
+class Witness:
+    """Learns that the caller closed the client or its pool, also while no connection of ours is open.
+
+    It is a connection that is never opened: closing a pool disconnects whatever stands in its books.
+    """
+
+    def __init__(self, client: Redis, closed: Callable[[], None]) -> None:
+        pool: Any = client.connection_pool
+        self._place: _Place | None = None
+        try:
+            connection = pool.make_connection()
+        except (redis.exceptions.RedisError, TypeError, ValueError):
+            return  # redis-py does not take its options; whoever tries to connect is told so
+        to_tell = WeakMethod(closed)  # the pool must not keep its coordinator alive
+
+        async def disconnect(*_: object, **__: object) -> None:
+            tell = to_tell()
+            if tell is not None:
+                tell()
+
+        connection.disconnect = disconnect
+        self._place = _Place(pool, connection)
+
+    def leave(self) -> None:
+        """Learn nothing any more."""
+        if self._place is not None:
+            self._place.leave()
+
+
+async def close_idle(client: Redis) -> None:
+    """Close the connections of a pool that are not in use: those opened since the caller closed it."""
+    await client.connection_pool.disconnect(inuse_connections=False)
+
+
 class Adopted:
     """A connection that redis-py opened and we drive."""
 
@@ -81,12 +137,7 @@ class Adopted:
         self.leftover = bytes(reader._buffer)
         self.closed_by_client = False
         self._watch_disconnect()
-        # In the pool's books, and one above its limit: so closing the client closes this connection too,
-        # and the caller's own commands never compete with it for a place.
-        self._counted = hasattr(pool, "_in_use_connections")
-        if self._counted:
-            self._pool._in_use_connections.add(connection)
-            self._pool.max_connections += 1
+        self._place = _Place(pool, connection)  # so closing the client closes this connection too
 
     def _watch_disconnect(self) -> None:
         disconnect: Callable[..., Awaitable[None]] = self._connection.disconnect
@@ -103,16 +154,10 @@ class Adopted:
 
     def lost(self, error: Exception | None) -> None:
         """Tell redis-py that its transport is gone: whoever waits for it to be closed goes on."""
-        self._leave_pool()
+        self._place.leave()
         if isinstance(self._redis_protocol, asyncio.Protocol):
             self._redis_protocol.connection_lost(error)
         self._connection._reader = self._connection._writer = None
-
-    def _leave_pool(self) -> None:
-        if self._counted:
-            self._counted = False
-            self._pool._in_use_connections.discard(self._connection)
-            self._pool.max_connections -= 1
 
 
 async def open_connection(client: Redis) -> Adopted:

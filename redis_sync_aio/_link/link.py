@@ -40,7 +40,8 @@ from .wire import Wire
 
 logger = logging.getLogger("redis_sync_aio")
 
-RECONNECT = Backoff(initial=0.02, cap=1.0)
+RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
+RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
 RETRY = Backoff(initial=0.01, cap=0.25)
 
 
@@ -72,7 +73,7 @@ class Link:
         self._opening: Wire | None = None  # while it is set up
         self._heard: asyncio.Future[None]  # our own message, while a connection is set up
         self._pinged = 0.0
-        self._delays = iter(RECONNECT)
+        self._respites = iter(RESPITE)
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
@@ -147,10 +148,10 @@ class Link:
         """Try until connected, refused for good, or no longer needed."""
         try:
             if now() - self._since < 1.0:  # it did not last: do not spin
-                await asyncio.sleep(next(self._delays))
+                await asyncio.sleep(next(self._respites))
             else:
-                self._delays = iter(RECONNECT)
-            for delay in self._delays:
+                self._respites = iter(RESPITE)
+            for delay in RECONNECT:
                 try:
                     wire = await self._open()
                 except _REFUSED as error:
@@ -279,7 +280,7 @@ class Link:
         self._unsent.extendleft(reversed(resend))
         if wire.closed_by_client:
             self._owner.link_client_closed()
-        elif self._unsent or self._owner.link_needed():
+        if self._unsent or (self._owner.link_needed() and not wire.closed_by_client):
             self.connect()
 
     def _drop(self, why: str) -> None:

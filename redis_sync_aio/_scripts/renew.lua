@@ -9,7 +9,8 @@
 local holder = redis.call('GET', NAME)
 if holder == ARGV[1] then
   redis.call('PEXPIRE', NAME, ARGV[2])
-  redis.call('PEXPIRE', FENCE, remember(ARGV[2]))
+  local keep = remember(ARGV[2])
+  if redis.call('PTTL', FENCE) < keep then redis.call('PEXPIRE', FENCE, keep) end
   return {1, now}
 end
 if holder then return {2, now} end

@@ -72,7 +72,8 @@ class Ticket:
     _queued = False
     """Whether a request of this ticket may have left it in the queue."""
     _timer: asyncio.TimerHandle | None = None
-    _abandoned = False
+    abandoned = False
+    """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Lease | None = None
     _new = True
     """Whether the lease began with this request."""
@@ -123,7 +124,7 @@ class Ticket:
         self.call = None
         if call.attempts > 1:
             self._replayed = True
-        if self._abandoned:
+        if self.abandoned:
             self._undo_answered(call)
         elif call.error is not None:
             self._fail(call.error, call)
@@ -157,14 +158,17 @@ class Ticket:
         """The connection was replaced: find out where we stand."""
         # It may be another server now, with another clock: a push counts from the answer to this request on.
         self._base = None
-        if self.call is None:
+        if self.call is None and not self.abandoned:
             self.ask()
 
     def reroute(self) -> None:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
-        if self._abandoned:
+        if self.abandoned:
             return
+        executed = self._queued or (self.call is not None and self.call.attempts > 0)
         self._drop_call()
+        if executed and not self._request.reusable:  # perhaps: its answer may have been lost with the connection
+            self._local.undo(self._token, self._member, pending=True)
         self._again()
 
     def _again(self) -> None:
@@ -178,15 +182,16 @@ class Ticket:
 
     def pushed(self, push: Push) -> None:
         """A message for this ticket: the grant, or word of the present holder."""
-        if self._abandoned:
+        if self.abandoned:
             if push.fence > 0:  # a new grant, and nobody wants it
                 self._local.undo(self._token, self._member)
                 self._local.remove(self.number)
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
-        # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
-        granted = self._base + push.server_time
+        # P6: good until our request + (time between request and grant, by the server's clock) + ttl. The grant has
+        # happened, so it was not later than now: if it seems so, the server's clock was set ahead meanwhile.
+        granted = min(self._base + push.server_time, now())
         if push.fence == 0:
             self.announced(push.server_time, push.duration)
         elif push.fence == ASK_AGAIN:
@@ -198,7 +203,7 @@ class Ticket:
     def announced(self, server_time: float, duration: float) -> None:
         """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
         if self._base is not None and duration:
-            self._local.announced(self._base + server_time + duration)
+            self._local.announced(min(self._base + server_time, now()) + duration)
 
     def _drop_call(self) -> None:
         if self.call is not None:
@@ -295,7 +300,7 @@ class Ticket:
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
         # answer is here the ticket stays known, so that a grant under way to it is given back.
-        self._abandoned = True
+        self.abandoned = True
         self._stop_timer()
         if call is None:
             self._withdraw_ticket()

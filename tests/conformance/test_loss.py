@@ -177,8 +177,6 @@ async def test_without_renewal_it_expires(sync: Coordinator, redis: Redis) -> No
 @pytest.mark.parametrize("closes", ["coordinator", "client"])
 async def test_closed_under_the_body(sync: Coordinator, client: Redis, redis: Redis, way: str, closes: str) -> None:
     """P12, E4: the body is cancelled, the error says who closed what, and nothing runs on."""
-    if closes == "client" and way.startswith("polling"):
-        pytest.skip("redis-py opens a closed pool again, so nothing is lost")
     running = asyncio.Event()
 
     async def body(_: Lease) -> None:
@@ -333,10 +331,10 @@ async def test_extend_shorter(sync: Coordinator, redis: Redis) -> None:
 async def test_renewals_go_on_with_the_new_ttl(sync: Coordinator, redis: Redis) -> None:
     """After extend(ttl) the renewals use that ttl."""
     lease = await AsyncLock(sync, NAME).acquire()
-    await lease.extend(0.06)
+    await lease.extend(0.3)  # no shorter: a stall of a busy machine would lose it
     for _ in range(20):
-        await asyncio.sleep(0.01)
-        assert 0 < await redis.pttl(NAME) <= 60
+        await asyncio.sleep(0.03)
+        assert 0 < await redis.pttl(NAME) <= 300
     lease.check()
     await lease.release()
 

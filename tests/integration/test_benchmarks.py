@@ -12,13 +12,15 @@ import pytest
 from rich.console import Console
 
 from benchmarks import scenarios
-from benchmarks.measure import contest, handovers, jain, miscounted, overlaps, percentile
+from benchmarks.contestants import BY_NAME
+from benchmarks.measure import contest, handovers, jain, miscounted, overlaps, peak, percentile, torn
 from benchmarks.report import show, write
 from benchmarks.runner import SMOKE, Outcome, benchmark
+from benchmarks.scenarios.permits import crowded
 from benchmarks.targets import Verdict, verdicts
 
 MS = 1_000_000
-OURS_ONLY = ("s3", "s3work", "s3one", "s4")
+OURS_ONLY = ("s3", "s3work", "s3one", "s4", "s5", "s5work", "s4sem", "cost")
 
 
 def run(keys: str, *names: str) -> tuple[list[Outcome], dict[str, Any]]:
@@ -29,7 +31,8 @@ def run(keys: str, *names: str) -> tuple[list[Outcome], dict[str, Any]]:
 @pytest.fixture(scope="module")
 def everything() -> tuple[list[Outcome], dict[str, Any]]:
     """All scenarios, as short as possible; redis-py is left out where its many tasks take seconds to finish."""
-    outcomes, about = run(" ".join(key for key in scenarios.BY_KEY if key not in OURS_ONLY), "ours", "redis-py")
+    others = " ".join(key for key in scenarios.BY_KEY if key not in OURS_ONLY)
+    outcomes, about = run(others, "ours", "redis-py", "ours-lock")
     return outcomes + run(" ".join(OURS_ONLY), "ours")[0], about
 
 
@@ -43,7 +46,8 @@ def test_every_scenario_has_its_figures(everything: tuple[list[Outcome], dict[st
     assert found["failures"] == found["violations"] == []
     assert set(found["scenarios"]) == set(scenarios.BY_KEY)
     for key, scenario in scenarios.BY_KEY.items():
-        for name in ("ours",) if key in OURS_ONLY else ("ours", "redis-py"):
+        other = "ours-lock" if key == "rw" else "redis-py"
+        for name in ("ours",) if key in OURS_ONLY else ("ours", other):
             figures = found["scenarios"][key]["figures"][name]
             assert set(figures) == {column.key for column in scenario.columns}
             assert all(len(figure["rounds"]) == SMOKE.rounds for figure in figures.values())
@@ -62,13 +66,17 @@ def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome]
     assert ours("s1", "reads_per_pair") == pytest.approx(2, abs=0.05)
     assert ours("s4", "commands_per_second") == 0
     assert ours("s4", "connections") == 1
+    assert ours("s4sem", "commands_per_second") == 0
+    assert ours("s4sem", "connections") == 1
+    assert ours("s5", "peak") == ours("s5work", "peak") == 5
+    assert ours("rw", "peak") > 5
     assert ours("s6", "stuck") == ours("s6", "ignored") == ours("s6", "left") == 0
 
 
 def test_a_lock_that_excludes_nobody_is_found_out() -> None:
-    outcomes, _ = run("s1 s2 s3 s3work s3one handover s4 s6", "no-lock")
+    outcomes, _ = run("s1 s2 s3 s3work s3one handover s4 s6 s5 s5work s2sem s4sem rw", "no-lock")
 
-    assert len(outcomes) == 8
+    assert len(outcomes) == 13
     for outcome in outcomes:
         assert outcome.failures == []
         assert outcome.violations, outcome.scenario.key
@@ -91,8 +99,23 @@ def test_overlaps() -> None:
         "tasks 0 and 2 held the lock together for 1.0 µs",
     ]
     assert overlaps([[(0, 0, 10)] for _ in range(9)])[-1] == "… 8 overlaps in all"
+    assert peak([[(0, 1000, 9000)], [(0, 2000, 3000)], [(0, 3000, 5000)]]) == 2
+    assert peak([]) == 0
     assert miscounted(3, 3) == []
     assert miscounted(2, 3) == ["the counter says 2 after 3 grants: updates were lost"]
+
+
+def test_a_reader_beside_a_writer_is_found_out() -> None:
+    writer = [[(0, 10, 20), (20, 30, 40)]]
+    assert torn([[(0, 0, 10), (10, 20, 30), (30, 40, 50)], [(0, 5, 10)]], writer) == []
+    for got, released in ((0, 11), (12, 15), (19, 25), (25, 31), (5, 45)):
+        assert torn([[(0, got, released)]], writer) == ["1 times a reader and a writer were in together"]
+    assert len(torn([], [*writer, [(0, 15, 25)]])) == 1
+
+
+def test_more_holders_than_permits_fail_the_run_when_they_are_ours() -> None:
+    assert crowded(BY_NAME["ours"], 6, 5) == ["6 held the 5 permits at one moment"]
+    assert crowded(BY_NAME["ours"], 5, 5) == crowded(BY_NAME["sorted-set"], 9, 5) == []
 
 
 def test_figures_of_a_contest() -> None:

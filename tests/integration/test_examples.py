@@ -21,7 +21,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from fastapi import FastAPI
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, wait_until
+from redis_sync_aio import AsyncLock, AsyncMultiLock, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,9 @@ def load(name: str) -> ModuleType:
 fastapi_service = load("fastapi_service")
 aiohttp_service = load("aiohttp_service")
 workers = load("workers")
+rate_gate = load("rate_gate")
+config_readers = load("config_readers")
+transfer = load("transfer")
 
 
 @pytest.fixture(scope="module")
@@ -412,6 +415,83 @@ async def test_workers_refuse_a_change_under_an_older_fence(redis: Redis, rival:
         assert not await redis.exists("done")
         await workers.fenced(redis, newer, "done ann 0", ["SET", "done", "2"])
     assert await redis.get("done") == "2"
+
+
+async def test_rate_gate_keeps_the_limit_over_processes() -> None:
+    code, output = await run("-W", "error", "examples/rate_gate.py")
+    assert code == 0, output
+    assert output == "240 calls answered, 0 refused; at most 4 of 4 slots in use at a time\n"
+
+
+async def test_rate_gate_without_the_gate_calls_would_be_refused() -> None:
+    async with rate_gate.Api() as api, httpx.AsyncClient(base_url=api.url) as client:
+        answers = await asyncio.gather(*(client.get("/now") for _ in range(8)), client.get("/export"))
+    assert api.refused > 0
+    assert [answer.status_code for answer in answers].count(429) == api.refused
+    assert api.peak == 4
+
+
+async def test_config_readers_see_whole_releases() -> None:
+    code, output = await run("-W", "error", "examples/config_readers.py")
+    assert code == 0, output
+    first, second = output.splitlines()
+    assert first == "release 12 reached, 8 times by an upgrade"
+    assert second.endswith("reads were whole, 0 were torn")
+
+
+async def test_config_readers_without_the_lock_would_see_half_of_a_change(redis: Redis, rival: Coordinator) -> None:
+    config = config_readers.Config(redis, rival)
+    async with config._lock.write() as lease:
+        torn, release = False, 0
+        async with asyncio.timeout(20):
+            while not torn:
+                release += 1
+                storing = asyncio.create_task(config._store(release, lease))
+                while not storing.done():
+                    torn |= len(set(await config._load())) > 1
+                await storing
+    async with config._lock.write() as later:
+        await config._store(1000, later)
+        with pytest.raises(config_readers.LeaseLost):
+            await config._store(1001, lease)
+    assert await config.read() == [1000] * 3
+# -- transfers ---------------------------------------------------------------------------------------------
+
+
+async def test_transfers_lose_no_money() -> None:
+    code, output = await run("-W", "error", "examples/transfer.py")
+    assert code == 0, output
+    assert output.splitlines()[-1].endswith("the sum is 500")
+
+
+async def test_transfers_without_the_locks_would_lose_money(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoLock:
+        def __init__(self, *_: object) -> None:
+            self.fences = {f"lock:{account}": 0 for account in transfer.ACCOUNTS}
+
+        @asynccontextmanager
+        async def hold(self, **_: object) -> AsyncIterator[NoLock]:
+            yield self
+
+    monkeypatch.setattr(transfer, "AsyncMultiLock", NoLock)
+    for account in transfer.ACCOUNTS:
+        await redis.hset(f"account:{account}", "balance", "100")
+    await asyncio.gather(*(transfer.customer(redis, None, seed) for seed in range(40)))
+    assert sum([await transfer.balance(redis, account) for account in transfer.ACCOUNTS]) != 500
+
+
+async def test_transfer_refuses_to_write_under_an_older_fence(redis: Redis, rival: Coordinator) -> None:
+    names = {"ann": "lock:ann", "bob": "lock:bob"}
+    async with AsyncMultiLock(rival, names.values()) as older:
+        pass
+    async with AsyncMultiLock(rival, ["lock:bob", "lock:cy"]) as newer:
+        await transfer.write(redis, newer, {"bob": 1, "cy": 2}, {"bob": "lock:bob", "cy": "lock:cy"})
+    with pytest.raises(transfer.LeaseLost):
+        await transfer.write(redis, older, {"ann": 7, "bob": 7}, names)
+    assert [await transfer.balance(redis, account) for account in ("ann", "bob", "cy")] == [0, 1, 2]
+
+
+# -- pytest fixtures ---------------------------------------------------------------------------------------
 
 
 async def test_pytest_fixtures_pass() -> None:

@@ -151,16 +151,6 @@ async def test_loading() -> None:
 
 # -- not you -----------------------------------------------------------------------------------------------
 
-LEAST_KEYS = "~orders:* ~{orders:*"
-LEAST_CHANNELS = "resetchannels &rsa:*"
-LEAST_COMMANDS = (
-    "+evalsha +eval +subscribe +publish "  # sent by us; without the last two: push="never"
-    "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # used by the scripts
-)
-LEAST_RIGHTS = f"resetkeys {LEAST_KEYS} {LEAST_CHANNELS} -@all {LEAST_COMMANDS}"
-"""The least ACL rule for locks called ``orders:…``, for the documentation. ``+client|id +client|kill`` may be added:
-a new connection then retires the one it replaces, in case that one hangs."""
-
 ORDERS = "orders:42"
 ALL = "resetkeys ~* resetchannels &* +@all"
 USERS = {
@@ -207,26 +197,6 @@ async def everything(*syncs: Coordinator) -> None:
 
 async def _waits(lock: AsyncLock, waiting: asyncio.Task[Lease]) -> bool:
     return waiting.done() or (await lock.statistics()).waiters > 0
-
-
-@modes
-async def test_least_rights(mode: str) -> None:
-    """D16: they suffice."""
-    async with served_to(LEAST_RIGHTS, mode=mode) as s:
-        await everything(s.sync)
-        assert not await s.admin.exists(ORDERS)
-
-
-async def test_less_than_the_least_rights() -> None:
-    """D16, P12: and they are the least: without any one of them something is refused, by an error that says so."""
-    async with served_to(LEAST_RIGHTS) as s:
-        for missing in LEAST_COMMANDS.split():
-            await user(s, LEAST_RIGHTS, f"-{missing[1:]}")
-            await s.admin.flushall()
-            await s.admin.script_flush()
-            async with Coordinator(s.client, push="always") as woken, Coordinator(s.client, push="never") as polling:
-                with pytest.raises((PermissionRefused, LinkUnavailable), match=f"'{missing[1:]}'"):
-                    await everything(woken, polling)
 
 
 async def test_refused_in_the_middle() -> None:

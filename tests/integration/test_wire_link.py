@@ -6,14 +6,16 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
-from redis_sync_aio import CommandRefused, Unreachable, wait_until
+from redis_sync_aio import CommandRefused, Coordinator, CoordinatorClosed, LeaseLost, Unreachable, wait_until
 from redis_sync_aio._clock import now
+from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, SWALLOW_REPLY, anything, arg
-from .test_wire import ACQUIRE, ANSWERS, FORCE, INSPECT, MODES, RELEASE, RENEW, SOON, Wired, wired
+from .test_wire import ACQUIRE, ANSWERS, FORCE, INSPECT, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
 
@@ -173,6 +175,14 @@ async def test_connecting_fails_unexpectedly(server: EmbeddedServer, mode: str) 
                 await w.lock().acquire()
 
 
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_options_that_redis_py_refuses(push: Push) -> None:
+    """P12: they come out as an error of ours, with redis-py's words."""
+    async with Redis(protocol=9) as client, Coordinator(client, push=push, retry_for=0.1) as sync:
+        with pytest.raises(Unreachable, match="protocol must be"):
+            await sync.lock("never").acquire()
+
+
 async def test_foreign_message_in_the_inbox(server: EmbeddedServer) -> None:
     """P12: a message that is none of ours is ignored; neither the connection nor a waiter suffers."""
     async with wired(server) as w:
@@ -230,6 +240,26 @@ async def test_clean_up_is_not_overtaken(server: EmbeddedServer, mode: str) -> N
         with suppress(TimeoutError):  # it gets there, or its connection is gone
             await asyncio.wait_for(w.proxy.until(lambda: w.proxy.commands["EVALSHA"] > passed), 0.2)
         await w.check_free(0)
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_client_closed_in_the_gap(server: EmbeddedServer, mode: str) -> None:
+    """P12, E4: whoever holds or waits is told at once, although there is no connection that could be closed."""
+    async with wired(server, mode) as w:
+        lease = await w.lock(ttl=1).acquire()
+        waiting = asyncio.create_task(w.lock().acquire())
+        await w.queued(waiting=waiting)
+        w.proxy.refuse = True
+        await w.proxy.cut()
+        await asyncio.sleep(RESPONSE_TIMEOUT)
+        await w.client.aclose()
+        async with asyncio.timeout(0.1):
+            await lease.lost.wait()
+            with pytest.raises(CoordinatorClosed, match="client"):
+                await waiting
+        with pytest.raises(LeaseLost) as raised:
+            lease.check()
+        assert raised.value.reason == "closed"
 
 
 @pytest.mark.parametrize("mode", MODES)

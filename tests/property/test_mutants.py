@@ -102,7 +102,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "the lock has no ttl": Mutant("token, 'NX', 'PX', ttl", "token, 'NX'"),
     # P6 leases
     "renew does nothing": Mutant("redis.call('PEXPIRE', NAME, ARGV[2])"),
-    "renew forgets the fence": Mutant("redis.call('PEXPIRE', FENCE, remember(ARGV[2]))"),
+    "renew forgets the fence": Mutant("redis.call('PEXPIRE', FENCE, keep)"),
+    "renew forgets a fence ahead of the clock": Mutant("if redis.call('PTTL', FENCE) < keep then", "if true then"),
     # P8 fencing
     "the fence is not stored (slow path)": Mutant(
         "local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep, 'GET')",
@@ -116,6 +117,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "the fence is only the clock (slow path)": Mutant(
         "if last and string.sub(last, 1, 16) >= fence then",
         "if false then",
+    ),
+    "a fence ahead of the clock is forgotten before the clock has caught up": Mutant(
+        " + math.floor((fence - now) / 1000)",
     ),
     "the fence is only the clock (fast path)": Mutant("string.sub(before, 1, 16) < digits and "),
     "the fence is only a counter": Mutant(

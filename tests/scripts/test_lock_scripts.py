@@ -236,3 +236,15 @@ def test_every_script_has_a_header_and_fits_a_screen() -> None:
             assert len(text.splitlines()) <= 40, path.name
             for part in ("-- KEYS ", "-- REPLY ", "-- REPLAY ", "-- COST "):
                 assert part in text, (path.name, part)
+
+
+async def test_p8_a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_caught_up(redis: Client) -> None:
+    """The clock went back by two hours; when it goes ahead again the fence must not be gone. Renewals keep it, too."""
+    hour = 3_600_000
+    seconds, micros = await redis.time()
+    last = (seconds + 7200) * 1_000_000 + micros
+    await redis.set(KEYS.fence, f"{last} z", px=hour)
+    assert await acquire(redis, b"a") == last + 1
+    assert 2.9 * hour < await redis.pttl(KEYS.fence) < 3.1 * hour
+    assert (await run(redis, "renew", b"a", 1000))[0] == 1
+    assert await redis.pttl(KEYS.fence) > 2.9 * hour

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -59,11 +59,13 @@ class Answer:
 class Child:
     """The parent's side. The process may serve several tests, one after the other: see `Crew`."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-X", "dev", "-W", "error", "-m", __name__]
+        pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True,
+            env=os.environ | (environment or {}),
+        )  # fmt: skip
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._rest = b""
@@ -309,6 +311,10 @@ class Worker:
     async def do_lease(self, slot: str) -> dict[str, object]:
         lease = self.leases[slot]
         return {"lost": lease.lost.is_set(), "remaining": lease.remaining(), "fence": lease.fence}
+
+    async def do_wall(self) -> dict[str, object]:
+        """Tell the time of the wall clock."""
+        return {"wall": time.time()}
 
     async def do_lost(self, slot: str) -> dict[str, object]:
         """Wait until the lease is lost."""

@@ -23,11 +23,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "_types", "_clock", "_keys", "backoff"),
     ("_scripts", "_link"),
     ("_engine",),
-    ("lease", "_renewal", "_guard", "_hold", "_waiting"),
+    ("lease", "_renewal", "_guard", "_hold", "_waiting", "_bundle"),
     ("coordinator",),
     ("_implicit",),
     ("_primitive",),
-    ("lock", "semaphore", "rwlock", "_synchronized", "compat"),
+    ("lock", "semaphore", "rwlock", "reentrant", "multilock", "_synchronized", "compat"),
     ("__init__",),
     ("cli", "embedded", "__main__"),
 )
@@ -312,7 +312,11 @@ def test_what_is_public_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["AsyncLock", "AsyncSemaphore", "Coordinator", "Backoff", "wait_until", "synchronized"]
+    "name",
+    [
+        *("AsyncLock", "AsyncSemaphore", "AsyncReadWriteLock", "AsyncReentrantLock", "AsyncMultiLock"),
+        *("Coordinator", "Backoff", "wait_until", "synchronized"),
+    ],
 )
 @pytest.mark.parametrize("part", ["Raises:", ":: or Example:"])
 def test_what_takes_arguments_documents_errors_and_shows_an_example(name: str, part: str) -> None:
@@ -321,7 +325,11 @@ def test_what_takes_arguments_documents_errors_and_shows_an_example(name: str, p
 
 
 @pytest.mark.parametrize(
-    "name", ["AsyncLock.acquire", "AsyncSemaphore.acquire", "Lease.extend", "Lease.release", "Coordinator.close"]
+    "name",
+    [
+        *(f"{lock}.acquire" for lock in ("AsyncLock", "AsyncSemaphore", "AsyncReentrantLock", "AsyncMultiLock")),
+        *("AsyncReadWriteLock.upgrade", "Lease.extend", "Lease.release", "Coordinator.close"),
+    ],
 )
 def test_what_waits_says_what_a_cancellation_does(name: str) -> None:
     assert "On cancellation" in documentation(PUBLIC[name])

@@ -1,4 +1,4 @@
-"""D9, D10, D15, D16: an error answer means the same whichever server words it, and whether redis-py has read it or not."""
+"""D9, D10, D15, D16: an error answer means the same whichever server words it, and whoever has read it."""
 
 from __future__ import annotations
 

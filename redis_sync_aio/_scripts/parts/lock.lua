@@ -12,7 +12,7 @@ local function next_fence(token, ms)
   local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep, 'GET')
   if last and string.sub(last, 1, 16) >= fence then -- the clock stood still, or went back
     fence = string.format('%.0f', tonumber(string.sub(last, 1, 16)) + 1)
-    redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep)
+    redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep + math.floor((fence - now) / 1000)) -- it catches up
   end
   return fence
 end

@@ -1,0 +1,295 @@
+"""AsyncMultiLock: several locks at once, all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
+from typing import ParamSpec, TypeVar
+
+from redis.asyncio import Redis
+
+from ._bundle import Bundle, Share
+from ._clock import now
+from ._hold import Hold, OnLost, check_on_lost, ending
+from ._link.client import running_loop
+from ._types import Name, Seconds, timeout_seconds
+from ._waiting.local import LocalName
+from ._waiting.together import try_together
+from .coordinator import Coordinator
+from .errors import AcquireTimeout, NotHeld
+from .lease import Lease
+from .lock import AsyncLock, LockStatistics
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MultiLease(Share):
+    """One lease over several locks: what `AsyncMultiLock.acquire` returns.
+
+    It lasts until the earliest deadline of them, is lost when one of them is lost, and is released as a whole.
+    ``token`` has the tokens of all, in order of the names, separated by spaces.
+
+    Attributes:
+        fences: the fence of each lock, by name: what a resource that is protected by that name has to check.
+        fence: the greatest of them. It rises from one lease over the same names to the next, and is only
+            for resources that are never used under one of the names alone.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
+        self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in bundle.members})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they are acquired."""
+        return tuple(self.fences)
+
+    @property
+    def name(self) -> str:
+        """Names of the locks as one text."""
+        return ", ".join(self.fences)
+
+
+class MultiHold(Hold):
+    """An ``async with`` over one lease; made by ``AsyncMultiLock.hold()``, used once."""
+
+    async def __aenter__(self) -> MultiLease:
+        lease = await super().__aenter__()
+        assert isinstance(lease, MultiLease)
+        return lease
+
+
+class AsyncMultiLock:
+    """Several locks as one: all of them, or none.
+
+    Guarantees: each name is the same lock as ``AsyncLock(client, name)``: they exclude each other, and share queue and
+    fences; nobody barges past those who wait for any of the names. Callers that name the same locks in different
+    orders can not deadlock: who has to wait for one holds only locks before it in the order of the names as
+    bytes, and every time-out, cancellation and error gives back all. One lease covers all; when one lock is
+    lost the others are given back and the body is cancelled.
+
+    Free locks are taken in one round trip: by one script, all or none, if their names have the same hash tag (as in
+    "{user}:1", "{user}:2"), else by one command each, in one write. So a caller that gets only some may hold those
+    for a moment. It is not reentrant: a task that holds one of the locks already waits for itself (give a ``timeout``).
+
+    Args:
+        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        names: names of locks, one at least, in any order; what is named twice is one lock.
+        ttl, auto_renew, max_hold, on_lost: as for `AsyncLock`, for each of the locks.
+
+    Raises:
+        TypeError, ValueError: a bad argument (also: no name, or a single str instead of a list); nothing was sent.
+
+    Example:
+        async with AsyncMultiLock(redis, ["account:1", "account:2"]) as lease:
+            await transfer(fences=lease.fences)
+    """
+
+    def __init__(
+        self,
+        client: Redis | Coordinator,
+        names: Iterable[Name],
+        *,
+        ttl: Seconds | None = 30.0,
+        auto_renew: bool = True,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> None:
+        if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+            raise TypeError(f"names must be several names, as in ['a', 'b'], not {names!r}; AsyncLock takes one")
+        locks: dict[bytes, AsyncLock] = {}
+        for name in names:
+            lock = AsyncLock(client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+            locks[lock._keys.name] = lock
+        if not locks:
+            raise ValueError("names is empty: a multi-lock needs one name at least")
+        self._locks = tuple(locks[key] for key in sorted(locks))
+        if len(set(self.names)) < len(locks):
+            raise ValueError(f"some names differ only in bytes that are not text: {', '.join(self.names)}")
+        self._client = client
+        self._on_lost: OnLost = on_lost
+        self._holds: list[Hold] = []  # bodies entered by `async with` on the lock itself
+
+    # -- acquiring -------------------------------------------------------------------------------------
+
+    async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> MultiLease:
+        """Wait for all locks and return one lease over them. One round trip when all are free.
+
+        Args:
+            timeout: seconds or timedelta to wait for all of them together at most; 0: do not wait; None: for ever.
+            ttl: for this lease, instead of the lock's own.
+
+        Raises:
+            AcquireTimeout: others held one of them for too long; ``name`` says which.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
+            TypeError, ValueError: a bad argument; nothing was sent.
+
+        On cancellation, and when it raises, everything that was acquired is given back and whatever else the
+        server did is undone; all of that was sent before the error is raised, and does not delay it.
+        """
+        limit = timeout_seconds(timeout)
+        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
+        try:
+            if limit == 0:
+                return self._lease(await self._all_or_none(ttl))
+            return self._lease(await self._acquire_all(limit, ttl))
+        except AcquireTimeout as error:
+            raise AcquireTimeout(
+                f"the locks {self._shown()} were not to be had together within {limit:g} seconds: others hold "
+                f"{error.name!r} or wait for it; wait longer, or look at statistics() for the holders",
+                name=error.name,
+                remaining=error.remaining,
+            ) from error
+
+    async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:
+        """Return a lease, or None when one of the locks is held or somebody waits for it. One round trip.
+
+        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised. Unless the names have one hash
+        tag, two callers that try at the same moment may each meet what the other has just taken, and both get None.
+        """
+        try:
+            return self._lease(await self._all_or_none(ttl))
+        except AcquireTimeout:
+            return None
+
+    def hold(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        on_lost: OnLost | None = None,
+    ) -> MultiHold:
+        """Return an async context manager that acquires, yields the lease, and releases.
+
+        Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now.
+
+        Leaving the body raises, in this order of precedence: the body's own exception, a cancellation from
+        outside, LeaseLost (its ``name`` is the lock that was lost first), the error of the release.
+        """
+        self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
+        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
+        return MultiHold(lambda: self.acquire(timeout=timeout, ttl=ttl), chosen)
+
+    async def __aenter__(self) -> MultiLease:
+        hold = MultiHold(self.acquire, self._on_lost)
+        lease = await hold.__aenter__()
+        self._holds.append(hold)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
+
+    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        """Decorate a coroutine function: each call runs while holding the locks."""
+
+        @functools.wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self.hold():
+                return await function(*args, **kwargs)
+
+        return locked
+
+    # -- releasing and looking -------------------------------------------------------------------------
+
+    async def release(self) -> None:
+        """Release the lease over these names that was acquired in this event loop, from this client.
+
+        Raises:
+            NotHeld: there is none. (A lease over other names, or of one lock, is not meant.)
+            LeaseLost, Unreachable: as `Lease.release`.
+
+        On cancellation the release goes on in the background.
+        """
+        bundle = Bundle.find(self._key())
+        inside = [] if bundle is None else bundle.inside()
+        if not inside:
+            raise NotHeld(f"{self._shown()} are not held together by this process: release the lease itself")
+        await inside[-1].release()
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds any of the locks. One round trip."""
+        return any(one.locked for one in (await self.statistics()).values())
+
+    async def statistics(self) -> dict[str, LockStatistics]:
+        """Return what the server knows of each lock, by name. One round trip; not one moment for all."""
+        found = await asyncio.gather(*(lock.statistics() for lock in self._locks))
+        return dict(zip(self.names, found, strict=True))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the locks, each once, in the order in which they are acquired."""
+        return tuple(lock.name for lock in self._locks)
+
+    def __repr__(self) -> str:
+        return f"<AsyncMultiLock {self._shown()}>"
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _shown(self) -> str:
+        return ", ".join(map(repr, self.names))
+
+    def _key(self) -> Hashable:
+        return running_loop(), self._client, tuple(lock._keys.name for lock in self._locks)
+
+    def _lease(self, leases: list[Lease]) -> MultiLease:
+        return Bundle(self._key(), tuple(leases)).enter(MultiLease)
+
+    async def _all_or_none(self, ttl: Seconds | None) -> list[Lease]:
+        leases, taken = await self._take_free(self._locks, None, ttl)
+        if not taken:
+            return leases
+        _give_back(leases)
+        name = next((name for name in taken if name.holder_remaining() is not None), taken[0])
+        raise AcquireTimeout(f"{name.name!r} is taken", name=name.name, remaining=name.holder_remaining())
+
+    async def _acquire_all(self, limit: float | None, ttl: Seconds | None) -> list[Lease]:
+        """Take what is free, wait for the next in order, and so on until all are held.
+
+        Invariant, and the reason why nobody deadlocks: who waits for a lock holds only locks that come before it.
+        """
+        ends = None if limit is None else now() + limit
+        held: list[Lease] = []
+        try:
+            while True:
+                held += (await self._take_free(self._locks[len(held) :], ends, ttl))[0]
+                if len(held) < len(self._locks):
+                    left = None if ends is None else max(0.0, ends - now())
+                    held.append(await self._locks[len(held)].acquire(timeout=left, ttl=ttl))
+                if len(held) == len(self._locks):
+                    if all(map(_valid, held)):
+                        return held
+                    _give_back(held)  # one was lost while we waited for the others; nobody relied on it yet
+                    held = []
+        except BaseException:
+            _give_back(held)
+            raise
+
+    async def _take_free(
+        self, locks: Sequence[AsyncLock], ends: float | None, ttl: Seconds | None
+    ) -> tuple[list[Lease], list[LocalName]]:
+        """Take those of ``locks`` that are free, up to the first that is not; return the leases, and what is taken."""
+        limit = None if ends is None else max(0.001, ends - now())
+        request = replace(locks[0]._request(ttl, None, 0), timeout=limit)
+        names = [lock._local() for lock in locks]
+        found = await try_together(names, request)
+        taken = [name for name, lease in zip(names, found, strict=True) if not _valid(lease)]
+        first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))
+        _give_back(found[first:])
+        return [lease for lease in found[:first] if lease is not None], taken
+
+
+def _valid(lease: Lease | None) -> bool:
+    """Whether it was granted, and was not lost while the others were still under way."""
+    return lease is not None and lease.remaining() > 0
+
+
+def _give_back(leases: Iterable[Lease | None]) -> None:
+    for lease in leases:
+        if lease is not None:
+            lease.give_back()

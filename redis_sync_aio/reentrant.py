@@ -1,0 +1,223 @@
+"""AsyncReentrantLock: a lock that its owner may acquire again."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Hashable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+from weakref import ref
+
+from redis.asyncio import Redis
+
+from ._bundle import Bundle, Share
+from ._hold import Hold, OnLost, check_on_lost, ending
+from ._link.client import running_loop
+from ._types import Name, Seconds, timeout_seconds, ttl_ms
+from .coordinator import Coordinator
+from .errors import NotHeld, WrongContext
+from .lease import Lease
+from .lock import AsyncLock, LockStatistics
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class AsyncReentrantLock:
+    """A fair lock that whoever holds it may acquire again: for helpers that lock and call each other.
+
+    Guarantees: those of `AsyncLock`; it is the same lock as an `AsyncLock` of that name, and they exclude each
+    other. An owner that holds it gets one more lease at once, without a command. The lock is free when every
+    lease was released, in any order. A lease that is lost is lost for all of them: an acquisition that would be
+    inside a lost one raises LeaseLost, until all that are inside have left.
+
+    **The owner** is the task that acquires, in all of its awaits and calls. Another task waits its turn, also a
+    child, also in the same process: tasks that are started inside a section (``create_task``, ``gather``, task
+    groups, ``asyncio.wait_for`` on Python 3.11) do not inherit it. Who wants to share it names an owner: any hashable
+    value, a request id for instance, or the parent task itself. All that use one client, or one `Coordinator`,
+    in one event loop, with the same lock name and the same ``owner`` are one owner, whatever lock object and
+    task. Acquire before you share: tasks of one owner that ask at once while it holds nothing wait for each other.
+
+    Args:
+        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        name, ttl, auto_renew, max_hold, on_lost: as for `AsyncLock`. They count for the outermost acquisition; one
+            that is inside joins that lease as it is.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Example:
+        lock = AsyncReentrantLock(redis, "account:7")
+
+        async def withdraw(amount):
+            async with lock:
+                await book(-amount)
+
+        async def withdraw_all():
+            async with lock:
+                await withdraw(await balance())
+    """
+
+    def __init__(
+        self,
+        client: Redis | Coordinator,
+        name: Name,
+        *,
+        ttl: Seconds | None = 30.0,
+        auto_renew: bool = True,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> None:
+        self._lock = AsyncLock(client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+        self._client = client
+        self._on_lost: OnLost = on_lost
+        self._holds: list[Hold] = []  # bodies entered by `async with` on the lock itself
+
+    # -- acquiring -------------------------------------------------------------------------------------
+
+    async def acquire(
+        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, owner: Hashable | None = None
+    ) -> Lease:
+        """Return a lease: at once and without a command if the owner holds the lock, else when it is its turn.
+
+        Each call returns a lease of its own, with the fence and the token they have in common. Releasing one, also
+        twice, releases none of the others.
+
+        Args:
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            ttl: for the outermost lease, instead of the lock's own; checked and not used inside another one.
+            owner: who acquires; None: the current task.
+
+        Raises:
+            LeaseLost: the owner holds a lease of it that is lost. Leave it first (``release()``, which raises
+                LeaseLost as well, or the end of the body).
+            AcquireTimeout, Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
+            TypeError, ValueError: a bad argument; nothing was sent.
+
+        On cancellation whatever the server did for this request is undone, without delaying the cancellation. Inside
+        another lease there is nothing to wait for and so nothing to cancel.
+        """
+        timeout_seconds(timeout)
+        key = self._key(owner)
+        bundle = Bundle.find(key)
+        if bundle is None:
+            bundle = Bundle(key, (await self._lock.acquire(timeout=timeout, ttl=ttl),))
+        elif ttl is not None:
+            ttl_ms(ttl)
+        return bundle.enter(Share)
+
+    async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
+        """Return a lease, or None when others hold the lock or wait for it. One round trip, or none as in `acquire`.
+
+        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
+        """
+        key = self._key(owner)
+        bundle = Bundle.find(key)
+        if bundle is None:
+            lease = await self._lock.try_acquire(ttl=ttl)
+            if lease is None:
+                return None
+            bundle = Bundle(key, (lease,))
+        elif ttl is not None:
+            ttl_ms(ttl)
+        return bundle.enter(Share)
+
+    def hold(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        owner: Hashable | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Hold:
+        """Return an async context manager that acquires, yields the lease, and releases.
+
+        Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now. The
+        owner, if not given, is the task that enters.
+
+        When the lease is lost each task that is inside is cancelled once, in its outermost body, and that raises
+        LeaseLost; the bodies in it see the cancellation. Leaving a body raises, in this order of precedence: the
+        body's own exception, a cancellation from outside, LeaseLost, the error of the release.
+        """
+        self._lock.hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
+        hash(owner)
+        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
+        return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl, owner=owner), chosen)
+
+    async def __aenter__(self) -> Lease:
+        hold = Hold(self.acquire, self._on_lost)
+        lease = await hold.__aenter__()
+        self._holds.append(hold)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
+
+    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        """Decorate a coroutine function: each call runs while holding the lock. It may call itself."""
+
+        @functools.wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self.hold():
+                return await function(*args, **kwargs)
+
+        return locked
+
+    # -- releasing and looking -------------------------------------------------------------------------
+
+    async def release(self, *, owner: Hashable | None = None) -> None:
+        """Release the owner's latest lease of this lock that was not released yet.
+
+        Raises:
+            NotHeld: the owner (the current task, if not given) holds no lease of it.
+            LeaseLost, Unreachable: as `Lease.release`.
+
+        On cancellation the release goes on in the background.
+        """
+        bundle = Bundle.find(self._key(owner))
+        inside = [] if bundle is None else bundle.inside()
+        if not inside:
+            who = "this task" if owner is None else f"the owner {owner!r}"
+            raise NotHeld(
+                f"{self.name!r} is not held by {who}: release the lease itself, or name the owner that acquired it"
+            )
+        await inside[-1].release()
+
+    def depth(self, *, owner: Hashable | None = None) -> int:
+        """Return how many leases of this lock the owner (None: the current task) has not released. No command."""
+        bundle = Bundle.find(self._key(owner))
+        return 0 if bundle is None else len(bundle.inside())
+
+    async def force_release(self) -> bool:
+        """Take the lock away from whoever holds it, as `AsyncLock.force_release`."""
+        return await self._lock.force_release()
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds the lock, the current task included. One round trip."""
+        return await self._lock.locked()
+
+    async def statistics(self) -> LockStatistics:
+        """Return holder, waiters, fence and remaining time as the server sees them. One round trip."""
+        return await self._lock.statistics()
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._lock.name
+
+    def __repr__(self) -> str:
+        return repr(self._lock).replace("AsyncLock", "AsyncReentrantLock", 1)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _key(self, owner: Hashable | None) -> Hashable:
+        loop = running_loop()
+        if owner is None:
+            owner = asyncio.current_task()
+            if owner is None:
+                raise WrongContext(f"{self.name!r} is used outside a task: name an owner, acquire(owner=...)")
+        # A task that forgets to release must not stay alive by that.
+        return loop, self._client, self._lock._keys.name, ref(owner) if isinstance(owner, asyncio.Task) else owner

@@ -1,0 +1,65 @@
+"""P7 for the primitives that stand on locks: the table of test_exceptions.py, over their holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol, cast
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReentrantLock, Coordinator, Lease
+from redis_sync_aio._hold import OnLost
+
+from . import test_exceptions as suite
+
+
+class Nested:
+    """A reentrant lock whose body is inside another body of the same task."""
+
+    def __init__(self, sync: Coordinator) -> None:
+        self._lock = AsyncReentrantLock(sync, suite.NAME)
+
+    @asynccontextmanager
+    async def hold(self, *, on_lost: OnLost) -> AsyncIterator[Lease]:
+        async with self._lock.hold(on_lost=on_lost), self._lock.hold(on_lost=on_lost) as inner:
+            yield inner
+
+
+class Holds(Protocol):
+    @property
+    def hold(self) -> Callable[..., object]: ...
+
+
+KINDS: dict[str, Callable[[Coordinator], Holds]] = {
+    "reentrant": lambda sync: AsyncReentrantLock(sync, suite.NAME),
+    "nested": Nested,
+    "multi": lambda sync: AsyncMultiLock(sync, ["other-1", suite.NAME, "other-2"]),
+    "multi in one slot": lambda sync: AsyncMultiLock(sync, [f"{{{suite.NAME}}}:other", suite.NAME]),
+}
+
+
+@pytest.mark.parametrize("way", ["link"], indirect=True)
+@pytest.mark.parametrize("outer", suite.OUTERS, ids=suite.named)
+@pytest.mark.parametrize("lease", suite.LEASES)
+@pytest.mark.parametrize("body", suite.BODIES, ids=suite.named)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_p7(
+    sync: Coordinator,
+    redis: Redis,
+    kind: str,
+    body: suite.Body,
+    lease: str,
+    outer: suite.Outer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P7: the right exception leaves, bare, with the rest as a note, and the task is as it should be afterwards."""
+
+    def factory(coordinator: Coordinator, name: str) -> AsyncLock:
+        assert name == suite.NAME
+        return cast(AsyncLock, KINDS[kind](coordinator))
+
+    monkeypatch.setattr(suite, "AsyncLock", factory)
+    await suite.test_p7(sync, redis, body, lease, outer)
+    assert await redis.exists("other-1", "other-2", f"{{{suite.NAME}}}:other") == 0

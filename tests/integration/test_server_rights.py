@@ -1,0 +1,128 @@
+"""FAULTS D16: the least rights that docs/servers.md tells: they suffice, and without any one something fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redis_sync_aio import (
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    PermissionRefused,
+    wait_until,
+)
+from redis_sync_aio._keys import permit_keys
+from redis_sync_aio.errors import LinkUnavailable
+
+from .test_server_faults import Served, modes
+from .test_server_faults_answers import ORDERS, everything, served_to, user
+from .test_wire import SOON
+from .test_wire import quiet_loop as quiet_loop
+
+KEYS = "~orders:* ~{orders:*"
+CHANNELS = "resetchannels &rsa:*"
+SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
+LOCKS = "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # what the scripts use
+PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank +exists"
+PERMITS = f"{LOCKS.removeprefix('+get +set ')} {PERMITS_TOO}"
+"""Semaphores and read/write locks: what they use beside the above, and without what they do not."""
+
+Use = Callable[..., Awaitable[None]]
+
+
+def rights(commands: str) -> str:
+    """Return the rule for primitives called ``orders:…``. ``+client|id +client|kill`` may be added: a new connection
+    then retires the one it replaces, in case that one hangs."""
+    return f"resetkeys {KEYS} {CHANNELS} -@all {SENT} {commands}"
+
+
+async def every_permit(admin: Any, *syncs: Coordinator) -> None:
+    """All that semaphores and read/write locks do, and what they do when their keys were evicted."""
+    for sync in syncs:
+        semaphore = AsyncSemaphore(sync, ORDERS, limit=1)
+        async with semaphore.hold(timeout=2) as lease:
+            await lease.extend(20)
+            await _hand_over(lease, semaphore.acquire(timeout=2), partial(_queued, semaphore))
+        await semaphore.resize(2)
+        assert await semaphore.get_limit() == 2
+        heavy = await semaphore.acquire(2, timeout=2)
+        await admin.delete(permit_keys(ORDERS.encode(), "sem").all[0])
+        await (await semaphore.acquire(timeout=2)).release()
+        with pytest.raises(LeaseLost):
+            await heavy.release()
+
+        both = AsyncReadWriteLock(sync, ORDERS)
+        async with both.read().hold(timeout=2) as reader:
+            async with both.upgrade(reader, timeout=2) as lease:
+                await lease.extend(20)
+            await _hand_over(reader, both.write().acquire(timeout=2), partial(_queued, both))
+        writer = await both.write().acquire(timeout=2)
+        await both.downgrade(writer)
+        await writer.release()
+
+
+async def _queued(primitive: AsyncSemaphore | AsyncReadWriteLock) -> bool:
+    return (await primitive.statistics()).waiters > 0
+
+
+async def _hand_over(lease: Lease, acquire: Any, queued: Callable[[], Awaitable[bool]]) -> None:
+    waiting: asyncio.Task[Lease] = asyncio.create_task(acquire)
+
+    async def reached() -> bool:
+        return waiting.done() or await queued()
+
+    try:
+        await wait_until(reached, SOON, timeout=2)
+        await lease.release()
+        await (await waiting).release()
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+def uses(s: Served) -> dict[str, tuple[str, Use]]:
+    """Return what is used: the commands it needs, and all that it does."""
+    return {"locks": (LOCKS, everything), "permits": (PERMITS, partial(every_permit, s.admin))}
+
+
+@modes
+@pytest.mark.parametrize("what", ["locks", "permits"])
+async def test_least_rights(mode: str, what: str) -> None:
+    """D16: they suffice."""
+    async with served_to(mode=mode) as s:
+        commands, use = uses(s)[what]
+        await user(s, rights(commands))
+        await use(s.sync)
+        assert not await s.admin.exists(ORDERS)
+
+
+@pytest.mark.parametrize("what", ["locks", "permits"])
+async def test_less_than_the_least_rights(what: str) -> None:
+    """D16, P12: and they are the least: without any one of them something is refused, by an error that says so."""
+    async with served_to() as s:
+        commands, use = uses(s)[what]
+        for missing in f"{SENT} {commands}".split():
+            await user(s, rights(commands), f"-{missing[1:]}")
+            await s.admin.flushall()
+            await s.admin.script_flush()
+            async with Coordinator(s.client, push="always") as woken, Coordinator(s.client, push="never") as polling:
+                with pytest.raises((PermissionRefused, LinkUnavailable), match=f"'{missing[1:]}'"):
+                    await use(woken, polling)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+def test_the_documentation_tells_them() -> None:
+    text = " ".join(PAGE.read_text().split())
+    for words in (KEYS, CHANNELS, SENT, LOCKS, PERMITS_TOO):
+        assert words in text

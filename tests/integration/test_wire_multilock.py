@@ -1,0 +1,73 @@
+"""P4 for several locks at once: every fault of the wire of test_wire.py, at the commands of a multi-lock.
+
+Whatever happens to a command or its answer, all locks are acquired, under one lease, and all are free after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+
+import pytest
+
+from redis_sync_aio import AsyncLock, AsyncMultiLock, wait_until
+from redis_sync_aio._scripts import load
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.proxy import Action, script
+from .test_wire import ANSWERS, SOON, WIRE, Wired, quiet_loop, wired
+
+__all__ = ["quiet_loop"]  # a fixture
+
+CASES: dict[str, tuple[str, str, int]] = {
+    # names, script, how many calls of it pass by unharmed
+    "one script": ("{{{0}}}:1 {{{0}}}:2 {{{0}}}:3", "acquire_all", 0),
+    "the first of three": ("{0}:1 {0}:2 {0}:3", "acquire", 0),
+    "the last of three": ("{0}:1 {0}:2 {0}:3", "acquire", 2),
+    "a release": ("{{{0}}}:1 {{{0}}}:2 {{{0}}}:3", "release", 1),
+}
+
+
+async def acquire_and_release(w: Wired, names: list[str], command: str, skip: int, action: Action) -> None:
+    lock = AsyncMultiLock(w.sync, names)
+    rule = w.proxy.on(script(load(command).sha), action, skip=skip)
+    lease = await lock.acquire()
+    lease.check()
+    for name, fence in lease.fences.items():
+        found = await AsyncLock(w.other, name).statistics()
+        assert found.holder in lease.token.split(), f"{name} is not ours"
+        assert found.fence == fence
+    await lease.release()
+    assert rule.acted, "the fault did not happen"
+
+
+async def check_free(w: Wired, names: list[str]) -> None:
+    async def free() -> bool:
+        found = await AsyncMultiLock(w.other, names).statistics()
+        return all((one.holder, one.waiters) == (None, 0) for one in found.values())
+
+    await wait_until(free, SOON, timeout=5)
+
+
+async def one_fault(server: EmbeddedServer, mode: str, case: str, fault: str, action: Action) -> str | None:
+    template, command, skip = CASES[case]
+    names = template.format(f"{case} {fault}".replace(" ", "-")).split()
+    try:
+        async with asyncio.timeout(30), wired(server, mode, name=names[0]) as w:
+            await w.direct.script_load(load("acquire_all").source.decode())
+            await acquire_and_release(w, names, command, skip, action)
+            await check_free(w, names)
+    except Exception:
+        return f"{fault}: {traceback.format_exc()}"
+    return None
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+@pytest.mark.parametrize("case", CASES)
+async def test_p4_every_fault(server: EmbeddedServer, mode: str, case: str) -> None:
+    if mode == "plain" and case == "one script":
+        case = "the first of three"  # without a link there is no such script
+    faults = WIRE | ANSWERS
+    outcomes = await asyncio.gather(*(one_fault(server, mode, case, *fault) for fault in faults.items()))
+    wrong = [outcome for outcome in outcomes if outcome is not None]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,143 @@
+"""Mutants of the Python core: each takes one decision out of it, and at least one check has to notice.
+
+The checks run in simulation (see `tests/support/gate.py`), without a link too where that makes a difference. The
+core as it is passes all of them. The mutants of the scripts are in `test_mutants.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import pytest
+import redis
+
+from redis_sync_aio import Coordinator
+from redis_sync_aio._guard import Guard
+from redis_sync_aio._hold import Hold
+from redis_sync_aio._link.link import Link
+from redis_sync_aio._link.plain import PlainExecutor
+from redis_sync_aio._renewal import Renewals
+from redis_sync_aio._scripts import load
+from redis_sync_aio._waiting.local import LocalName
+from redis_sync_aio._waiting.ticket import Ticket
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.core_checks import CHECKS, Check, Sim, check_schedules
+from ..support.gate import Gate
+from ..support.mutants import Mutant
+from ..support.schedule import SCRIPTS
+
+MUTANTS: Mapping[str, Mutant] = {
+    # P3 wake-up
+    "waiters are not re-checked": Mutant(LocalName, "recheck", "ticket.recheck()"),
+    "nobody looks again": Mutant(LocalName, "_look", "ticket.ask()"),
+    "a look only when the lease should have ended": Mutant(
+        LocalName, "queued", "min(left + EARLY, self.hub.poll_cap)", "left + EARLY"
+    ),
+    "the claim is the whole ttl": Mutant(
+        Ticket, "_name_request", "min(request.ttl_ms, hub.claim_ms)", "request.ttl_ms"
+    ),
+    "the claim is all that a lease without renewals gets": Mutant(
+        Ticket, "_name_request", "if request.auto_renew else request.ttl_ms", ""
+    ),
+    # P4 replay
+    "GONE is lost, whatever happened before": Mutant(
+        Renewals, "_release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
+    ),
+    "a lost connection is no doubt": Mutant(Link, "_on_lost", "call.ambiguous = True"),
+    "a lost connection is no doubt, without a link": Mutant(PlainExecutor, "_failed", "call.ambiguous = True"),
+    "what was not answered is not sent again": Mutant(Link, "_on_lost", "self._unsent.extendleft(reversed(resend))"),
+    "a force_release is repeated": Mutant(Link, "_on_lost", "if call.once:", "if False:"),
+    "our own grant is taken for somebody else's": Mutant(
+        Ticket, "_decided", "answer.outcome is Outcome.OWN and", "False and"
+    ),
+    # P5 cancellation
+    "nothing is undone": Mutant(Ticket, "_undo", "local.undo(self._token, self._member, pending=True)"),
+    "an identity's grant is not undone": Mutant(
+        Ticket, "_undo_answered", "self._local.undo(self._token, self._member)", "pass"
+    ),
+    "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self._undo()"),
+    "the cancelled waiter keeps a grant of the same turn": Mutant(
+        Ticket, "abandon", "self._give_back(self._lease)", "pass"
+    ),
+    "clean-ups overtake, without a link": Mutant(PlainExecutor, "send", "if queue is not None:", "if False:"),
+    # P6 leases
+    "the lease counts from the answer": Mutant(
+        Ticket, "_answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"
+    ),
+    "the pushed lease counts from the push": Mutant(
+        Ticket, "pushed", "granted = self._base + push.server_time", "granted = now()"
+    ),
+    "the renewed lease counts from the answer": Mutant(
+        Renewals, "_renewed", "lease.deadline = call.sent + lease.period", "lease.deadline = now() + lease.period"
+    ),
+    "a grant is one however late": Mutant(Ticket, "_granted", "since + duration <= now()", "False"),
+    "an unanswered renewal is a loss": Mutant(Renewals, "_renewed", "elif now() >= lease.deadline:", "else:"),
+    "a refused renewal is a loss": Mutant(
+        Renewals,
+        "_renewed",
+        'logger.warning("the lease on %r could not be renewed: %s", lease.name, call.error)',
+        'lease.lose("unreachable")',
+    ),
+    "leases are not re-checked": Mutant(LocalName, "recheck", "self.hub.renewals.recheck(lease)"),
+    "the deadline passes unnoticed": Mutant(Renewals, "_tick", "if time >= lease.deadline:", "if False:"),
+    "a lost lease lets the body run": Mutant(Guard, "__init__", "lease.on_loss = self._cancel"),
+    "renewals go on beyond max_hold": Mutant(Renewals, "_renew", "left < math.inf", "False"),
+    # P7 exceptions
+    "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "self._guard.finish(error)", "False"),
+    "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if own is None:\n            raise", "raise"),
+    "LeaseLost hides a cancellation from outside": Mutant(Guard, "finish", "left <= self._before", "True"),
+    # P12 the end
+    "close() releases nothing": Mutant(Coordinator, "_give_up", "self.renewals.release(lease)"),
+}
+
+
+@pytest.fixture(scope="module")
+def private() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
+
+
+def failing(private: EmbeddedServer) -> tuple[str, BaseException] | None:
+    """Run the checks until one fails; return its name and what it raised."""
+    with redis.Redis(unix_socket_path=private.unix_socket) as server:
+        for name in SCRIPTS:
+            server.script_load(load(name).source)
+        for name, check in CHECKS.items():
+            for link in (True, False):
+                server.flushall()
+                with Gate(private.unix_socket) as gate:
+                    sim = Sim(gate, server, link)
+                    gate.permits = sim.permits
+                    try:
+                        gate.run(partial(bounded, check, sim))
+                    # Whatever a broken core does to a check; Failed is what pytest.raises raises.
+                    except (Exception, asyncio.CancelledError, pytest.fail.Exception) as error:
+                        return f"{name}, {'link' if link else 'plain'}", error
+        try:
+            check_schedules(private)
+        except (Exception, asyncio.CancelledError) as error:
+            return "schedules", error
+    return None
+
+
+async def bounded(check: Check, sim: Sim) -> None:
+    async with asyncio.timeout(200):
+        await check(sim)
+
+
+def test_the_core_passes_every_check(private: EmbeddedServer) -> None:
+    found = failing(private)
+    if found is not None:
+        raise found[1]
+    assert len(CHECKS) >= 15
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    mutant.apply(monkeypatch)
+    found = failing(private)
+    assert found is not None, "no check notices"
+    print("caught by", found[0], repr(found[1])[:200])

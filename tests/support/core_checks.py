@@ -1,0 +1,304 @@
+"""Checks of the Python core in simulation (see `gate.py`), for `tests/property/test_core_mutants.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, Unreachable
+from redis_sync_aio.embedded import EmbeddedServer
+
+from .gate import Command, Gate, Pipe
+from .schedule import KINDS, run, sha
+
+Check = Callable[["Sim"], Awaitable[None]]
+
+
+@dataclass
+class Sim:
+    """Two coordinators of one lock, and what is to happen on the way."""
+
+    gate: Gate
+    server: Any
+    link: bool
+    rules: list[tuple[str, Callable[[Pipe], object]]] = field(default_factory=list)
+    sync: Coordinator = field(init=False)
+    other: Coordinator = field(init=False)
+    client: Redis = field(init=False)
+
+    @asynccontextmanager
+    async def coordinators(self, **options: Any) -> AsyncIterator[None]:
+        options = {"push": "always" if self.link else "never", "response_timeout": 1000, **options}
+        async with (
+            self.gate.client() as self.client,
+            self.gate.client() as client,
+            Coordinator(self.client, **options) as self.sync,
+            Coordinator(client, response_timeout=1000) as self.other,
+        ):
+            yield
+            assert self.server.keys("{l}:[qp]*") == [], "left behind"
+
+    def on(self, kind: str, act: Callable[[Pipe], object]) -> None:
+        """Do something when the next command of this kind gets to the server; False: refuse it."""
+        self.rules.append((kind, act))
+
+    def permits(self, pipe: Pipe, words: Command) -> bool:
+        if words[0] == b"EVALSHA":
+            for rule in self.rules:
+                if rule[0] == KINDS[sha(words)]:
+                    self.rules.remove(rule)
+                    return rule[1](pipe) is not False
+        return True
+
+    def later(self, seconds: float) -> Callable[[Pipe], None]:
+        """It takes its time."""
+
+        def pass_time(_: Pipe) -> None:
+            self.gate.time += seconds
+
+        return pass_time
+
+    def cut(self, _: Pipe) -> None:
+        """The connections of `sync` are lost once this is executed, and its answer with them."""
+        asyncio.get_running_loop().call_soon(self.cut_now)
+
+    def cut_now(self, _: Pipe | None = None) -> None:
+        for pipe in self.pipes():
+            pipe.cut()
+
+    def pipes(self) -> list[Pipe]:
+        other = self.other._link and self.other._link._wire
+        return [pipe for pipe in self.gate.pipes if not (other and other._transport is pipe)]
+
+    def refuse(self, _: Pipe) -> bool:
+        return False
+
+    async def waiting(self, **options: Any) -> asyncio.Task[Lease]:
+        """Start to acquire, and return once the request is answered."""
+        task = asyncio.create_task(AsyncLock(self.sync, "l", **options).acquire())
+        await asyncio.sleep(0.5)
+        return task
+
+    async def check_free(self) -> None:
+        found = await AsyncLock(self.other, "l").statistics()
+        assert (found.holder, found.waiters) == (None, 0)
+
+
+async def check_the_deadline_counts_from_the_send(sim: Sim) -> None:
+    async with sim.coordinators():
+        sim.on("acquire", sim.later(3))
+        lease = await AsyncLock(sim.sync, "l", ttl=10).acquire()
+        assert 6 < lease.remaining() <= 7
+        sim.on("renew", sim.later(4))
+        await lease.extend(20)
+        assert 15 < lease.remaining() <= 16
+        await lease.release()
+
+
+async def check_the_deadline_of_a_push(sim: Sim) -> None:
+    async with sim.coordinators(claim=20):
+        held = await AsyncLock(sim.other, "l").acquire()
+        waiting = await sim.waiting(ttl=10, auto_renew=False)
+        sim.on("release", sim.later(5))
+        await held.release()
+        lease = await waiting
+        assert lease.remaining() <= (4.6 if sim.link else 10)
+        await lease.release()
+
+
+async def check_a_grant_later_than_its_ttl_is_none(sim: Sim) -> None:
+    async with sim.coordinators():
+        sim.on("acquire", sim.later(3))
+        lease = await AsyncLock(sim.sync, "l", ttl=2).acquire()
+        lease.check()
+        await lease.release()
+
+
+async def check_the_claim(sim: Sim) -> None:
+    for auto_renew, claim in ((True, 3), (False, 60)):
+        async with sim.coordinators(claim=3):
+            held = await AsyncLock(sim.other, "l").acquire()
+            waiting = await sim.waiting(ttl=60, auto_renew=auto_renew)
+            await held.release()
+            lease = await waiting
+            if sim.link:
+                assert claim - 1 < sim.server.pttl("l") / 1000 <= claim
+            await asyncio.sleep(2)
+            assert 50 < lease.remaining() <= 60, "renewed in good time, for the whole ttl"
+            await lease.release()
+
+
+def soon(act: Callable[[], object], _: Pipe) -> None:
+    """Once the command is executed, and before its answer arrives."""
+    asyncio.get_running_loop().call_soon(act)
+
+
+async def check_a_cancelled_request_leaves_nothing(sim: Sim) -> None:
+    for identity in (None, "me"):
+        async with sim.coordinators():
+            assert not await AsyncLock(sim.sync, "l").locked()
+            asking = asyncio.create_task(AsyncLock(sim.sync, "l").acquire(identity=identity))
+            sim.on("acquire", partial(soon, asking.cancel))
+            await asyncio.wait([asking])
+            assert asking.cancelled()
+            await asyncio.sleep(0.1)
+            await sim.check_free()
+
+
+async def check_a_wait_that_is_over_leaves_nothing(sim: Sim) -> None:
+    async with sim.coordinators():
+        held = await AsyncLock(sim.other, "l").acquire()
+        with pytest.raises(AcquireTimeout):
+            await AsyncLock(sim.sync, "l").acquire(timeout=1)
+        await asyncio.sleep(0.1)
+        assert (await AsyncLock(sim.other, "l").statistics()).waiters == 0
+        await held.release()
+        await sim.check_free()
+
+
+async def check_a_lost_answer_to_a_request(sim: Sim) -> None:
+    async with sim.coordinators():
+        sim.on("acquire", sim.cut)
+        async with asyncio.timeout(5):
+            lease = await AsyncLock(sim.sync, "l").acquire()
+        await lease.release()
+
+
+async def check_a_lost_answer_to_a_release(sim: Sim) -> None:
+    async with sim.coordinators():
+        lease = await AsyncLock(sim.sync, "l").acquire()
+        sim.on("release", sim.cut)
+        await lease.release()
+
+
+async def check_a_lost_answer_to_force_release(sim: Sim) -> None:
+    async with sim.coordinators():
+        lease = await AsyncLock(sim.other, "l").acquire()
+        sim.on("force", sim.cut)
+        with pytest.raises(Unreachable):
+            await AsyncLock(sim.sync, "l").force_release()
+        with pytest.raises(LeaseLost):
+            await lease.release()
+
+
+async def check_a_grant_in_the_gap(sim: Sim) -> None:
+    async with sim.coordinators(poll_cap=1000, claim=600):
+        held = await AsyncLock(sim.other, "l", ttl=600).acquire()
+        waiting = await sim.waiting(ttl=600)
+        sim.on("release", sim.cut_now)
+        await held.release()
+        async with asyncio.timeout(5):
+            await (await waiting).release()
+
+
+async def check_a_dead_holder(sim: Sim) -> None:
+    async with sim.coordinators(poll_cap=5):
+        await AsyncLock(sim.other, "l", ttl=600, auto_renew=False).acquire()
+        waiting = await sim.waiting()
+        sim.server.delete("l")
+        async with asyncio.timeout(6):
+            await (await waiting).release()
+
+
+async def check_an_unknown_renewal_is_no_loss(sim: Sim) -> None:
+    async with sim.coordinators(retry_for=2):
+        lease = await AsyncLock(sim.sync, "l", ttl=60).acquire()
+        sim.on("renew", sim.refuse)
+        await asyncio.sleep(21)
+        assert not lease.lost.is_set()
+        await asyncio.sleep(10)
+        assert lease.remaining() > 40, "another renewal came through"
+        sim.gate.refuse = True
+        sim.cut_now()
+        with pytest.raises(Unreachable):
+            await lease.extend(60)
+        assert not lease.lost.is_set()
+        sim.gate.refuse = False
+        await asyncio.sleep(5)
+        await lease.release()
+
+
+async def check_a_reconnect_finds_the_lease_gone(sim: Sim) -> None:
+    if sim.link:
+        async with sim.coordinators():
+            lease = await AsyncLock(sim.sync, "l", ttl=600).acquire()
+            sim.server.delete("l")
+            sim.cut_now()
+            await asyncio.sleep(5)
+            assert lease.lost.is_set()
+
+
+async def hold_until_lost(sim: Sim, ends: BaseException | None = None, **options: Any) -> float:
+    """Hold the lock; return how long the body ran before it was cancelled."""
+    began = sim.gate.time
+    try:
+        async with AsyncLock(sim.sync, "l", **options):
+            try:
+                await asyncio.sleep(100)
+            finally:
+                began = sim.gate.time - began
+                if ends is not None:
+                    raise ends
+    except LeaseLost:
+        pass
+    return began
+
+
+async def check_max_hold_ends_the_body(sim: Sim) -> None:
+    async with sim.coordinators():
+        assert 4.9 < await hold_until_lost(sim, ttl=2, max_hold=5) < 5.1
+
+
+async def check_the_deadline_ends_the_body(sim: Sim) -> None:
+    async with sim.coordinators():
+        ran = asyncio.create_task(hold_until_lost(sim, ttl=3))
+        await asyncio.sleep(0.5)
+        sim.gate.refuse = True
+        sim.cut_now()
+        assert 2.9 < await ran < 3.1
+        sim.gate.refuse = False
+
+
+async def check_the_error_of_the_body_leaves(sim: Sim) -> None:
+    async with sim.coordinators():
+        with pytest.raises(KeyError) as raised:
+            await hold_until_lost(sim, KeyError("mine"), ttl=2, max_hold=5)
+        assert "lost" in raised.value.__notes__[0]
+
+
+async def check_a_cancellation_from_outside_leaves(sim: Sim) -> None:
+    async with sim.coordinators():
+        losing = asyncio.create_task(hold_until_lost(sim, ttl=60))
+        await asyncio.sleep(1)
+        lease = AsyncLock(sim.sync, "l")._local().leases
+        next(iter(lease)).lose("taken")
+        losing.cancel()
+        await asyncio.wait([losing])
+        assert losing.cancelled()
+        sim.server.delete("l")
+
+
+async def check_close_releases(sim: Sim) -> None:
+    async with sim.coordinators():
+        await AsyncLock(sim.sync, "l").acquire()
+        await sim.sync.close()
+        assert not sim.server.exists("l")
+
+
+def check_schedules(server: EmbeddedServer) -> None:
+    run(server, range(200))
+
+
+CHECKS: dict[str, Check] = {
+    name: check
+    for name, check in list(globals().items())
+    if name.startswith("check_") and inspect.iscoroutinefunction(check)
+}
