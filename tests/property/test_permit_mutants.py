@@ -116,6 +116,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
     "each reader has its own fence": Mutant("limit ~= WHOLE or weight == WHOLE or fence == 0", "true"),
     "writers share fences": Mutant("or weight == WHOLE or", "or"),
+    "a fence ahead of the clock is forgotten": Mutant("math.max(0, math.floor((fence - now) / 1000))", "0"),
     "a replay takes a new fence": Mutant(
         "if had ~= weight then its_fence = next_fence(weight) end",
         "its_fence = next_fence(weight)",
@@ -137,12 +138,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "release leaves the ticket": Mutant("if ARGV[2] ~= '' then leave(ARGV[2]) end"),
     "leaving leaves the poll": Mutant("redis.call('ZREM', POLLS, ticket)"),
     "a holder's ticket stays": Mutant("  if queued then\n    leave(ticket)\n", "  if queued then\n"),
-    "the permits have no ttl": Mutant("redis.call('PEXPIRE', PERMITS, least)"),
-    "the state has no ttl": Mutant("redis.call('PEXPIRE', STATE, math.max(least, redis.call('PTTL', STATE)))"),
+    "the permits have no ttl": Mutant("redis.call('PEXPIRE', PERMITS, math.max(least, redis.call('PTTL', PERMITS)))"),
+    "the state has no ttl": Mutant("redis.call('PEXPIRE', STATE, math.max(least + ahead, redis.call('PTTL', STATE)))"),
     "the state that a resize creates has no ttl": Mutant(
         "redis.call('PEXPIRE', STATE, math.max(3600000, redis.call('PTTL', STATE)))",
     ),
-    "the reset state has no ttl": Mutant("redis.call('PEXPIRE', STATE, 3600000)"),
+    "the reset state has no ttl": Mutant("keep(0)\n    used = 0", "used = 0"),
     "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
     # inspect

@@ -301,6 +301,18 @@ async def test_p8_fences_rise_although_the_clock_went_back_or_the_counter_was_lo
     assert fences[2:] == [(1 << 52) + 1, (1 << 52) + 2]
 
 
+async def test_p8_a_fence_ahead_of_the_clock_is_kept_until_the_clock_caught_up(redis: Client) -> None:
+    hours = 2 * 3_600_000
+    await granted(redis, b"a")
+    await redis.hset(STATE, "fence", ((await redis.time())[0] * 1000 + hours) * 1000)
+    await granted(redis, b"b")
+    await check_kept(redis, 0)
+    assert await redis.pttl(STATE) > hours
+    await redis.delete(PERMITS)
+    await release(redis, b"a")
+    assert await redis.pttl(STATE) > hours
+
+
 async def test_inspect_shows_who_holds_and_waits_and_changes_nothing(redis: Client) -> None:
     async with inbox(redis):
         fences = [await granted(redis, token, weight=weight, limit=4) for token, weight in ((b"a", 1), (b"b", 3))]

@@ -21,9 +21,10 @@ end
 
 local function keep(ms) -- every permit is over before the keys are, PERMITS first; PEXPIRE is always allowed
   local least = math.max(3600000, 2 * ms)
-  if redis.call('PTTL', PERMITS) < 0.75 * least then
-    redis.call('PEXPIRE', PERMITS, least)
-    redis.call('PEXPIRE', STATE, math.max(least, redis.call('PTTL', STATE)))
+  local ahead = math.max(0, math.floor((fence - now) / 1000)) -- the clock went back: the fence stays until it caught up
+  if redis.call('PTTL', PERMITS) < 0.75 * least or ahead > 0 and redis.call('PTTL', STATE) < least + ahead then
+    redis.call('PEXPIRE', PERMITS, math.max(least, redis.call('PTTL', PERMITS)))
+    redis.call('PEXPIRE', STATE, math.max(least + ahead, redis.call('PTTL', STATE)))
   end
 end
 
@@ -33,7 +34,7 @@ local function expire()
   if lost and state[2] then
     redis.call('DEL', STATE)
     redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence))
-    redis.call('PEXPIRE', STATE, 3600000)
+    keep(0)
     used = 0
   elseif lost and redis.call('EXISTS', PERMITS) == 1 then -- asked first: a write lets the rest pass when out of memory
     redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1)
