@@ -455,6 +455,8 @@ async def test_config_readers_without_the_lock_would_see_half_of_a_change(redis:
         with pytest.raises(config_readers.LeaseLost):
             await config._store(1001, lease)
     assert await config.read() == [1000] * 3
+
+
 # -- transfers ---------------------------------------------------------------------------------------------
 
 
