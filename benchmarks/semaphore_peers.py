@@ -18,7 +18,7 @@ from typing import Any, cast
 from .contestant import CONNECTIONS, Contestant, Game, Grip, OnClient
 from .server_stats import Sends
 
-PLAYS: frozenset[Game] = frozenset({"semaphores", "own semaphores"})
+PLAYS: frozenset[Game] = frozenset({"semaphores"})
 
 
 def _inside(make: Callable[[], AbstractAsyncContextManager[Any]]) -> Grip:

@@ -26,7 +26,7 @@ PERMITS = 5
 HOLDERS = b"holders"
 READY = 1
 """Number of the first cell in which a side says that it is ready to be counted."""
-COUNTED = 0.15
+COUNTED = 0.1
 """Seconds of competition with the counter."""
 
 
