@@ -68,7 +68,7 @@ async def test_p8_d4_d6_a_grant_that_was_not_replicated(tmp_path: Path) -> None:
         await group.replicated()
         group.replica.pause()
         async with group.primary.client() as admin:
-            await admin.client_kill_filter(_type="replica")
+            await admin.execute_command("CLIENT", "KILL", "TYPE", "replica")
         lease = await lock.acquire()
         group.primary.kill()
         switched = asyncio.create_task(group.switched())
