@@ -204,7 +204,7 @@ async def test_p1_p8_d1_d2_restarted(keep: bool) -> None:
             await asyncio.to_thread(f.server.restart, keep)
             back.append(wall())
             outages.append((back[-1] - begin) / US)
-            await asyncio.sleep(f.random.uniform(0.3, 0.7))
+            await asyncio.sleep(f.random.uniform(0.2, 0.6))
         history = await f.end()
         first = history.first_grants(back)
         known = [refusal["lost_after"] / US for refusal in history.refusals if refusal["held"]]

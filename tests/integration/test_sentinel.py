@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
 from redis_sync_aio._clock import now
@@ -68,7 +69,8 @@ async def test_p8_d4_d6_a_grant_that_was_not_replicated(tmp_path: Path) -> None:
         await group.replicated()
         group.replica.pause()
         async with group.primary.client() as admin:
-            await admin.execute_command("CLIENT", "KILL", "TYPE", "replica")
+            send: Any = admin.execute_command
+            await send("CLIENT", "KILL", "TYPE", "replica")
         lease = await lock.acquire()
         group.primary.kill()
         switched = asyncio.create_task(group.switched())
