@@ -167,11 +167,25 @@ class Field:
         self._inquests.append(asyncio.create_task(self._inquest(worker, at)))
 
     async def _inquest(self, worker: Worker, at: int) -> None:
-        """Find out what the dead one holds: its process id is in its tokens."""
+        """Find out what the dead one holds, now and when the server has seen its end.
+
+        The system takes a moment to end a process, and what is handed over to it meanwhile is its own, too.
+        """
+        held = await self._held(worker)
+        self.deaths.append(Death(worker.number, at, worker.doom, held))
+
+        async def seen() -> bool:
+            return all(one["name"] != f"worker-{worker.number}" for one in await self.admin.client_list())
+
+        await wait_until(seen, SOON, timeout=5)
+        if later := await self._held(worker) - held:
+            self.deaths.append(Death(worker.number, wall(), "between", later))
+
+    async def _held(self, worker: Worker) -> frozenset[str]:
+        """Return the locks that are the worker's: its process id is in its tokens."""
         tokens = await self.admin.mget(self.names)
         mark = f":{worker.pid}:"
-        held = frozenset(name for name, token in zip(self.names, tokens, strict=True) if mark in text(token or ""))
-        self.deaths.append(Death(worker.number, at, worker.doom, held))
+        return frozenset(name for name, token in zip(self.names, tokens, strict=True) if mark in text(token or ""))
 
     # -- the end ---------------------------------------------------------------------------------------
 

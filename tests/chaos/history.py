@@ -35,7 +35,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Death:
-    """A worker was killed; ``held``: the locks that were its own by then, as the server tells."""
+    """A worker was killed; ``held``: the locks that were its own by then, as the server tells.
+
+    ``doom``: where it died; "between": what it was given after it was killed and before the server knew.
+    """
 
     worker: int
     at: int

@@ -68,7 +68,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Ticket, "_answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"
     ),
     "the pushed lease counts from the push": Mutant(
-        Ticket, "pushed", "granted = self._base + push.server_time", "granted = now()"
+        Ticket, "pushed", "granted = min(self._base + push.server_time, now())", "granted = now()"
     ),
     "the renewed lease counts from the answer": Mutant(
         Renewals, "_renewed", "lease.deadline = call.sent + lease.period", "lease.deadline = now() + lease.period"
