@@ -15,12 +15,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from redis_sync_aio._engine import rules
 from redis_sync_aio._engine.lua import WHOLE, ticket_member
