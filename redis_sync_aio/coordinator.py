@@ -144,7 +144,7 @@ class Coordinator:
             self._response_timeout,
             self.check_place,
         )
-        self._witness = Witness(self._client, self.link_client_closed)
+        self._witness = Witness(self._client, self._client_closes)
         self._loop_end = self._close_at_loop_end()
         with suppress(StopIteration):  # run to its first yield, which makes the loop know it
             self._loop_end.asend(None).send(None)
@@ -378,15 +378,17 @@ class Coordinator:
             plain.send(call)
 
     def link_client_closed(self) -> None:
-        """The client or its pool was closed, and with it our connection if there is one.
-
-        What is held is released as by `close`, through one more connection.
-        """
+        """The client or its pool was closed, and with it our connection if there is one."""
         if self._forked or self._why_closed is not None or self._loop is not running_loop():
             return
         self._client_closed = True
         self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
         self._give_up(CoordinatorClosed(f"the wait ended: {self._why_closed}"))
+
+    def _client_closes(self) -> None:
+        """Word from the witness. A link that is up learns it by itself, once its connection is closed."""
+        if self.connections == 0 or self.trouble is not None:
+            self.link_client_closed()
 
     def after_fork(self) -> None:
         """In the child: the sockets belong to the parent. Never use or close them here."""

@@ -280,7 +280,7 @@ class Link:
         self._unsent.extendleft(reversed(resend))
         if wire.closed_by_client:
             self._owner.link_client_closed()
-        if self._unsent or (self._owner.link_needed() and not wire.closed_by_client):
+        elif self._unsent or self._owner.link_needed():
             self.connect()
 
     def _drop(self, why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -178,7 +179,8 @@ async def test_connecting_fails_unexpectedly(server: EmbeddedServer, mode: str) 
 @pytest.mark.parametrize("push", ["auto", "never"])
 async def test_options_that_redis_py_refuses(push: Push) -> None:
     """P12: they come out as an error of ours, with redis-py's words."""
-    async with Redis(protocol=9) as client, Coordinator(client, push=push, retry_for=0.1) as sync:
+    limits: dict[str, Any] = {"retry_for": 0.1, "response_timeout": 0.1}
+    async with Redis(protocol=9) as client, Coordinator(client, push=push, **limits) as sync:
         with pytest.raises(Unreachable, match="protocol must be"):
             await sync.lock("never").acquire()
 
