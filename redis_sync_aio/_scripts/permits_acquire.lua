@@ -2,8 +2,7 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 (of the lock)  6 weight
 --       7 limit (0 = the server's)
--- REPLY fence                    GRANTED, for the whole ttl
---       {code, n, ms, server time in us, m}
+-- REPLY fence (GRANTED, for the whole ttl), or {code, n, ms, server time in us, m}
 --       0 BUSY, 2 QUEUED: ms until the first permit is over (-1 = never); m = 1: look again soon
 --       3 OWN (the token holds a permit already): n its fence, ms left, m its weight
 --       4 SPENT (undone before)  5 MISMATCH: n = the server's limit, 0 if it has none  6 TOO HEAVY: n = the limit
@@ -12,28 +11,30 @@
 -- include: permits
 -- include: grants
 -- include: turns
+-- include: expire
 local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
 if limit == 0 then limit = asked end
-expire()
-local turn, until_poll = settle(ticket) -- first: it may be this token that gets something, by another ticket
-local queued, had, its_fence = waits(ticket), permit(token)
-local differs = asked > 0 and asked ~= limit and not queued
+local turn, more = settle(ticket) -- first: it may be this token that gets something, by another ticket
+local had, its_fence = permit(token)
+local differs = asked > 0 and asked ~= limit and not waits(ticket)
 if limit == 0 or differs or had or weight > limit then
-  if queued then
+  if waits(ticket) then
     leave(ticket)
     settle('')
     had, its_fence = permit(token)
   end
+  save()
   if had == 0 then return {4, 0, -1, now, 0} end
   if had then return {3, tonumber(its_fence), left(redis.call('ZSCORE', PERMITS, token)), now, had} end
   return {(limit == 0 or differs) and 5 or 6, limit, -1, now, 0}
 end
 if turn == FREE and fits(weight, 0) then -- nothing was written yet if the request is new: refused when out of memory
-  if queued then leave(ticket) end
+  if more then leave(ticket) end
   its_fence = next_fence(weight)
   hold(token, weight, ttl, 0, its_fence)
-  if queued then settle('') end -- who is behind us may fit, too
+  if more then settle('') end -- it was queued: who is behind it may fit, too
   return tonumber(its_fence)
 end
+save()
 -- include: line_up

@@ -9,21 +9,20 @@
 -- include: permits
 -- include: grants
 -- include: turns
+-- include: expire
 local TOMB_MS = 60000
-expire()
 if ARGV[2] ~= '' then leave(ARGV[2]) end
 local had = permit(ARGV[1])
 local held = had and had > 0
-if held then
-  drop(ARGV[1])
-  redis.call('HSET', STATE, 'used', used)
-end
+if held then drop(ARGV[1]) end
 if ARGV[3] == '1' then -- pcall: nothing was written yet, and the server may be out of memory
   local set = redis.pcall('ZADD', PERMITS, now + TOMB_MS * 1000, ARGV[1])
   if type(set) ~= 'table' then
-    redis.call('HSET', STATE, 'used', used, '=' .. ARGV[1], '0 0')
-    keep(TOMB_MS)
+    own, soonest = '0 0', nil
+    redis.call('HSET', STATE, 'used', used, '=' .. ARGV[1], own)
+    keep(TOMB_MS, true)
   end
 end
 settle('')
+save()
 return held and 1 or 0

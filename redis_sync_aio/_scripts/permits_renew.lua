@@ -7,13 +7,13 @@
 -- include: permits
 -- include: grants
 -- include: turns
-expire()
+-- include: expire
 settle('')
 local had, ms = permit(ARGV[1]), tonumber(ARGV[2])
 local held = had and had > 0
 if held then
-  redis.call('PEXPIRE', STATE, math.max(3600000, 2 * ms, redis.call('PTTL', STATE))) -- allowed when out of memory …
-  redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1]) -- … and then this is, too
-  keep(ms)
+  keep(ms, true) -- first: PEXPIRE is allowed when out of memory, and then ZADD is, too
+  redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])
 end
+save()
 return {held and 1 or 0, now}

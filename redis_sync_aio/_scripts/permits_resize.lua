@@ -7,10 +7,12 @@
 -- include: permits
 -- include: grants
 -- include: turns
-expire()
+-- include: expire
 local before = limit
 limit = tonumber(ARGV[1])
 redis.call('HSET', STATE, 'limit', limit, 'used', used)
-redis.call('PEXPIRE', STATE, math.max(3600000, redis.call('PTTL', STATE)))
+saved = used
+keep(0, false)
 settle('')
+save()
 return before

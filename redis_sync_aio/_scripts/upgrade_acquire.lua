@@ -8,18 +8,20 @@
 -- include: permits
 -- include: grants
 -- include: turns
+-- include: expire
 local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-expire()
-local turn, until_poll = settle(ticket)
+local turn, more = settle(ticket)
 local had, its_fence = permit(token)
 if had == WHOLE or not had or had == 0 then
   if ticket ~= '' then leave(ticket) end
   settle('')
+  save()
   if had ~= WHOLE then return {8, 0, -1, now, 0} end
   return {3, tonumber(its_fence), left(redis.call('ZSCORE', PERMITS, token)), now, had}
 end
-local first = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
-if first[1] and first[1] ~= ticket and tonumber(first[2]) < 0 then return {7, 0, -1, now, 0} end
+save()
+local next_one = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')
+if next_one[1] and next_one[1] ~= ticket and tonumber(next_one[2]) < 0 then return {7, 0, -1, now, 0} end
 if fits(WHOLE, had) then
   if ticket ~= '' then leave(ticket) end
   its_fence = next_fence(WHOLE)

@@ -7,14 +7,16 @@
 -- include: permits
 -- include: grants
 -- include: turns
-expire()
+-- include: expire
 if ARGV[2] ~= '' then leave(ARGV[2]) end
 local had, its_fence = permit(ARGV[1])
 local held = had and had > 0
 if held and had > 1 then
-  redis.call('PEXPIRE', STATE, math.max(3600000, redis.call('PTTL', STATE))) -- allowed when out of memory …
+  keep(0, true) -- first: PEXPIRE is allowed when out of memory, and then HSET is, too
   used = used - had + 1
-  redis.call('HSET', STATE, 'used', used, '=' .. ARGV[1], '1 ' .. its_fence) -- … and then this is, too
+  saved, own = used, '1 ' .. its_fence
+  redis.call('HSET', STATE, 'used', used, '=' .. ARGV[1], own)
 end
 settle('')
+save()
 return held and 1 or 0

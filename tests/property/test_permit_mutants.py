@@ -41,20 +41,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "an identity may lose weight": Mutant("math.max(tonumber(weight) or 0, had)", "tonumber(weight) or 0"),
     "a drop is not counted": Mutant("used = used - (permit(token) or 0)"),
     "what is over stays": Mutant("for _, token in ipairs(over) do drop(token) end"),
-    "the sum is not stored after an expiry": Mutant("if #over > 0 then redis.call('HSET', STATE, 'used', used) end"),
-    "the sum is not stored after a release": Mutant(
-        "drop(ARGV[1])\n  redis.call('HSET', STATE, 'used', used)",
-        "drop(ARGV[1])",
+    "the sum is not stored after an expiry": Mutant(
+        "if used ~= saved then redis.call('HSET', STATE, 'used', used) end", "if had then end"
     ),
-    "only a hundred expire": Mutant("until #over < 100", "until true"),
-    "lost permits stay used": Mutant(" or used > 0 and redis.call('EXISTS', PERMITS) == 0"),
-    "a lost state leaves its permits": Mutant("redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1)"),
-    "a foreign limit is ignored": Mutant("asked > 0 and asked ~= limit and not queued", "false"),
-    "waiters are held to the limit they know": Mutant(" and not queued"),
-    "too heavy requests queue": Mutant(
-        "if limit == 0 or differs or had or weight > limit then",
-        "if limit == 0 or differs or had then",
-    ),
+    "the sum is not stored after a release": Mutant("save()\nreturn held and 1 or 0", "return held and 1 or 0"),
+    "the sum is not stored after a renewal": Mutant("save()\nreturn {held", "return {held"),
+    "the sum is not stored before who lines up": Mutant("save()\nlocal look", "local look"),
+    "the own permit is remembered when it is gone": Mutant("if token == ARGV[1] then own = '' end"),
+    "the own permit is not remembered": Mutant("if token == ARGV[1] then own = mine end"),
     # P2 order
     "barging": Mutant("if turn == FREE and fits(weight, 0) then", "if fits(weight, 0) then"),
     "light ones pass a heavy head": Mutant(
@@ -75,10 +69,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "redis.call('ZADD', QUEUE, place, ticket)\n        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)",
     ),
     # P3 wake-up
-    "a release wakes nobody": Mutant("settle('')\nreturn held and 1 or 0", "return held and 1 or 0"),
+    "a release wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "save()\nreturn held and 1 or 0"),
     "a renewal wakes nobody": Mutant("settle('')\nlocal had, ms", "local had, ms"),
-    "a resize wakes nobody": Mutant("settle('')\nreturn before", "return before"),
-    "a grant wakes nobody behind it": Mutant("if queued then settle('') end"),
+    "a resize wakes nobody": Mutant("settle('')\nsave()\nreturn before", "save()\nreturn before"),
+    "a grant wakes nobody behind it": Mutant("if more then settle('') end"),
     "only one is woken": Mutant(
         "if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end",
         "do return FULL end",
@@ -88,25 +82,25 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the next in line elsewhere is told nothing": Mutant("if next_inbox and next_inbox ~= inbox then", "if false then"),
     "too heavy waiters are told nothing": Mutant("if inbox ~= '' then tell(inbox, id, -1, 0) end"),
-    "nobody says that it is worth looking soon": Mutant("turn == RESERVED and not until_poll and 1 or 0", "0"),
+    "nobody says that it is worth looking soon": Mutant("turn == RESERVED and not more and 1 or 0", "0"),
     "the claim is ignored": Mutant(
         "hold(token, weight, tonumber(ms), had, its_fence)",
         "hold(token, weight, 30000, had, its_fence)",
     ),
     # P4 replay
     "a holder gets a second permit": Mutant("differs or had or weight > limit", "differs or weight > limit"),
-    "what was undone is granted": Mutant("'=' .. ARGV[1], '0 0')", "'!' .. ARGV[1], '0 0')"),
+    "what was undone is granted": Mutant("'=' .. ARGV[1], own)\n    keep", "'!' .. ARGV[1], own)\n    keep"),
     "a tombstone can be renewed": Mutant(
-        "local held = had and had > 0\nif held then\n  redis.call('PEXPIRE'",
-        "local held = had\nif held then\n  redis.call('PEXPIRE'",
+        "local held = had and had > 0\nif held then\n  keep(ms, true)",
+        "local held = had\nif held then\n  keep(ms, true)",
     ),
     "a renewal creates a permit": Mutant(
-        "local held = had and had > 0\nif held then\n  redis.call('PEXPIRE'",
-        "local held = true\nif held then\n  redis.call('PEXPIRE'",
+        "local held = had and had > 0\nif held then\n  keep(ms, true)",
+        "local held = true\nif held then\n  keep(ms, true)",
     ),
     "renewals come before the turn": Mutant(
-        "expire()\nsettle('')\nlocal had, ms = permit(ARGV[1]), tonumber(ARGV[2])",
-        "expire()\nlocal had, ms = permit(ARGV[1]), tonumber(ARGV[2])\nsettle('')",
+        "settle('')\nlocal had, ms = permit(ARGV[1]), tonumber(ARGV[2])",
+        "local had, ms = permit(ARGV[1]), tonumber(ARGV[2])\nsettle('')",
     ),
     # P6 leases
     "a renewal does nothing": Mutant("redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])"),
@@ -116,18 +110,19 @@ MUTANTS: Mapping[str, Mutant] = {
     "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
     "each reader has its own fence": Mutant("limit ~= WHOLE or weight == WHOLE or fence == 0", "true"),
     "writers share fences": Mutant("or weight == WHOLE or", "or"),
-    "a fence ahead of the clock is forgotten": Mutant("math.max(0, math.floor((fence - now) / 1000))", "0"),
+    "a fence ahead of the clock is forgotten": Mutant("math.max(time, math.ceil(fence / 1000))", "time"),
     "a replay takes a new fence": Mutant(
         "if had ~= weight then its_fence = next_fence(weight) end",
         "its_fence = next_fence(weight)",
     ),
     # out of memory
     "a new grant begins with a harmless write": Mutant(
-        "if queued then leave(ticket) end\n  its_fence",
+        "if more then leave(ticket) end\n  its_fence",
         "leave(ticket)\n  its_fence",
     ),
     "a renewal begins with ZADD": Mutant(
-        "redis.call('PEXPIRE', STATE, math.max(3600000, 2 * ms, redis.call('PTTL', STATE)))",
+        "keep(ms, true)\n  redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])",
+        "redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])\n  keep(ms, true)",
     ),
     "a tombstone must be written": Mutant("redis.pcall('ZADD', PERMITS, now", "redis.call('ZADD', PERMITS, now"),
     "who is queued is thrown out": Mutant(
@@ -137,19 +132,24 @@ MUTANTS: Mapping[str, Mutant] = {
     # leftovers
     "release leaves the ticket": Mutant("if ARGV[2] ~= '' then leave(ARGV[2]) end"),
     "leaving leaves the poll": Mutant("redis.call('ZREM', POLLS, ticket)"),
-    "a holder's ticket stays": Mutant("  if queued then\n    leave(ticket)\n", "  if queued then\n"),
-    "the permits have no ttl": Mutant("redis.call('PEXPIRE', PERMITS, math.max(least, redis.call('PTTL', PERMITS)))"),
-    "the state has no ttl": Mutant("redis.call('PEXPIRE', STATE, math.max(least + ahead, redis.call('PTTL', STATE)))"),
-    "the state that a resize creates has no ttl": Mutant(
-        "redis.call('PEXPIRE', STATE, math.max(3600000, redis.call('PTTL', STATE)))",
+    "a holder's ticket stays": Mutant("  if waits(ticket) then\n    leave(ticket)\n", "  if waits(ticket) then\n"),
+    "the permits have no ttl": Mutant(
+        "if short or new then redis.call('PEXPIRE', PERMITS, kept - time) end"
     ),
-    "the reset state has no ttl": Mutant("keep(0)\n    used = 0", "used = 0"),
+    "the state has no ttl": Mutant("redis.call('PEXPIRE', STATE, kept - time)"),
+    "the permits that come anew have no ttl": Mutant("if short or new then", "if short then"),
+    "the state that a resize creates has no ttl": Mutant(
+        "keep(0, false)",
+    ),
+    "the reset state has no ttl": Mutant(
+        "redis.call('PEXPIRE', STATE, math.max(3600000, kept - math.floor(now / 1000)))"
+    ),
     "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
     # inspect
     "inspect counts what is over": Mutant("do used = used - (permit(token) or 0) end", "do end"),
-    "inspect shows tombstones": Mutant("if weight and weight > 0 then", "if weight then"),
-    "inspect counts lost permits": Mutant("if redis.call('EXISTS', PERMITS) == 0 then used = 0 end"),
+    "inspect shows tombstones": Mutant("if weight and weight > 0 and", "if weight and"),
+    "inspect counts lost permits": Mutant("if not soonest then used = 0 end"),
 }  # fmt: skip
 
 

@@ -170,7 +170,7 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: byte
         await ask(redis, b"c", ticket_member(b"", 1, 500, b"c", 2), weight=2)
     assert await redis.get(key) == b"foreign"
     if key == QUEUE:
-        assert await holders(redis) == {b"a": 1}, "what was over is gone, and the sum is right"
+        assert await holders(redis) == {b"a": 1, b"b": 1}, "also what is over"
 
 
 @pytest.mark.parametrize("token", [b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0", b"limit", b"="])
@@ -183,6 +183,22 @@ async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
         assert (await ask(redis, token))[0] == OWN
         assert await release(redis, token) == 1
         assert await holders(redis) == {}
+
+
+@pytest.mark.parametrize("by", ["a renewal", "a busy request", "a release of nothing", "a resize"])
+async def test_the_sum_is_stored_whoever_finds_what_is_over(redis: Client, by: str) -> None:
+    await granted(redis, b"a", weight=2, limit=3)
+    await granted(redis, b"b", limit=3)
+    await expire(redis, b"b")
+    if by == "a renewal":
+        assert await renew(redis, b"a") == 1
+    elif by == "a busy request":
+        assert (await ask(redis, b"c", weight=2, limit=3))[0] == BUSY
+    elif by == "a resize":
+        await resize(redis, 3)
+    else:
+        assert await release(redis, b"c") == 0
+    assert await holders(redis) == {b"a": 2}
 
 
 # -- crowds ------------------------------------------------------------------------------------------------

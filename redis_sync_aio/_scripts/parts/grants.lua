@@ -7,19 +7,22 @@ local function next_fence(weight) -- P8, as for the lock; readers get the fence 
 end
 
 local function hold(token, weight, ms, had, its_fence)
-  local over = now + ms * 1000
+  local over, new = now + ms * 1000, used == 0
   if had > 0 then over = math.max(over, redis.call('ZSCORE', PERMITS, token) or 0) end -- never shorter than it was
   redis.call('ZADD', PERMITS, over, token)
   used = math.max(used - had, 0) + weight
   fence = math.max(fence, tonumber(its_fence))
-  local last = string.format('%.0f', fence)
-  redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, weight .. ' ' .. its_fence)
-  keep(ms)
+  local last, mine = string.format('%.0f', fence), weight .. ' ' .. its_fence
+  redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine)
+  if token == ARGV[1] then own = mine end
+  saved, soonest = used, nil
+  keep(ms, new)
 end
 
-local function left(score) -- milliseconds until then, or until the first permit is over; nil when there is none
-  score = score or redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2]
-  return score and math.max(1, math.ceil((tonumber(score) - now) / 1000))
+local function left(time) -- milliseconds until then, or until the first permit is over; nil when there is none
+  soonest = soonest or redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2]
+  time = time or soonest
+  return time and math.max(1, math.ceil((tonumber(time) - now) / 1000))
 end
 
 local function fits(weight, had) return used - had + weight <= limit end
@@ -27,6 +30,7 @@ local function fits(weight, had) return used - had + weight <= limit end
 local function leave(ticket)
   redis.call('ZREM', QUEUE, ticket)
   redis.call('ZREM', POLLS, ticket)
+  first = nil
 end
 
 local function waits(ticket) return ticket ~= '' and redis.call('ZSCORE', QUEUE, ticket) end

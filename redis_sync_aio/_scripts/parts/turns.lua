@@ -1,5 +1,6 @@
 -- Give what is free to those who wait ahead of `mine`, in their order. Included behind `grants`.
--- FREE: nobody is ahead any more. FULL: the first does not fit. RESERVED: the first polls, and is alive.
+-- FREE: nobody is ahead any more (and is `mine` the first?). FULL: the first does not fit. RESERVED: it polls, and
+-- is alive (until when?).
 -- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as for the lock.
 local RESERVED, FULL, FREE = 1, 2, 3
@@ -11,9 +12,9 @@ end
 
 local function settle(mine)
   while limit > 0 do
-    local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
+    first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
     local ticket, place, following = first[1], first[2], first[3]
-    if not ticket or ticket == mine then return FREE end
+    if not ticket or ticket == mine then return FREE, ticket end
     local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
     local had, its_fence = permit(token or '')
     had = had or 0
@@ -33,6 +34,7 @@ local function settle(mine)
       leave(ticket)
     else
       redis.call('ZREM', QUEUE, ticket)
+      first = nil
       if had ~= weight then its_fence = next_fence(weight) end -- else an identity that waits while it holds
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local next_left = next_id and math.min(left() or ms, ms)
