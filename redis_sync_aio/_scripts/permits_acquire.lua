@@ -28,11 +28,11 @@ if had or weight > limit then
   return {3, tonumber(its_fence), math.ceil((redis.call('ZSCORE', PERMITS, token) - now) / 1000), now, had}
 end
 local turn, until_poll = settle(ticket)
-if turn == FREE and fits(weight, 0) then
+if turn == FREE and fits(weight) then
   local queued = ticket ~= '' and redis.call('ZREM', QUEUE, ticket) == 1
   if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
   its_fence = next_fence(weight)
-  hold(token, weight, ttl, 0, its_fence)
+  hold(token, weight, ttl, its_fence)
   if queued then settle('') end -- who is behind us may fit, too
   return tonumber(its_fence)
 end

@@ -4,17 +4,23 @@
 -- REPLY {limit (0 = none), used, last fence (0 = none), number of tickets, the first tickets,
 --        {token, weight, fence, ms left} of the first permits}: fences as text
 -- REPLAY  Reads only.
--- COST  O(log permits + permits shown + permits that are over, until the next change drops them)
+-- COST  O(log permits + permits shown + tombstones among them + permits that are over, until the next change drops
+--       them)
 -- include: permits
-local live = {}
+local live, shown, from = {}, tonumber(ARGV[1]), 0
 for _, token in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', now)) do used = used - (permit(token) or 0) end
 local after = '(' .. string.format('%.0f', now)
-local found = redis.call('ZRANGEBYSCORE', PERMITS, after, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[1])
-for i = 1, #found, 2 do
-  local weight, its_fence = permit(found[i])
-  if weight and weight > 0 then
-    live[#live + 1] = {found[i], weight, its_fence, math.ceil((tonumber(found[i + 1]) - now) / 1000)}
+while #live < shown do
+  local found = redis.call('ZRANGEBYSCORE', PERMITS, after, '+inf', 'WITHSCORES', 'LIMIT', from, 100)
+  for i = 1, #found, 2 do
+    local weight, its_fence = permit(found[i])
+    if weight and weight > 0 and #live < shown then
+      live[#live + 1] = {found[i], weight, its_fence, math.ceil((tonumber(found[i + 1]) - now) / 1000)}
+    end
   end
+  from = from + 100
+  if #found < 200 then break end
 end
-if not next(live) then used = 0 end
-return {limit, used, state[3] or '0', redis.call('ZCARD', QUEUE), redis.call('ZRANGE', QUEUE, 0, ARGV[1] - 1), live}
+if redis.call('EXISTS', PERMITS) == 0 then used = 0 end -- lost (evicted)
+local tickets = shown > 0 and redis.call('ZRANGE', QUEUE, 0, shown - 1) or {}
+return {limit, used, state[3] or '0', redis.call('ZCARD', QUEUE), tickets, live}

@@ -213,7 +213,7 @@ class Ticket:
         period = _NEVER if for_ever else duration
         self._new = new
         lease = self._lease = local.hold(request, self._token, fence, deadline, period)
-        if self._replayed:
+        if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self.future.done():

@@ -6,9 +6,9 @@ local function next_fence(weight) -- P8, as for the lock; readers get the fence 
   return string.format('%.0f', fence)
 end
 
-local function hold(token, weight, ms, had, its_fence)
+local function hold(token, weight, ms, its_fence)
   redis.call('ZADD', PERMITS, now + ms * 1000, token)
-  used = math.max(used - had, 0) + weight
+  used = used + weight
   saved = used
   local last = string.format('%.0f', fence)
   redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, weight .. ' ' .. its_fence)
@@ -20,14 +20,7 @@ local function left() -- milliseconds until the first permit is over by itself, 
   return score and math.max(1, math.ceil((tonumber(score) - now) / 1000))
 end
 
-local function fits(weight, had)
-  if used - had + weight <= limit then return true end
-  if used == 0 or redis.call('EXISTS', PERMITS) == 1 then return false end
-  redis.call('DEL', STATE) -- PERMITS was lost (evicted): nobody holds anything any more
-  redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence))
-  used, saved = 0, 0
-  return weight <= limit
-end
+local function fits(weight) return used + weight <= limit end
 
 local function leave(ticket)
   redis.call('ZREM', QUEUE, ticket)

@@ -31,9 +31,16 @@ local function save()
   saved = used
 end
 
--- Drop what is over. When STATE was lost (evicted) nothing is known of the permits: they are dropped, too.
+-- Drop what is over. When either key was lost (evicted) nobody holds anything any more: the other one is cleared, too.
 local function expire()
-  if not state[2] then redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1) end
+  if not state[2] then
+    redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1)
+  elseif used > 0 and redis.call('EXISTS', PERMITS) == 0 then
+    redis.call('DEL', STATE)
+    redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence))
+    redis.call('PEXPIRE', STATE, 3600000)
+    used, saved = 0, 0
+  end
   repeat
     local over = redis.call('ZRANGEBYSCORE', PERMITS, '-inf', now, 'LIMIT', 0, 100)
     for _, token in ipairs(over) do drop(token) end

@@ -14,23 +14,22 @@ local function settle(mine)
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE end
     local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
-    local had, its_fence = permit(token or '')
-    weight, had = tonumber(weight), had or 0
+    weight = tonumber(weight)
     if not inbox then
       leave(ticket)
-    elseif weight > limit then -- the limit was lowered: it can never fit, and asks why
+    elseif weight > limit or permit(token) then -- the limit was lowered; or an identity that holds already: it asks
       leave(ticket)
       if inbox ~= '' then tell(inbox, id, -1, 0) end
     elseif inbox == '' then
       local alive = redis.call('ZSCORE', POLLS, ticket)
       if alive and tonumber(alive) * 1000 > now then return RESERVED, tonumber(alive) - now / 1000 end
       leave(ticket)
-    elseif not fits(weight, had) then -- a dead one must not keep out those who would fit
+    elseif not fits(weight) then -- a dead one must not keep out those who would fit
       if used >= limit or tell(inbox, id, 0, left() or 1) then return FULL end
       leave(ticket)
     else
       redis.call('ZREM', QUEUE, ticket)
-      if had ~= weight then its_fence = next_fence(weight) end -- else an identity that waits while it holds
+      local its_fence = next_fence(weight)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local next_left = next_id and math.min(left() or ms, ms)
       local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
@@ -41,7 +40,7 @@ local function settle(mine)
         return RESERVED
       end
       if heard > 0 then
-        hold(token, weight, tonumber(ms), had, its_fence)
+        hold(token, weight, tonumber(ms), its_fence)
         if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end
       end
     end
