@@ -125,11 +125,17 @@ class LockKind(Kind):
         await redis.set(name, "other", px=60_000)
 
 
+@dataclass(frozen=True)
 class SemaphoreKind(Kind):
-    """`AsyncSemaphore` of one permit."""
+    """`AsyncSemaphore`; of one permit, unless a test is about more."""
+
+    limit: int = 1
+
+    def __str__(self) -> str:
+        return self.label
 
     def make(self, sync: Coordinator | Redis, name: str | bytes, **options: Any) -> AsyncSemaphore:
-        return AsyncSemaphore(sync, name, limit=1, **options)
+        return AsyncSemaphore(sync, name, limit=self.limit, **options)
 
     def keys(self, name: str) -> Keys:
         return permit_keys(name.encode(), "sem")
