@@ -17,23 +17,23 @@ local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
 if limit == 0 then limit = asked end
 local differs = asked > 0 and asked ~= limit and not permit(token) and not waits(ticket)
 if limit == 0 or differs then return {5, limit, -1, now, 0} end
-expire()
+local first = begin()
 local had, its_fence = permit(token)
 if had or weight > limit then
   if ticket ~= '' then leave(ticket) end
-  settle('')
+  settle('', heads())
   save()
   if had == 0 then return {4, 0, -1, now, 0} end
   if not had then return {6, limit, -1, now, 0} end
   return {3, tonumber(its_fence), math.ceil((redis.call('ZSCORE', PERMITS, token) - now) / 1000), now, had}
 end
-local turn, until_poll = settle(ticket)
+local turn, until_poll = settle(ticket, first)
 if turn == FREE and fits(weight) then
   local queued = ticket ~= '' and redis.call('ZREM', QUEUE, ticket) == 1
   if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
   its_fence = next_fence(weight)
   hold(token, weight, ttl, its_fence)
-  if queued then settle('') end -- who is behind us may fit, too
+  if queued then settle('', heads()) end -- who is behind us may fit, too
   return tonumber(its_fence)
 end
 save()

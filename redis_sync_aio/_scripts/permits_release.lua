@@ -10,8 +10,8 @@
 -- include: grants
 -- include: turns
 local TOMB_MS = 60000
-expire()
 if ARGV[2] ~= '' then leave(ARGV[2]) end
+local first = begin()
 local had = permit(ARGV[1])
 local held = had and had > 0
 if held then drop(ARGV[1]) end
@@ -22,6 +22,6 @@ if ARGV[3] == '1' then -- pcall: nothing was written yet, and the server may be 
     keep(TOMB_MS)
   end
 end
-settle('')
+settle('', first)
 save()
 return held and 1 or 0

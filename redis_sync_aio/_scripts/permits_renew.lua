@@ -7,7 +7,7 @@
 -- include: permits
 -- include: grants
 -- include: turns
-expire()
+local first = begin()
 local had, ms = permit(ARGV[1]), tonumber(ARGV[2])
 local held = had and had > 0
 if held then
@@ -15,6 +15,6 @@ if held then
   redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1]) -- … and then this is, too
   keep(ms)
 end
-settle('')
+settle('', first)
 save()
 return {held and 1 or 0, now}

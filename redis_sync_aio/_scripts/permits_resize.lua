@@ -7,12 +7,12 @@
 -- include: permits
 -- include: grants
 -- include: turns
-expire()
+local first = begin()
 local before = limit
 limit = tonumber(ARGV[1])
 redis.call('HSET', STATE, 'limit', limit, 'used', used)
 redis.call('PEXPIRE', STATE, math.max(3600000, redis.call('PTTL', STATE)))
 saved = used
-settle('')
+settle('', first)
 save()
 return before

@@ -8,9 +8,16 @@ local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again. Re
   return redis.pcall('PUBLISH', inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
 end
 
-local function settle(mine)
+local function heads() return redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') end
+
+local function begin() -- heads() first: a QUEUE that is somebody else's key stops the script before it changes anything
+  local first = heads()
+  expire()
+  return first
+end
+
+local function settle(mine, first)
   while limit > 0 do
-    local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE end
     local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
@@ -44,6 +51,7 @@ local function settle(mine)
         if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end
       end
     end
+    first = heads()
   end
   return FULL -- STATE was lost, and with it the limit: the next request brings it
 end
