@@ -293,11 +293,11 @@ async def test_a_release_is_no_loss(kind: Kind, sync: Coordinator) -> None:
 
 async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: over many ttls; the server never sees the key gone."""
-    async with kind.make(sync, NAME, ttl=0.06) as lease:
+    async with kind.make(sync, NAME, ttl=0.12) as lease:
         begin = time.monotonic()
         while time.monotonic() - begin < 0.6:
             assert await kind.token(redis, NAME) == lease.wire_token
-            assert 0 < lease.remaining() <= 0.06
+            assert 0 < lease.remaining() <= 0.12
             lease.check()
             await asyncio.sleep(0.005)
     assert not await kind.held(redis, NAME)
@@ -350,10 +350,10 @@ async def test_extend_shorter(kind: Kind, sync: Coordinator, redis: Redis) -> No
 async def test_renewals_go_on_with_the_new_ttl(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """After extend(ttl) the renewals use that ttl."""
     lease = await kind.make(sync, NAME).acquire()
-    await lease.extend(0.06)
+    await lease.extend(0.12)
     for _ in range(20):
         await asyncio.sleep(0.01)
-        assert 0 < await kind.left_ms(redis, NAME) <= 60
+        assert 0 < await kind.left_ms(redis, NAME) <= 120
     lease.check()
     await lease.release()
 
@@ -368,7 +368,7 @@ async def test_two_hundred_leases_are_renewed_in_one_write(kind: Kind, own_serve
         renewals = after["cmdstat_evalsha"]["calls"] - before["cmdstat_evalsha"]["calls"]
         reads = after["total_reads_processed"] - before["total_reads_processed"]
         assert renewals >= 3 * 200
-        assert reads * 20 <= renewals
+        assert reads * 10 <= renewals  # keys of permits are longer
         for lease in leases:
             lease.check()
 
