@@ -217,8 +217,8 @@ class Primitive:
             refused=self._refused,
         )
 
-    def _refused(self, answer: Answer) -> SyncError:
-        """Return the error for a request that the server did not admit."""
+    def _refused(self, answer: Answer, weight: int) -> SyncError:
+        """Return the error for a request of that weight that the server did not admit."""
         raise NotImplementedError
 
     async def _acquire(self, request: Request) -> Lease:

@@ -230,7 +230,7 @@ class _UpgradeSide:
             weight=WHOLE,
             limit=WHOLE,
             upgrade=True,
-            refused=lambda answer: self._refused(answer, lease),
+            refused=lambda answer, _: self._refused(answer, lease),
         )
 
         async def enter() -> Lease:

@@ -237,14 +237,14 @@ class AsyncSemaphore(Primitive):
     async def _holders(self) -> str:
         return ", ".join(repr(holder.identity) for holder in (await self.statistics()).holders[:5])
 
-    def _refused(self, answer: Answer) -> SyncError:
+    def _refused(self, answer: Answer, weight: int) -> SyncError:
         limit = answer.number
         if limit == 0:
             trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
         elif self._limit not in (0, limit):
             trouble = f"its limit is {limit}, not {self._limit}: use the same limit everywhere, limit=None, or resize()"
         else:
-            trouble = f"the weight asked for never fits into its limit of {limit}"
+            trouble = f"a weight of {weight} never fits into its limit of {limit}"
         return LimitMismatch(f"{self.name!r}: {trouble}", name=self.name, expected=self.limit, found=limit or None)
 
     def _check_weight(self, weight: int) -> int:

@@ -120,10 +120,10 @@ class _Desk:
             if ticket is None:
                 self.leave(member)
                 continue
-            had = self.weight(ticket.token)
-            weight = max(ticket.weight, had)  # an identity that waits for more than it has, or has enough by now
-            gone = member == self.ahead and not had  # it was to become the writer, and reads no more
-            if weight > self.limit or gone:  # the limit was lowered, or else: it can never fit
+            had, weight = self.weight(ticket.token), ticket.weight
+            # An identity that holds already; or a reader that was to become the writer, and reads no more.
+            odd = (had > 0) != (member == self.ahead)
+            if weight > self.limit or odd:  # or the limit was lowered: its owner asks again
                 self.leave(member)
                 if ticket.inbox:
                     self.tell(ticket.inbox, ticket.number, ASK_AGAIN, 0)
@@ -146,7 +146,7 @@ class _Desk:
         """Grant the first ticket, if its owner lives, and tell the one behind when to look."""
         following = Ticket.parse(self.queue[1]) if len(self.queue) > 1 else None
         self.leave(member)
-        fence = self.permits[ticket.token].fence if had == weight else self.next_fence(weight)
+        fence = self.next_fence(weight)
         then = min(self.left() or ticket.claim_ms, ticket.claim_ms)
         together = following is not None and following.inbox == ticket.inbox
         more = b" %d %d" % (following.number, then) if following is not None and together else b""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .local import LocalName
 
 
-def _never_refused(answer: Answer) -> SyncError:
+def _never_refused(answer: Answer, weight: int) -> SyncError:
     raise AssertionError(f"a lock is never refused: {answer}")
 
 
@@ -47,7 +47,7 @@ class Request:
     weight: int = 0  # of a permit; 0: it is a lock
     limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
     upgrade: bool = False  # of what the token holds already; ends by a downgrade
-    refused: Callable[[Answer], SyncError] = _never_refused  # the error for an outcome from MISMATCH on
+    refused: Callable[[Answer, int], SyncError] = _never_refused  # the error for an outcome from MISMATCH on
 
     reusable: bool = field(init=False)
     """Whether what the token holds may be in use elsewhere, before or after this request."""
@@ -147,7 +147,7 @@ class Ticket:
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
         elif answer.outcome >= Outcome.MISMATCH:
-            self._fail(request.refused(answer), call)
+            self._fail(request.refused(answer, request.weight), call)
         else:
             self._local.busy(answer.left)
             self._leave()
@@ -226,7 +226,7 @@ class Ticket:
         period = _NEVER if for_ever else duration
         self._new = new
         lease = self._lease = local.hold(request, self._token, fence, deadline, period)
-        if self._replayed:
+        if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self.future.done():

@@ -15,8 +15,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Backoff, Coordinator, Lease, wait_until
+from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, Lease, wait_until
 
+from ..support.factories import Kind, holder
 from ..support.sweep import Outcome, sweep
 
 NAME = "cancel"
@@ -26,8 +27,9 @@ injected: Counter[str] = Counter()
 class Arena:
     """A lock that may have a holder, and what must be true after every cancelled operation."""
 
-    def __init__(self, sync: Coordinator, redis: Redis) -> None:
-        self.lock = AsyncLock(sync, NAME, ttl=30)
+    def __init__(self, kind: Kind, sync: Coordinator, redis: Redis) -> None:
+        self.kind = kind
+        self.lock = kind.make(sync, NAME, ttl=30)
         self.redis = redis
         self.holder: Lease | None = None
         self.helpers: list[asyncio.Task[None]] = []
@@ -60,8 +62,8 @@ class Arena:
         lease = await self.lock.acquire(timeout=5)
         await lease.release()
         after = await self.lock.statistics()
-        assert (after.holder, after.waiters) == (None, 0), after
-        assert await self.redis.zcard(f"{{{NAME}}}:queue") == 0
+        assert (await holder(self.lock), after.waiters) == (None, 0), after
+        assert await self.kind.empty(self.redis, NAME)
 
 
 Operation = Callable[[Arena], Coroutine[None, None, object]]
@@ -138,8 +140,8 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @pytest_asyncio.fixture
-async def arena(sync: Coordinator, redis: Redis) -> AsyncIterator[Arena]:
-    arena = Arena(sync, redis)
+async def arena(kind: Kind, sync: Coordinator, redis: Redis) -> AsyncIterator[Arena]:
+    arena = Arena(kind, sync, redis)
     await arena.check_free()  # connected: the sweeps are not about the first connection
     yield arena
 
@@ -185,5 +187,5 @@ async def finish(arena: Arena) -> None:
 
 
 def test_p5_the_sweeps_injected_enough() -> None:
-    """The bar is 300 cancellations; a run on all ways makes about 2,000. (The last test of this module.)"""
+    """The bar is 300 cancellations; a run on all ways makes about 3,000. (The last test of this module.)"""
     assert sum(injected.values()) >= 1000, injected

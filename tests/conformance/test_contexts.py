@@ -17,7 +17,6 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AcquireTimeout,
-    AsyncLock,
     Coordinator,
     Lease,
     LeaseLost,
@@ -29,6 +28,7 @@ from redis_sync_aio import (
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
+from ..support.factories import Exclusive, Kind, holder
 
 NAME = "contexts"
 
@@ -38,9 +38,9 @@ class BodyError(Exception):
 
 
 @pytest.fixture
-def lock(sync: Coordinator) -> AsyncLock:
+def lock(kind: Kind, sync: Coordinator) -> Exclusive:
     """One object, shared by everybody in a test."""
-    return AsyncLock(sync, NAME)
+    return kind.make(sync, NAME)
 
 
 async def in_other_task(run: Callable[[], Awaitable[object]]) -> None:
@@ -52,15 +52,11 @@ async def in_other_task(run: Callable[[], Awaitable[object]]) -> None:
     await asyncio.create_task(inside())
 
 
-async def holder(lock: AsyncLock) -> str | None:
-    return (await lock.statistics()).holder
-
-
 # -- left in another task than entered ---------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture
-async def held(lock: AsyncLock) -> AsyncIterator[Lease]:
+async def held(lock: Exclusive) -> AsyncIterator[Lease]:
     """A lease for the duration of a test: pytest-asyncio tears it down in another task."""
     async with lock as lease:
         yield lease
@@ -68,14 +64,14 @@ async def held(lock: AsyncLock) -> AsyncIterator[Lease]:
 
 
 @pytest_asyncio.fixture
-async def held_and_lost(lock: AsyncLock) -> AsyncIterator[Lease]:
+async def held_and_lost(lock: Exclusive) -> AsyncIterator[Lease]:
     """A lease that the test loses: the tear-down says so."""
     with pytest.raises(LeaseLost):
         async with lock.hold() as lease:
             yield lease
 
 
-async def test_p7_lease_of_a_fixture(held: Lease, lock: AsyncLock) -> None:
+async def test_p7_lease_of_a_fixture(held: Lease, lock: Exclusive) -> None:
     """The fixture's lease is held in the test, by nobody's current task."""
     held.check()
     assert await holder(lock) == held.token
@@ -92,7 +88,7 @@ async def test_p7_lease_of_a_fixture_is_lost(held_and_lost: Lease) -> None:
 
 
 @pytest.mark.parametrize("way_in", ["lock", "hold"])
-async def test_p7_exit_stack_closed_in_another_task(lock: AsyncLock, way_in: str) -> None:
+async def test_p7_exit_stack_closed_in_another_task(lock: Exclusive, way_in: str) -> None:
     stack = AsyncExitStack()
     lease = await stack.enter_async_context(lock if way_in == "lock" else lock.hold())
     await in_other_task(stack.aclose)
@@ -101,7 +97,7 @@ async def test_p7_exit_stack_closed_in_another_task(lock: AsyncLock, way_in: str
         lease.check()
 
 
-async def test_p7_exit_stack_entered_in_a_task_that_is_gone(lock: AsyncLock) -> None:
+async def test_p7_exit_stack_entered_in_a_task_that_is_gone(lock: Exclusive) -> None:
     """P7: a loss when the entering task is gone cancels nobody; closing the stack raises LeaseLost."""
     stack = AsyncExitStack()
     await in_other_task(lambda: stack.enter_async_context(lock))
@@ -114,7 +110,7 @@ async def test_p7_exit_stack_entered_in_a_task_that_is_gone(lock: AsyncLock) -> 
     await assert_undisturbed()
 
 
-async def test_p7_cancelled_where_it_is_left_and_lost(lock: AsyncLock) -> None:
+async def test_p7_cancelled_where_it_is_left_and_lost(lock: Exclusive) -> None:
     """P7: the loss cancels the task that entered. A cancellation of the task that leaves is another matter."""
     entered, leaving = asyncio.Event(), asyncio.Event()
     stack = AsyncExitStack()
@@ -142,7 +138,7 @@ async def test_p7_cancelled_where_it_is_left_and_lost(lock: AsyncLock) -> None:
         await entering
 
 
-async def test_p7_async_generator_closed_by_another_task(lock: AsyncLock) -> None:
+async def test_p7_async_generator_closed_by_another_task(lock: Exclusive) -> None:
     async def generate() -> AsyncGenerator[Lease, None]:
         async with lock as lease:
             yield lease
@@ -155,7 +151,7 @@ async def test_p7_async_generator_closed_by_another_task(lock: AsyncLock) -> Non
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises", "loses"])
-async def test_p7_asynccontextmanager(lock: AsyncLock, ends: str) -> None:
+async def test_p7_asynccontextmanager(lock: Exclusive, ends: str) -> None:
     """P7: through contextlib.asynccontextmanager the same comes out as without it."""
 
     @asynccontextmanager
@@ -184,7 +180,7 @@ async def test_p7_asynccontextmanager(lock: AsyncLock, ends: str) -> None:
 # -- one object, many tasks --------------------------------------------------------------------------------
 
 
-async def test_p1_one_object_shared_by_many_tasks(lock: AsyncLock) -> None:
+async def test_p1_one_object_shared_by_many_tasks(lock: Exclusive) -> None:
     """P1: `async with lock` in every task gives each its own lease, one after the other."""
     inside: list[Lease] = []
     fences: list[int] = []
@@ -206,7 +202,7 @@ async def test_p1_one_object_shared_by_many_tasks(lock: AsyncLock) -> None:
 
 
 @pytest.mark.parametrize("first_out", ["loser", "holder"])
-async def test_p1_the_right_lease_for_the_right_task(lock: AsyncLock, redis: Redis, first_out: str) -> None:
+async def test_p1_the_right_lease_for_the_right_task(kind: Kind, lock: Exclusive, redis: Redis, first_out: str) -> None:
     """P1, P7: a loser that still runs and the next holder, both in `async with` of one object."""
     go = {"loser": asyncio.Event(), "holder": asyncio.Event()}
     leases: dict[str, Lease] = {}
@@ -225,7 +221,7 @@ async def test_p1_the_right_lease_for_the_right_task(lock: AsyncLock, redis: Red
         tasks[who] = asyncio.create_task(work(who))
         await wait_until(partial(leases.get, who), FAST, timeout=2)
         if who == "loser":
-            await redis.delete(NAME)
+            await kind.vanish(redis, NAME)
             leases[who].lose("expired")
     order = ["loser", "holder"] if first_out == "loser" else ["holder", "loser"]
     for who in order:
@@ -237,7 +233,7 @@ async def test_p1_the_right_lease_for_the_right_task(lock: AsyncLock, redis: Red
     assert not await lock.locked()
 
 
-async def test_p1_left_by_a_stranger_the_lost_one_goes_first(lock: AsyncLock, redis: Redis) -> None:
+async def test_p1_left_by_a_stranger_the_lost_one_goes_first(kind: Kind, lock: Exclusive, redis: Redis) -> None:
     """P1: who leaves is unknown, both tasks live: the lease that is still held must not be given away."""
     stack = AsyncExitStack()
     entered = asyncio.Event()
@@ -252,7 +248,7 @@ async def test_p1_left_by_a_stranger_the_lost_one_goes_first(lock: AsyncLock, re
 
     staying = asyncio.create_task(enter_and_stay())
     await entered.wait()
-    await redis.delete(NAME)
+    await kind.vanish(redis, NAME)
     (lost,) = lock._local().leases
     lost.lose("expired")
 
@@ -270,7 +266,7 @@ async def test_p1_left_by_a_stranger_the_lost_one_goes_first(lock: AsyncLock, re
         await asyncio.wait([staying])
 
 
-async def test_hold_is_used_once(lock: AsyncLock) -> None:
+async def test_hold_is_used_once(lock: Exclusive) -> None:
     hold = lock.hold()
     async with hold:
         with pytest.raises(RuntimeError):
@@ -281,7 +277,7 @@ async def test_hold_is_used_once(lock: AsyncLock) -> None:
     assert not await lock.locked()
 
 
-async def test_e6_a_task_that_acquires_twice_waits_for_itself(lock: AsyncLock) -> None:
+async def test_e6_a_task_that_acquires_twice_waits_for_itself(lock: Exclusive) -> None:
     """E6: not reentrant; a timeout tells."""
     async with lock as lease:
         with pytest.raises(AcquireTimeout):
@@ -294,7 +290,7 @@ async def test_e6_a_task_that_acquires_twice_waits_for_itself(lock: AsyncLock) -
         await wait_until(waits(lock, 0), FAST, timeout=1)
 
 
-async def test_p5_withdrawn_while_it_looks_again(sync: Coordinator, lock: AsyncLock) -> None:
+async def test_p5_withdrawn_while_it_looks_again(sync: Coordinator, lock: Exclusive) -> None:
     """P5: a waiter that ends in the turn in which it asks again, with its ticket queued before, leaves no ticket."""
     async with lock:
         waiting = asyncio.create_task(lock.acquire())
@@ -311,7 +307,7 @@ async def test_p5_withdrawn_while_it_looks_again(sync: Coordinator, lock: AsyncL
 # -- release() of the lock ---------------------------------------------------------------------------------
 
 
-async def test_release_of_the_lock(lock: AsyncLock, make_client: MakeClient) -> None:
+async def test_release_of_the_lock(kind: Kind, lock: Exclusive, make_client: MakeClient) -> None:
     """Releases this process's lease; without one NotHeld, also when somebody else holds it."""
     with pytest.raises(NotHeld):
         await lock.release()
@@ -323,34 +319,34 @@ async def test_release_of_the_lock(lock: AsyncLock, make_client: MakeClient) -> 
         await lock.release()
     await lease.release()
     async with Coordinator(make_client()) as other:
-        theirs = await other.lock(NAME).acquire()
+        theirs = await kind.make(other, NAME).acquire()
         with pytest.raises(NotHeld):
             await lock.release()
         assert await holder(lock) == theirs.token
         await theirs.release()
 
 
-async def test_release_again_after_a_refused_release(lock: AsyncLock, redis: Redis) -> None:
+async def test_release_again_after_a_refused_release(kind: Kind, lock: Exclusive, redis: Redis) -> None:
     """House rule 6: a release that failed leaves the lease held; it may be tried again."""
     lease = await lock.acquire()
-    await redis.rename(NAME, "away")
-    await redis.hset(NAME, "a", "hash")
+    await redis.rename(kind.key(NAME), "away")
+    await redis.hset(kind.key(NAME), "a", "hash")
     with pytest.raises(WrongKeyType):
         await lock.release()
-    await redis.rename("away", NAME)
+    await redis.rename("away", kind.key(NAME))
     lease.check()
     await lease.release()
     assert not await lock.locked()
 
 
-async def test_identity_is_released_from_anywhere(lock: AsyncLock, make_client: MakeClient) -> None:
+async def test_identity_is_released_from_anywhere(kind: Kind, lock: Exclusive, make_client: MakeClient) -> None:
     """The next waiter gets it, and the former holder's lease is lost."""
     lease = await lock.acquire(identity="worker-7")
     assert (lease.token, lease.identity) == ("worker-7", "worker-7")
     waiting = asyncio.create_task(lock.acquire())
     await wait_until(waits(lock), FAST, timeout=2)
     async with Coordinator(make_client()) as other:
-        await other.lock(NAME).release(identity="worker-7")
+        await kind.make(other, NAME).release(identity="worker-7")
     successor = await asyncio.wait_for(waiting, 2)
     assert successor.fence > lease.fence
     with pytest.raises(LeaseLost):
@@ -362,28 +358,28 @@ async def test_identity_is_released_from_anywhere(lock: AsyncLock, make_client: 
 
 @pytest.mark.parametrize("held_by", ["worker-7", None])
 async def test_wrong_identity_changes_nothing(
-    lock: AsyncLock, redis: Redis, make_client: MakeClient, held_by: str | None
+    kind: Kind, lock: Exclusive, redis: Redis, make_client: MakeClient, held_by: str | None
 ) -> None:
     lease = await lock.acquire(identity=held_by)
-    before = await redis.get(NAME), await redis.keys("*")
+    before = await kind.token(redis, NAME), await redis.keys("*")
     async with Coordinator(make_client()) as other:
-        for one in (lock, other.lock(NAME)):
+        for one in (lock, kind.make(other, NAME)):
             with pytest.raises(NotHeld) as caught:
                 await one.release(identity="worker-8")
             assert lease.token in str(caught.value)
-    assert (await redis.get(NAME), await redis.keys("*")) == before
+    assert (await kind.token(redis, NAME), await redis.keys("*")) == before
     lease.check()
     await lease.release()
     with pytest.raises(NotHeld):
         await lock.release(identity="worker-7")
 
 
-async def test_same_identity_same_lease(lock: AsyncLock, make_client: MakeClient) -> None:
+async def test_same_identity_same_lease(kind: Kind, lock: Exclusive, make_client: MakeClient) -> None:
     """The same grant again: same fence, from this process or another, and one release ends it."""
     first = await lock.acquire(identity="worker-7")
     again = await lock.acquire(identity="worker-7", timeout=1)
     async with Coordinator(make_client()) as other:
-        theirs = await other.lock(NAME).try_acquire(identity="worker-7")
+        theirs = await kind.make(other, NAME).try_acquire(identity="worker-7")
         assert theirs is not None
         assert {first.fence, again.fence, theirs.fence} == {first.fence}
         assert {first.token, again.token, theirs.token} == {"worker-7"}

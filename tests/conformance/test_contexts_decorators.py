@@ -1,4 +1,4 @@
-"""P1: `lock.wrap` and `synchronized`: calls run one at a time, and everything else passes through."""
+"""P1: `lock.wrap` and `synchronized` (of locks only): calls run one at a time, and everything else passes through."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import NoReturn
 
 import pytest
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, synchronized
+from redis_sync_aio import AcquireTimeout, Coordinator, synchronized
+
+from ..support.factories import Exclusive, Kind
 
 NAME = "decorators"
 
@@ -17,11 +19,11 @@ class BodyError(Exception):
 
 
 @pytest.fixture
-def lock(sync: Coordinator) -> AsyncLock:
-    return AsyncLock(sync, NAME)
+def lock(kind: Kind, sync: Coordinator) -> Exclusive:
+    return kind.make(sync, NAME)
 
 
-async def test_wrap(lock: AsyncLock) -> None:
+async def test_wrap(lock: Exclusive) -> None:
     """Calls run one at a time; name, arguments, result and errors pass through; concurrent calls are fine."""
     running: list[int] = []
 

@@ -11,11 +11,12 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, CoordinatorClosed, wait_until
+from redis_sync_aio import CoordinatorClosed, wait_until
 from redis_sync_aio import _implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
+from ..support.factories import Kind
 from .test_contexts_life import connections, nothing_left, observer, our_tasks, same
 
 __all__ = ["nothing_left", "observer"]  # fixtures
@@ -23,10 +24,10 @@ __all__ = ["nothing_left", "observer"]  # fixtures
 NAME = "life"
 
 
-async def test_p12_one_implicit_coordinator_for_each_client(redis: Redis, observer: Redis) -> None:
+async def test_p12_one_implicit_coordinator_for_each_client(kind: Kind, redis: Redis, observer: Redis) -> None:
     """P9: all locks of a client share one connection, beside the client's pool; another client has its own."""
     before = await connections(observer)
-    locks = [AsyncLock(redis, f"{NAME}{n}") for n in range(5)]
+    locks = [kind.make(redis, f"{NAME}{n}") for n in range(5)]
     leases = await asyncio.gather(*(lock.acquire() for lock in locks))
     assert await connections(observer) == before + 1
     for lease in leases:
@@ -37,11 +38,11 @@ async def test_p12_one_implicit_coordinator_for_each_client(redis: Redis, observ
 
 
 async def test_p12_an_idle_implicit_coordinator_closes(
-    redis: Redis, observer: Redis, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, redis: Redis, observer: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12: it closes its connection when nothing was used for IDLE, not before, and starts again when needed."""
     monkeypatch.setattr(implicit, "IDLE", 0.05)
-    lock = AsyncLock(redis, NAME)
+    lock = kind.make(redis, NAME)
     before = await connections(observer)
     for _ in range(2):
         lease = await lock.acquire()
@@ -57,10 +58,12 @@ async def test_p12_an_idle_implicit_coordinator_closes(
             first.check()
 
 
-async def test_p12_an_implicit_coordinator_in_use_does_not_close(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_p12_an_implicit_coordinator_in_use_does_not_close(
+    kind: Kind, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P12: short uses in quick succession, and statistics(), keep it; never does a use meet the closing."""
     monkeypatch.setattr(implicit, "IDLE", 0.01)
-    lock = AsyncLock(redis, NAME)
+    lock = kind.make(redis, NAME)
     for pause in (0, 0.004, 0.009, 0.01, 0.011, 0.02) * 5:
         async with lock:
             pass
@@ -72,12 +75,14 @@ async def test_p12_an_implicit_coordinator_in_use_does_not_close(redis: Redis, m
 
 
 @pytest.mark.parametrize("ends", ["idle", "held", "waiting"])
-def test_p12_nothing_is_pending_when_the_loop_closes(url: str, ends: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_p12_nothing_is_pending_when_the_loop_closes(
+    kind: Kind, url: str, ends: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """P12: asyncio.run() with an implicit coordinator: the lock is released at the end, and nothing complains."""
 
     async def main() -> None:
         client = Redis.from_url(url)
-        lock = AsyncLock(client, NAME)
+        lock = kind.make(client, NAME)
         lease = await lock.acquire()
         if ends == "idle":
             await lease.release()
@@ -88,14 +93,14 @@ def test_p12_nothing_is_pending_when_the_loop_closes(url: str, ends: str, capfd:
         if ends != "held":
             await client.aclose(close_connection_pool=False)
 
-    async def look() -> int:
+    async def look() -> bool:
         async with Redis.from_url(url) as client:
-            return int(await client.exists(NAME, f"{{{NAME}}}:queue"))
+            return await kind.empty(client, NAME)
 
     with suppress(CoordinatorClosed):
         asyncio.run(main())
     gc.collect()
-    assert asyncio.run(look()) == 0
+    assert asyncio.run(look())
     assert capfd.readouterr().err == ""
 
 

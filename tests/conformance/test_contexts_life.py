@@ -30,6 +30,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
+from ..support.factories import Exclusive, Kind
 
 NAME = "life"
 
@@ -41,10 +42,10 @@ async def observer(make_client: MakeClient) -> Redis:
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def nothing_left(no_task_left: None, observer: Redis) -> AsyncIterator[None]:
+async def nothing_left(kind: Kind, no_task_left: None, observer: Redis) -> AsyncIterator[None]:
     """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
     yield
-    assert await observer.exists(f"{{{NAME}}}:queue") == 0
+    assert await observer.exists(kind.queue(NAME)) == 0
     assert all(found.why_closed is None for found in implicit.coordinators.values())
 
 
@@ -57,7 +58,12 @@ async def connections(observer: Redis) -> int:
     return len(await observer.client_list()) - 1
 
 
-USES: dict[str, Callable[[AsyncLock], Awaitable[object]]] = {
+def overrule(lock: Exclusive) -> Awaitable[object]:
+    """The command of each kind that changes something for everybody."""
+    return lock.force_release() if isinstance(lock, AsyncLock) else lock.resize(1)
+
+
+USES: dict[str, Callable[[Exclusive], Awaitable[object]]] = {
     "acquire": lambda lock: lock.acquire(),
     "acquire-timeout": lambda lock: lock.acquire(timeout=1),
     "try_acquire": lambda lock: lock.try_acquire(),
@@ -65,17 +71,15 @@ USES: dict[str, Callable[[AsyncLock], Awaitable[object]]] = {
     "lock": lambda lock: lock.__aenter__(),
     "release": lambda lock: lock.release(),
     "release-identity": lambda lock: lock.release(identity="worker-7"),
-    "force_release": lambda lock: lock.force_release(),
+    "overrule": lambda lock: overrule(lock),
     "locked": lambda lock: lock.locked(),
     "statistics": lambda lock: lock.statistics(),
 }
 
 
-async def waiting_and_holding(
-    sync: Coordinator, observer: Redis
-) -> tuple[asyncio.Task[object], list[asyncio.Task[object]]]:
+async def waiting_and_holding(kind: Kind, sync: Coordinator) -> tuple[asyncio.Task[object], list[asyncio.Task[object]]]:
     """A task whose body holds the lock, and two that wait for it."""
-    lock = sync.lock(NAME)
+    lock = kind.make(sync, NAME)
     running = asyncio.Event()
 
     async def hold() -> object:
@@ -111,27 +115,27 @@ async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[
 # -- close() of a coordinator ------------------------------------------------------------------------------
 
 
-async def test_p12_close_while_waiting_and_holding(sync: Coordinator, observer: Redis) -> None:
+async def test_p12_close_while_waiting_and_holding(kind: Kind, sync: Coordinator, observer: Redis) -> None:
     """P12: waiters get CoordinatorClosed, bodies LeaseLost "closed", and the lock is free when close() returns."""
-    holding, waiting = await waiting_and_holding(sync, observer)
+    holding, waiting = await waiting_and_holding(kind, sync)
     await sync.close()
-    assert await observer.exists(NAME, f"{{{NAME}}}:queue") == 0
+    assert await kind.empty(observer, NAME)
     assert our_tasks() == []
     await assert_told(holding, waiting, "closed")
     assert sync.locals == {}
 
 
-async def test_p12_close_hands_over(sync: Coordinator, observer: Redis) -> None:
+async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Redis) -> None:
     """P2, P12: a waiter elsewhere has the lock when the holder's coordinator is closed, before any waiter of it."""
-    await sync.lock(NAME).acquire()
-    own = asyncio.create_task(sync.lock(NAME).acquire())
-    await wait_until(waits(sync.lock(NAME)), FAST, timeout=2)
+    await kind.make(sync, NAME).acquire()
+    own = asyncio.create_task(kind.make(sync, NAME).acquire())
+    await wait_until(waits(kind.make(sync, NAME)), FAST, timeout=2)
     async with Coordinator(observer) as other:
-        theirs = asyncio.create_task(other.lock(NAME).acquire())
-        await wait_until(waits(other.lock(NAME), 2), FAST, timeout=2)
+        theirs = asyncio.create_task(kind.make(other, NAME).acquire())
+        await wait_until(waits(kind.make(other, NAME), 2), FAST, timeout=2)
         await sync.close()
         lease = await asyncio.wait_for(theirs, 2)
-        assert (await other.lock(NAME).statistics()).holder == lease.token
+        assert await kind.token(observer, NAME) == lease.wire_token
         await lease.release()
     with pytest.raises(CoordinatorClosed):
         await own
@@ -139,9 +143,9 @@ async def test_p12_close_hands_over(sync: Coordinator, observer: Redis) -> None:
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("used_before", [False, True])
-async def test_p12_use_after_close(sync: Coordinator, use: str, used_before: bool) -> None:
+async def test_p12_use_after_close(kind: Kind, sync: Coordinator, use: str, used_before: bool) -> None:
     """P12: every method says that the coordinator is closed, also of a lock that was used before."""
-    lock = sync.lock(NAME)
+    lock = kind.make(sync, NAME)
     if used_before:
         async with lock:
             pass
@@ -150,9 +154,9 @@ async def test_p12_use_after_close(sync: Coordinator, use: str, used_before: boo
         await USES[use](lock)
 
 
-async def test_p12_close_again(sync: Coordinator) -> None:
+async def test_p12_close_again(kind: Kind, sync: Coordinator) -> None:
     """Twice, at the same time, and never used: no error; but a closed one is not entered again."""
-    async with sync.lock(NAME):
+    async with kind.make(sync, NAME):
         pass
     await asyncio.gather(sync.close(), sync.close())
     await sync.close()
@@ -161,18 +165,18 @@ async def test_p12_close_again(sync: Coordinator) -> None:
             pass
 
 
-async def test_p12_close_never_used(client: Redis) -> None:
+async def test_p12_close_never_used(kind: Kind, client: Redis) -> None:
     sync = Coordinator(client)
     await sync.close()
     with pytest.raises(CoordinatorClosed):
-        await sync.lock(NAME).acquire()
+        await kind.make(sync, NAME).acquire()
 
 
-async def test_p12_leases_after_close(sync: Coordinator) -> None:
+async def test_p12_leases_after_close(kind: Kind, sync: Coordinator) -> None:
     """P6: a lease without a body knows it, too; a released one stays released."""
-    released = await sync.lock(NAME).acquire()
+    released = await kind.make(sync, NAME).acquire()
     await released.release()
-    lease = await sync.lock(NAME).acquire()
+    lease = await kind.make(sync, NAME).acquire()
     await sync.close()
     await released.release()
     assert lease.lost.is_set()
@@ -182,18 +186,18 @@ async def test_p12_leases_after_close(sync: Coordinator) -> None:
         assert caught.value.reason == "closed"
 
 
-async def test_p7_close_inside_the_body(sync: Coordinator, observer: Redis) -> None:
+async def test_p7_close_inside_the_body(kind: Kind, sync: Coordinator, observer: Redis) -> None:
     """P7: the body that closes is cancelled itself, when the closing is done, and nothing is left in its task."""
-    lease, error = await lost_in(sync.lock(NAME).hold(), lambda _: sync.close())
+    lease, error = await lost_in(kind.make(sync, NAME).hold(), lambda _: sync.close())
     assert error.reason == "closed"
-    assert await observer.exists(NAME) == 0
+    assert not await kind.held(observer, NAME)
     assert lease.lost.is_set()
 
 
 @pytest.mark.parametrize("how", ["task", "anyio", "anyio-group", "asyncio", "twice"])
-async def test_p5_close_cancelled(sync: Coordinator, observer: Redis, how: str) -> None:
+async def test_p5_close_cancelled(kind: Kind, sync: Coordinator, observer: Redis, how: str) -> None:
     """P5: the closing goes on, and the cancellation belongs to whoever asked for it."""
-    await sync.lock(NAME).acquire()
+    await kind.make(sync, NAME).acquire()
     loop = asyncio.get_running_loop()
     if how == "anyio":
         with anyio.CancelScope() as scope:
@@ -217,15 +221,15 @@ async def test_p5_close_cancelled(sync: Coordinator, observer: Redis, how: str) 
             closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-    assert await observer.exists(NAME) == 0
+    assert not await kind.held(observer, NAME)
     assert our_tasks() == []
     await assert_undisturbed()
 
 
-UNDER_WAY: dict[str, Callable[[AsyncLock, Lease], Awaitable[object]]] = {
+UNDER_WAY: dict[str, Callable[[Exclusive, Lease], Awaitable[object]]] = {
     "statistics": lambda lock, _: lock.statistics(),
     "release-identity": lambda lock, _: lock.release(identity="worker-7"),
-    "force_release": lambda lock, _: lock.force_release(),
+    "overrule": lambda lock, _: overrule(lock),
     "extend": lambda _, lease: lease.extend(1),
     "lease.release": lambda _, lease: lease.release(),
     "try_acquire": lambda lock, _: lock.try_acquire(),
@@ -235,11 +239,13 @@ UNDER_WAY: dict[str, Callable[[AsyncLock, Lease], Awaitable[object]]] = {
 @pytest.mark.parametrize("push", ["auto", "never"])
 @pytest.mark.parametrize("server_is", ["up", "up, nothing held", "silent"])
 @pytest.mark.parametrize("use", UNDER_WAY)
-async def test_p12_close_with_a_command_under_way(server_is: str, push: Literal["auto", "never"], use: str) -> None:
+async def test_p12_close_with_a_command_under_way(
+    kind: Kind, server_is: str, push: Literal["auto", "never"], use: str
+) -> None:
     """P12: whoever waits for an answer when the coordinator is closed gets it, or an error; nobody hangs."""
     async with EmbeddedServer(port=0) as server, server.client() as client:
         sync = Coordinator(client, push=push, response_timeout=0.1)
-        lock = sync.lock(NAME)
+        lock = kind.make(sync, NAME)
         lease = await lock.acquire()
         if server_is == "silent":
             server.pause()
@@ -266,22 +272,25 @@ async def test_p12_close_with_a_command_under_way(server_is: str, push: Literal[
 
 
 @pytest.mark.parametrize("way", ["link", "link-resp2-decoded", "link-no-socket-timeout", "polling"], indirect=True)
-async def test_e4_client_closed_while_waiting_and_holding(sync: Coordinator, client: Redis, observer: Redis) -> None:
+async def test_e4_client_closed_while_waiting_and_holding(
+    kind: Kind, sync: Coordinator, client: Redis, observer: Redis
+) -> None:
     """E4: like close(), and the error names the client; no connection is left open, not even by redis-py's pool."""
-    holding, waiting = await waiting_and_holding(sync, observer)
+    holding, waiting = await waiting_and_holding(kind, sync)
     await client.aclose()
     await assert_told(holding, waiting, "client")
     await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
     with pytest.raises(CoordinatorClosed, match="client"):
-        await sync.lock(NAME).acquire()
+        await kind.make(sync, NAME).acquire()
     await sync.close()
-    assert await observer.exists(NAME, f"{{{NAME}}}:queue") == 0
+    assert not await kind.held(observer, NAME)
+    assert await kind.empty(observer, NAME)
     await wait_until(lambda: same(connections(observer), 0), FAST, timeout=2)
 
 
-async def test_e4_client_of_an_implicit_coordinator_closed(redis: Redis, observer: Redis) -> None:
+async def test_e4_client_of_an_implicit_coordinator_closed(kind: Kind, redis: Redis, observer: Redis) -> None:
     """E4: waiters and bodies are told, nothing runs on; the client works again when redis-py's does."""
-    lock = AsyncLock(redis, NAME)
+    lock = kind.make(redis, NAME)
     running = asyncio.Event()
 
     async def body(_: object) -> None:
@@ -299,9 +308,9 @@ async def test_e4_client_of_an_implicit_coordinator_closed(redis: Redis, observe
         await waiting
     await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
     await wait_until(lambda: same(connections(observer), 0), FAST, timeout=2)
-    await observer.delete(NAME, f"{{{NAME}}}:queue")
+    await observer.delete(*kind.keys(NAME).all)
     async with lock:
-        assert await redis.exists(NAME)
+        assert await kind.held(redis, NAME)
     await implicit.coordinator_for(redis).close()
 
 
@@ -309,13 +318,13 @@ async def same(number: Awaitable[int], expected: int) -> bool:
     return await number == expected
 
 
-async def test_e4_server_never_there(make_client: MakeClient) -> None:
+async def test_e4_server_never_there(kind: Kind, make_client: MakeClient) -> None:
     """E4, P12: waiting for the first connection when the client is closed, or the time is up: no task is left."""
     client = Redis(unix_socket_path="/nowhere/at.all")
     async with Coordinator(client, retry_for=0.1) as sync:
         with pytest.raises(Unreachable):
-            await sync.lock(NAME).acquire(timeout=0.05)
-        acquiring = asyncio.create_task(sync.lock(NAME).acquire())
+            await kind.make(sync, NAME).acquire(timeout=0.05)
+        acquiring = asyncio.create_task(kind.make(sync, NAME).acquire())
         await asyncio.sleep(0)
     with pytest.raises(CoordinatorClosed):
         await acquiring

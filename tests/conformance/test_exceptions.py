@@ -24,10 +24,11 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, Unreachable, WrongKeyType, wait_until
+from redis_sync_aio import Coordinator, LeaseLost, Unreachable, WrongKeyType, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever
+from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
 
 NAME = "exceptions"
 
@@ -221,20 +222,19 @@ Body = Callable[[Disturbance], Awaitable[None]]
 LEASES = ("fine", "lost", "lost-event", "refused")
 
 
-async def prepare(lease: str, redis: Redis) -> None:
+async def prepare(kind: Kind, lease: str, redis: Redis) -> None:
     """Make the server agree with what is about to happen."""
     if lease.startswith("lost"):
-        await redis.set(NAME, "other", px=60_000)
+        await kind.take_over(redis, NAME)
     elif lease == "refused":
-        await redis.delete(NAME)
-        await redis.hset(NAME, "a", "hash")
+        await kind.spoil(redis, NAME)
 
 
-async def settled(lease: str, redis: Redis) -> bool:
+async def settled(kind: Kind, lease: str, redis: Redis) -> bool:
     """What is ours was released, and what is not was left alone."""
-    if lease == "fine":
-        return await redis.exists(NAME) == 0
-    return await redis.type(NAME) == (b"hash" if lease == "refused" else b"string")
+    if lease == "refused":
+        return await kind.spoiled(redis, NAME)
+    return await kind.token(redis, NAME) == (None if lease == "fine" else b"other")
 
 
 # -- the table ---------------------------------------------------------------------------------------------
@@ -294,13 +294,13 @@ class Seen:
     cancelling: int = -1
 
 
-def runner(lock: AsyncLock, body: Body, lease: str, outer: Outer, redis: Redis, seen: Seen) -> Run:
+def runner(kind: Kind, lock: Exclusive, body: Body, lease: str, outer: Outer, redis: Redis, seen: Seen) -> Run:
     async def run(request: Request) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
             async with lock.hold(on_lost="event" if lease == "lost-event" else "cancel") as held:
-                await prepare(lease, redis)
+                await prepare(kind, lease, redis)
                 lose: Then = (lambda: held.lose("taken")) if lease.startswith("lost") else nothing
                 await body(Disturbance(request, lose, outer is not nobody or lease == "lost"))
         except BaseException as error:
@@ -328,14 +328,14 @@ def named(value: object) -> str:
     return str(getattr(value, "__name__", value))
 
 
-@pytest.mark.parametrize("way", ["link", "polling"], indirect=True)
+@pytest.mark.parametrize(("kind", "way"), [(LOCK, "link"), (LOCK, "polling"), (SEMAPHORE, "link")], indirect=True)
 @pytest.mark.parametrize("outer", OUTERS, ids=named)
 @pytest.mark.parametrize("lease", LEASES)
 @pytest.mark.parametrize("body", BODIES, ids=named)
-async def test_p7(sync: Coordinator, redis: Redis, body: Body, lease: str, outer: Outer) -> None:
+async def test_p7(kind: Kind, sync: Coordinator, redis: Redis, body: Body, lease: str, outer: Outer) -> None:
     """P7: the right exception leaves, bare, with the rest as a note, and the task is as it should be afterwards."""
     seen = Seen()
-    outside = await leaving(outer(runner(AsyncLock(sync, NAME), body, lease, outer, redis, seen)))
+    outside = await leaving(outer(runner(kind, kind.make(sync, NAME), body, lease, outer, redis, seen)))
 
     left = None if seen.left is None else type(seen.left)
     assert left == expected(body, lease, outer)
@@ -353,7 +353,7 @@ async def test_p7(sync: Coordinator, redis: Redis, body: Body, lease: str, outer
     if outer not in COUNT_LEFT_BY_ASYNCIO:
         await assert_undisturbed()
     await asyncio.sleep(0)
-    await wait_until(lambda: settled(lease, redis), FAST, timeout=2)
+    await wait_until(lambda: settled(kind, lease, redis), FAST, timeout=2)
     await wait_until(lambda: not sync.locals, FAST, timeout=2)
 
 
@@ -369,13 +369,13 @@ async def own_server() -> AsyncIterator[EmbeddedServer]:
 
 @pytest.mark.parametrize("outer", [nobody, task_cancel, asyncio_timeout], ids=named)
 @pytest.mark.parametrize("body", BODIES, ids=named)
-async def test_p7_release_without_an_answer(own_server: EmbeddedServer, body: Body, outer: Outer) -> None:
+async def test_p7_release_without_an_answer(kind: Kind, own_server: EmbeddedServer, body: Body, outer: Outer) -> None:
     """P7: an unreachable server is a release error like any other."""
     seen = Seen()
 
     async def run(request: Request) -> None:
         try:
-            async with sync.lock(NAME):
+            async with kind.make(sync, NAME):
                 own_server.pause()
                 await body(Disturbance(request, nothing, outer is not nobody))
         except BaseException as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import pytest
 from redis.asyncio import Redis
@@ -12,6 +13,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReentrantLock, Coordinator, Lease
 from redis_sync_aio._hold import OnLost
 
+from ..support.factories import LockKind
 from . import test_exceptions as suite
 
 
@@ -40,26 +42,27 @@ KINDS: dict[str, Callable[[Coordinator], Holds]] = {
 }
 
 
+@dataclass(frozen=True)
+class StandsOnLocks(LockKind):
+    """One of those, in the place of the lock that it stands on."""
+
+    build: Callable[[Coordinator], Holds] | None = None
+
+    def make(self, sync: Coordinator | Redis, name: str | bytes, **options: Any) -> AsyncLock:
+        assert name == suite.NAME
+        assert self.build is not None
+        assert isinstance(sync, Coordinator)
+        return cast(AsyncLock, self.build(sync))
+
+
 @pytest.mark.parametrize("way", ["link"], indirect=True)
 @pytest.mark.parametrize("outer", suite.OUTERS, ids=suite.named)
 @pytest.mark.parametrize("lease", suite.LEASES)
 @pytest.mark.parametrize("body", suite.BODIES, ids=suite.named)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stands", KINDS)
 async def test_p7(
-    sync: Coordinator,
-    redis: Redis,
-    kind: str,
-    body: suite.Body,
-    lease: str,
-    outer: suite.Outer,
-    monkeypatch: pytest.MonkeyPatch,
+    sync: Coordinator, redis: Redis, stands: str, body: suite.Body, lease: str, outer: suite.Outer
 ) -> None:
     """P7: the right exception leaves, bare, with the rest as a note, and the task is as it should be afterwards."""
-
-    def factory(coordinator: Coordinator, name: str) -> AsyncLock:
-        assert name == suite.NAME
-        return cast(AsyncLock, KINDS[kind](coordinator))
-
-    monkeypatch.setattr(suite, "AsyncLock", factory)
-    await suite.test_p7(sync, redis, body, lease, outer)
+    await suite.test_p7(StandsOnLocks(stands, "", "taken", KINDS[stands]), sync, redis, body, lease, outer)
     assert await redis.exists("other-1", "other-2", f"{{{suite.NAME}}}:other") == 0

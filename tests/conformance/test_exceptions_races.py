@@ -18,10 +18,11 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, _guard, wait_until
+from redis_sync_aio import Coordinator, Lease, LeaseLost, _guard, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
+from ..support.factories import Kind
 
 NAME = "races"
 
@@ -50,8 +51,8 @@ def later(turns: int, action: Callable[[], object]) -> None:
         loop.call_soon(action)
 
 
-async def free(redis: Redis) -> bool:
-    return not await redis.exists(NAME)
+async def free(kind: Kind, redis: Redis) -> bool:
+    return not await kind.held(redis, NAME)
 
 
 # -- a loss and a cancellation from outside ----------------------------------------------------------------
@@ -60,13 +61,15 @@ async def free(redis: Redis) -> bool:
 @pytest.mark.parametrize("cancel_after", range(4))
 @pytest.mark.parametrize("lose_after", range(4))
 @pytest.mark.parametrize("cancel_first", [False, True])
-async def test_p7_loss_and_cancel(sync: Coordinator, cancel_first: bool, lose_after: int, cancel_after: int) -> None:
+async def test_p7_loss_and_cancel(
+    kind: Kind, sync: Coordinator, cancel_first: bool, lose_after: int, cancel_after: int
+) -> None:
     """P7: in any order, in the same turn or not: the cancellation is never taken for the loss, nor swallowed."""
     delivered: list[str] = []
 
     async def holding() -> None:
         try:
-            async with sync.lock(NAME).hold() as lease:
+            async with kind.make(sync, NAME).hold() as lease:
                 actions = [(lose_after, lambda: lease.lose("taken")), (cancel_after, lambda: task.cancel())]
                 for turns, action in reversed(actions) if cancel_first else actions:
                     later(turns, action)
@@ -92,10 +95,10 @@ async def test_p7_loss_and_cancel(sync: Coordinator, cancel_first: bool, lose_af
 
 @pytest.mark.parametrize("turns", range(4))
 @pytest.mark.parametrize("scope_first", [False, True])
-async def test_p7_loss_and_anyio_scope(sync: Coordinator, scope_first: bool, turns: int) -> None:
+async def test_p7_loss_and_anyio_scope(kind: Kind, sync: Coordinator, scope_first: bool, turns: int) -> None:
     """P7: whoever is first, the scope keeps its own cancellation and nothing of either is left in the task."""
     with suppress(LeaseLost), anyio.move_on_after(60) as scope:
-        async with sync.lock(NAME).hold() as lease:
+        async with kind.make(sync, NAME).hold() as lease:
             first, second = scope.cancel, lambda: lease.lose("taken")
             later(0, first if scope_first else second)
             later(turns, second if scope_first else first)
@@ -106,10 +109,10 @@ async def test_p7_loss_and_anyio_scope(sync: Coordinator, scope_first: bool, tur
 
 @pytest.mark.parametrize("turns", range(4))
 @pytest.mark.parametrize("timeout_first", [False, True])
-async def test_p7_loss_and_timeout(sync: Coordinator, timeout_first: bool, turns: int) -> None:
+async def test_p7_loss_and_timeout(kind: Kind, sync: Coordinator, timeout_first: bool, turns: int) -> None:
     """P7: TimeoutError if the timeout came first or in the same turn, LeaseLost if it came later."""
     with pytest.raises((TimeoutError, LeaseLost)) as caught:  # noqa: PT012
-        async with asyncio.timeout(60) as timeout, sync.lock(NAME).hold() as lease:
+        async with asyncio.timeout(60) as timeout, kind.make(sync, NAME).hold() as lease:
             later(turns + 1 if timeout_first else 0, lambda: lease.lose("taken"))
             # reschedule() takes a turn of its own
             later(0 if timeout_first else turns, lambda: timeout.reschedule(0))
@@ -118,7 +121,7 @@ async def test_p7_loss_and_timeout(sync: Coordinator, timeout_first: bool, turns
     await assert_undisturbed()
 
 
-async def test_p7_loss_after_a_swallowed_cancellation(sync: Coordinator) -> None:
+async def test_p7_loss_after_a_swallowed_cancellation(kind: Kind, sync: Coordinator) -> None:
     """P7: a cancellation that the task had swallowed before the body began is not taken for a new one."""
 
     async def holding() -> None:
@@ -126,7 +129,7 @@ async def test_p7_loss_after_a_swallowed_cancellation(sync: Coordinator) -> None
             this_task().cancel()
             await asyncio.sleep(0)
         with pytest.raises(LeaseLost):  # noqa: PT012
-            async with sync.lock(NAME).hold() as lease:
+            async with kind.make(sync, NAME).hold() as lease:
                 later(0, lambda: lease.lose("taken"))
                 await for_ever()
         assert this_task().cancelling() == 1
@@ -135,21 +138,21 @@ async def test_p7_loss_after_a_swallowed_cancellation(sync: Coordinator) -> None
     await asyncio.create_task(holding())
 
 
-async def test_p7_cancelled_error_of_the_body(sync: Coordinator, redis: Redis) -> None:
+async def test_p7_cancelled_error_of_the_body(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P7: a CancelledError nobody asked for (of something awaited) is the body's own error."""
     awaited = asyncio.get_running_loop().create_future()
     awaited.cancel()
     with pytest.raises(CancelledError):
-        async with sync.lock(NAME):
+        async with kind.make(sync, NAME):
             await awaited
     await assert_undisturbed()
-    assert await free(redis)
+    assert await free(kind, redis)
 
 
-async def test_p7_loss_of_two_nested_holds(sync: Coordinator) -> None:
+async def test_p7_loss_of_two_nested_holds(kind: Kind, sync: Coordinator) -> None:
     """P7: both lost in one turn: one LeaseLost leaves, and nothing is left in the task."""
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
-        async with sync.lock(NAME).hold() as outer, sync.lock(NAME + "2").hold() as inner:
+        async with kind.make(sync, NAME).hold() as outer, kind.make(sync, NAME + "2").hold() as inner:
             later(0, lambda: outer.lose("taken"))
             later(0, lambda: inner.lose("expired"))
             await for_ever()
@@ -158,20 +161,24 @@ async def test_p7_loss_of_two_nested_holds(sync: Coordinator) -> None:
 
 
 @pytest.mark.parametrize("which", ["outer", "inner"])
-async def test_p7_loss_of_one_of_two_nested_holds(sync: Coordinator, redis: Redis, which: str) -> None:
+async def test_p7_loss_of_one_of_two_nested_holds(kind: Kind, sync: Coordinator, redis: Redis, which: str) -> None:
     """P7: the loss of one leaves both; the other lock is released."""
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
-        async with sync.lock(NAME).hold() as outer, sync.lock(NAME + "2").hold() as inner:
+        async with kind.make(sync, NAME).hold() as outer, kind.make(sync, NAME + "2").hold() as inner:
             lost = outer if which == "outer" else inner
             later(0, lambda: lost.lose("taken"))
             await for_ever()
     assert caught.value.name == (NAME if which == "outer" else NAME + "2")
     assert not getattr(caught.value, "__notes__", [])
-    assert await redis.exists(NAME, NAME + "2") == 1  # the lost one, which nobody took in truth
+    assert (
+        await kind.held(redis, NAME) + await kind.held(redis, NAME + "2") == 1
+    )  # the lost one, which nobody took in truth
     await assert_undisturbed()
 
 
-async def test_p7_body_that_goes_on_after_a_loss(sync: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_p7_body_that_goes_on_after_a_loss(
+    kind: Kind, sync: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P6, P7: where cancellations may be swallowed (Python < 3.12) a loss cancels again; all are taken back."""
     monkeypatch.setattr(_guard, "REPEAT", 0.01)
     seen: list[int] = []
@@ -183,7 +190,7 @@ async def test_p7_body_that_goes_on_after_a_loss(sync: Coordinator, monkeypatch:
                 await for_ever()
             seen.append(this_task().cancelling())
 
-    await lost_in(sync.lock(NAME).hold(), body)
+    await lost_in(kind.make(sync, NAME).hold(), body)
     assert seen == [1, 2, 3]
 
 
@@ -227,24 +234,28 @@ INSIDE = (in_timeout, in_wait_for, in_scope, in_shield, in_task_group, in_anyio_
 
 
 @pytest.mark.parametrize("inside", INSIDE)
-async def test_p7_loss_inside(sync: Coordinator, redis: Redis, inside: Callable[[], Awaitable[None]]) -> None:
+async def test_p7_loss_inside(
+    kind: Kind, sync: Coordinator, redis: Redis, inside: Callable[[], Awaitable[None]]
+) -> None:
     """P6, P7: a real loss interrupts whatever the body is in, and leaves as a bare LeaseLost."""
 
     async def body(lease: Lease) -> None:
-        await redis.set(NAME, "other", px=60_000)
+        await kind.take_over(redis, NAME)
         await inside()
 
-    _, error = await lost_in(AsyncLock(sync, NAME, ttl=0.1), body)
-    assert error.reason == "taken"
+    _, error = await lost_in(kind.make(sync, NAME, ttl=0.1), body)
+    assert error.reason == kind.taken
 
 
 @pytest.mark.parametrize("loss_first", [False, True])
-@pytest.mark.parametrize("kind", ["anyio", "asyncio"])
-async def test_p7_loss_meets_a_timeout_of_the_body(sync: Coordinator, kind: str, loss_first: bool) -> None:
+@pytest.mark.parametrize("timeouts", ["anyio", "asyncio"])
+async def test_p7_loss_meets_a_timeout_of_the_body(
+    kind: Kind, sync: Coordinator, timeouts: str, loss_first: bool
+) -> None:
     """P7: a timeout inside the body that ends in the same turn neither hides the loss nor leaves a trace."""
 
     async def body(lease: Lease) -> None:
-        if kind == "anyio":
+        if timeouts == "anyio":
             with anyio.move_on_after(60) as scope:
                 actions = [lambda: lease.lose("taken"), scope.cancel]
                 for action in actions if loss_first else reversed(actions):
@@ -258,7 +269,7 @@ async def test_p7_loss_meets_a_timeout_of_the_body(sync: Coordinator, kind: str,
                     await for_ever()
         await asyncio.sleep(0)
 
-    await lost_in(sync.lock(NAME).hold(), body)
+    await lost_in(kind.make(sync, NAME).hold(), body)
 
 
 # -- a cancellation that meets the release -----------------------------------------------------------------
@@ -267,14 +278,14 @@ async def test_p7_loss_meets_a_timeout_of_the_body(sync: Coordinator, kind: str,
 @pytest.mark.parametrize("error", [None, BodyError], ids=["ends", "raises"])
 @pytest.mark.parametrize("turns", range(3))
 async def test_p7_cancelled_while_releasing(
-    sync: Coordinator, redis: Redis, turns: int, error: type[Exception] | None
+    kind: Kind, sync: Coordinator, redis: Redis, turns: int, error: type[Exception] | None
 ) -> None:
     """P5, P7: the body's error leaves, then the cancellation arrives at the next await; the lock is released."""
     seen: list[object] = []
 
     async def holding() -> None:
         try:
-            async with sync.lock(NAME):
+            async with kind.make(sync, NAME):
                 later(turns, task.cancel)
                 if error is not None:
                     raise error
@@ -288,34 +299,36 @@ async def test_p7_cancelled_while_releasing(
         await asyncio.wait_for(task, 2)
     assert task.cancelling() == 1
     assert seen == ([] if error is None else [error])
-    await wait_until(lambda: free(redis), FAST, timeout=2)
+    await wait_until(lambda: free(kind, redis), FAST, timeout=2)
 
 
-@pytest.mark.parametrize("kind", ["anyio", "asyncio"])
-async def test_p7_a_timeout_around_takes_its_cancellation_back(sync: Coordinator, redis: Redis, kind: str) -> None:
+@pytest.mark.parametrize("timeouts", ["anyio", "asyncio"])
+async def test_p7_a_timeout_around_takes_its_cancellation_back(
+    kind: Kind, sync: Coordinator, redis: Redis, timeouts: str
+) -> None:
     """P7: the body's error passes the timeout that met the release, and later awaits are not disturbed."""
     with pytest.raises(BodyError):  # noqa: PT012
-        if kind == "anyio":
+        if timeouts == "anyio":
             with anyio.move_on_after(60) as scope:
-                async with sync.lock(NAME):
+                async with kind.make(sync, NAME):
                     later(0, scope.cancel)
                     raise BodyError
         else:
-            async with asyncio.timeout(60) as timeout, sync.lock(NAME):
+            async with asyncio.timeout(60) as timeout, kind.make(sync, NAME):
                 timeout.reschedule(0)
                 raise BodyError
     await assert_undisturbed()
-    await wait_until(lambda: free(redis), FAST, timeout=2)
+    await wait_until(lambda: free(kind, redis), FAST, timeout=2)
 
 
-@pytest.mark.parametrize("kind", ["scope", "group"])
-async def test_p7_anyio_clean_up_after_a_cancelled_release(sync: Coordinator, kind: str) -> None:
+@pytest.mark.parametrize("clean_up_in", ["scope", "group"])
+async def test_p7_anyio_clean_up_after_a_cancelled_release(kind: Kind, sync: Coordinator, clean_up_in: str) -> None:
     """P7: between the hold and the end of a cancelled scope a shielded clean-up is not torn, nor the error lost."""
     cleaned: list[bool] = []
 
     async def fail(scope: anyio.CancelScope) -> NoReturn:
         try:
-            async with sync.lock(NAME):
+            async with kind.make(sync, NAME):
                 later(0, scope.cancel)
                 raise BodyError
         finally:
@@ -325,7 +338,7 @@ async def test_p7_anyio_clean_up_after_a_cancelled_release(sync: Coordinator, ki
             cleaned.append(True)
 
     with pytest.RaisesGroup(BodyError, allow_unwrapped=True, flatten_subgroups=True):
-        if kind == "scope":
+        if clean_up_in == "scope":
             with anyio.CancelScope() as scope:
                 await fail(scope)
         else:
@@ -335,12 +348,12 @@ async def test_p7_anyio_clean_up_after_a_cancelled_release(sync: Coordinator, ki
     await assert_undisturbed()
 
 
-async def test_p7_cancelled_while_releasing_nested(sync: Coordinator, redis: Redis) -> None:
+async def test_p7_cancelled_while_releasing_nested(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P5, P7: with two locks the cancellation that met the first release is still due after the second."""
 
     async def holding() -> None:
         with pytest.raises(BodyError):  # noqa: PT012
-            async with sync.lock(NAME), sync.lock(NAME + "2"):
+            async with kind.make(sync, NAME), kind.make(sync, NAME + "2"):
                 later(0, task.cancel)
                 raise BodyError
         await for_ever()
@@ -349,20 +362,20 @@ async def test_p7_cancelled_while_releasing_nested(sync: Coordinator, redis: Red
     with pytest.raises(CancelledError):
         await asyncio.wait_for(task, 2)
     assert task.cancelling() == 1
-    await wait_until(lambda: free(redis), FAST, timeout=2)
+    await wait_until(lambda: free(kind, redis), FAST, timeout=2)
 
 
 # -- what ends the process ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_p7_base_exceptions_pass(sync: Coordinator, redis: Redis, error: type[BaseException]) -> None:
+async def test_p7_base_exceptions_pass(kind: Kind, sync: Coordinator, redis: Redis, error: type[BaseException]) -> None:
     """P7: KeyboardInterrupt and SystemExit of the body pass through, and the lock is released."""
     with pytest.raises(error) as caught:
-        async with sync.lock(NAME):
+        async with kind.make(sync, NAME):
             raise error
     assert not getattr(caught.value, "__notes__", [])
-    assert await free(redis)
+    assert await free(kind, redis)
 
 
 @pytest_asyncio.fixture
@@ -374,14 +387,14 @@ async def url(server: EmbeddedServer, redis: Redis) -> AsyncIterator[str]:
     ("error", "how"), [(KeyboardInterrupt, "raised"), (KeyboardInterrupt, "signalled"), (SystemExit, "raised")]
 )
 @pytest.mark.parametrize("implicit", [False, True])
-def test_p7_the_end_of_the_program(url: str, error: type[BaseException], how: str, implicit: bool) -> None:
+def test_p7_the_end_of_the_program(kind: Kind, url: str, error: type[BaseException], how: str, implicit: bool) -> None:
     """P7, P12: asyncio.run() ends by what ended the body, and the lock was released."""
 
     async def main() -> None:
         async with (
             Redis.from_url(url) as client,
             Coordinator(client) as sync,
-            AsyncLock(client if implicit else sync, NAME),
+            kind.make(client if implicit else sync, NAME),
         ):
             if how == "raised":
                 raise error
@@ -390,7 +403,7 @@ def test_p7_the_end_of_the_program(url: str, error: type[BaseException], how: st
 
     async def look() -> bool:
         async with Redis.from_url(url) as client:
-            return await free(client)
+            return await free(kind, client)
 
     with pytest.raises(error):
         asyncio.run(main())

@@ -22,6 +22,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, Unreac
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
+from ..support.factories import Kind
 from ..support.proxy import FaultProxy
 
 NAME = "race"
@@ -41,9 +42,9 @@ async def other(redis: Redis) -> AsyncIterator[Coordinator]:
         yield coordinator
 
 
-async def nothing_left(sync: Coordinator, redis: Redis, name: str = NAME) -> None:
+async def nothing_left(kind: Kind, sync: Coordinator, redis: Redis, name: str = NAME) -> None:
     """Nobody holds it, nobody is queued, and the process has forgotten it."""
-    assert await redis.exists(name, f"{{{name}}}:queue", f"{{{name}}}:polls") == 0
+    assert await kind.empty(redis, name)
     assert not sync.tickets
     assert not sync.locals
 
@@ -76,13 +77,15 @@ def expire(sync: Coordinator, number: int = 0) -> None:
         tickets[number]._time_out()
 
 
-async def three(sync: Coordinator, other: Coordinator) -> tuple[Lease, asyncio.Task[Lease], asyncio.Task[Lease]]:
+async def three(
+    kind: Kind, sync: Coordinator, other: Coordinator
+) -> tuple[Lease, asyncio.Task[Lease], asyncio.Task[Lease]]:
     """A holder on another connection; a first waiter, whose race it is; and a third."""
-    holder = await AsyncLock(other, NAME, ttl=30).acquire()
-    lock = AsyncLock(sync, NAME, ttl=30)
+    holder = await kind.make(other, NAME, ttl=30).acquire()
+    lock = kind.make(sync, NAME, ttl=30)
     first = asyncio.create_task(lock.acquire(timeout=20))
     await wait_until(waits(lock, 1), FAST, timeout=5)
-    third = asyncio.create_task(AsyncLock(other, NAME, ttl=30).acquire(timeout=20))
+    third = asyncio.create_task(kind.make(other, NAME, ttl=30).acquire(timeout=20))
     await wait_until(waits(lock, 2), FAST, timeout=5)
     return holder, first, third
 
@@ -91,11 +94,17 @@ async def three(sync: Coordinator, other: Coordinator) -> tuple[Lease, asyncio.T
 @pytest.mark.parametrize("order", ["before the grant", "after the grant"])
 @only_link
 async def test_p5_b2_grant_and_end_in_the_same_turn(
-    sync: Coordinator, other: Coordinator, redis: Redis, monkeypatch: pytest.MonkeyPatch, how: Ends, order: str
+    kind: Kind,
+    sync: Coordinator,
+    other: Coordinator,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    how: Ends,
+    order: str,
 ) -> None:
     """The push is at the door, and the waiter ends right before, or right after it is let in."""
     for _ in range(10):
-        holder, first, third = await three(sync, other)
+        holder, first, third = await three(kind, sync, other)
         entered, let_in = asyncio.Event(), sync.link_pushed
 
         def end() -> None:
@@ -125,17 +134,17 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
             assert first.result().fence < lease.fence
         assert lease.fence > holder.fence
         await lease.release()
-    await nothing_left(sync, redis)
+    await nothing_left(kind, sync, redis)
 
 
 @ends
 async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
-    sync: Coordinator, other: Coordinator, redis: Redis, how: Ends
+    kind: Kind, sync: Coordinator, other: Coordinator, redis: Redis, how: Ends
 ) -> None:
     """Both orders of release and end, and all the turns of the loop between them."""
     won = 0
     for apart in (*range(-10, 30), *range(30, 90, 6)):
-        holder, first, third = await three(sync, other)
+        holder, first, third = await three(kind, sync, other)
 
         def end(first: asyncio.Task[Lease] = first) -> None:
             if how == "cancelled":
@@ -152,44 +161,46 @@ async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
         won += not first.cancelled() and first.exception() is None
         await release
         await lease.release()
-    await nothing_left(sync, redis)
+    await nothing_left(kind, sync, redis)
     assert won < 50  # in some of them the end came first
 
 
 @ends
-async def test_p5_b2_end_while_it_asks_again(sync: Coordinator, other: Coordinator, redis: Redis, how: Ends) -> None:
+async def test_p5_b2_end_while_it_asks_again(
+    kind: Kind, sync: Coordinator, other: Coordinator, redis: Redis, how: Ends
+) -> None:
     """A queued waiter repeats its request and ends before that has left: its ticket goes all the same."""
     for _ in range(5):
-        holder, first, third = await three(sync, other)
+        holder, first, third = await three(kind, sync, other)
         [ticket] = sync.tickets.values()
         await wait_until(lambda: ticket.call is None, FAST, timeout=2)  # noqa: B023
         ticket.ask()
         first.cancel() if how == "cancelled" else expire(sync)
-        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=1)
+        await wait_until(waits(kind.make(other, NAME)), FAST, timeout=1)
         await holder.release()
         lease = await third_gets_it(third, first, lambda: None)
         await lease.release()
-    await nothing_left(sync, redis)
+    await nothing_left(kind, sync, redis)
 
 
 @ends
 @only_link
 async def test_p5_b2_end_while_the_connection_is_down(
-    server: EmbeddedServer, other: Coordinator, redis: Redis, how: Ends, way: str
+    kind: Kind, server: EmbeddedServer, other: Coordinator, redis: Redis, how: Ends, way: str
 ) -> None:
-    """As above, and the request waits for a connection. Nobody else would ever free the lock: ttl=None."""
+    """As above, and the request waits for a connection. Nobody else would free it in time: ttl=600."""
     assert server.port is not None
     async with (
         FaultProxy((server.host, server.port)) as proxy,
         Redis.from_url(proxy.url) as client,
         Coordinator(client, poll_cap=0.02) as sync,
     ):
-        kept = await sync.lock("kept").acquire()
-        holder = await AsyncLock(other, NAME, ttl=None).acquire()
-        first = asyncio.create_task(AsyncLock(sync, NAME, ttl=None).acquire())
-        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=5)
-        third = asyncio.create_task(AsyncLock(other, NAME, ttl=None).acquire())
-        await wait_until(waits(AsyncLock(other, NAME), 2), FAST, timeout=5)
+        kept = await kind.make(sync, "kept").acquire()
+        holder = await kind.make(other, NAME, ttl=600).acquire()
+        first = asyncio.create_task(kind.make(sync, NAME, ttl=600).acquire())
+        await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
+        third = asyncio.create_task(kind.make(other, NAME, ttl=600).acquire())
+        await wait_until(waits(kind.make(other, NAME), 2), FAST, timeout=5)
         opened, proxy.refuse = sync.connections, True
         await proxy.cut()
         await wait_until(lambda: any(one.call is not None for one in sync.tickets.values()), FAST, timeout=2)
@@ -197,15 +208,15 @@ async def test_p5_b2_end_while_the_connection_is_down(
         await asyncio.wait([first])
         proxy.refuse = False
         await wait_until(lambda: sync.connections > opened, FAST, timeout=5)
-        await sync.lock("kept").locked()  # what was waiting to be sent is done
+        await kind.make(sync, "kept").locked()  # what was waiting to be sent is done
         await holder.release()
         lease = await third_gets_it(third, first, lambda: None)
         await lease.release()
         await kept.release()
-        await nothing_left(sync, redis)
+        await nothing_left(kind, sync, redis)
 
 
-async def test_p5_b6_random_cancellations(sync: Coordinator, redis: Redis, way: str) -> None:
+async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: Redis, way: str) -> None:
     """Acquires that are cancelled or time out at random; nothing but the lock protects the counters."""
     rounds = 100 if way == "link" else 20
     chance = random.Random(4711)
@@ -215,7 +226,7 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, redis: Redis, way: 
     ended = {"cancelled": 0, "timed out": 0}
 
     async def section(name: str, timeout: float | None) -> None:
-        async with AsyncLock(sync, name, ttl=10).hold(timeout=timeout):
+        async with kind.make(sync, name, ttl=10).hold(timeout=timeout):
             before = counter[name]
             await turns(chance.randrange(3))
             counter[name] = before + 1
@@ -238,28 +249,28 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, redis: Redis, way: 
     async with asyncio.timeout(25):
         await asyncio.gather(*(contend() for _ in range(25)))
     begin = time.monotonic()
-    for lease in await asyncio.gather(*(AsyncLock(sync, name).acquire(timeout=2) for name in names)):
+    for lease in await asyncio.gather(*(kind.make(sync, name).acquire(timeout=2) for name in names)):
         await lease.release()
     assert time.monotonic() - begin < AT_ONCE
     assert counter == entered
     assert ended["cancelled"] > 5 * rounds
     print(f"\n{way}: {25 * rounds} acquires, {ended}, {sum(entered.values())} sections")
     for name in names:
-        await nothing_left(sync, redis, name)
+        await nothing_left(kind, sync, redis, name)
 
 
 @pytest.mark.parametrize("heal", ["poll_cap", "lease"])
 @only_link
 async def test_p3_c7_lost_wake_up_is_healed(
-    client: Redis, redis: Redis, other: Coordinator, monkeypatch: pytest.MonkeyPatch, heal: str
+    kind: Kind, client: Redis, redis: Redis, other: Coordinator, monkeypatch: pytest.MonkeyPatch, heal: str
 ) -> None:
     """The grant never arrives. The waiter finds out when the holder's lease should have ended, or at the cap."""
     ttl, cap = (30.0, 0.15) if heal == "poll_cap" else (0.3, 10.0)
     async with Coordinator(client, poll_cap=cap) as sync:
         for _ in range(3):
-            holder = await AsyncLock(other, NAME, ttl=ttl, auto_renew=False).acquire()
-            waiter = asyncio.create_task(AsyncLock(sync, NAME, ttl=30).acquire())
-            await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=5)
+            holder = await kind.make(other, NAME, ttl=ttl, auto_renew=False).acquire()
+            waiter = asyncio.create_task(kind.make(sync, NAME, ttl=30).acquire())
+            await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
             let_in, swallowed = sync.link_pushed, asyncio.Event()
 
             def swallow(payload: bytes) -> None:
@@ -277,7 +288,7 @@ async def test_p3_c7_lost_wake_up_is_healed(
             assert lease.fence > holder.fence
             lease.check()
             await lease.release()
-        await nothing_left(sync, redis)
+        await nothing_left(kind, sync, redis)
 
 
 # -- ten thousand --------------------------------------------------------------------------------------------
@@ -298,9 +309,9 @@ def cpu() -> float:
 
 
 @only_link
-async def test_p9_e7_ten_thousand_waiters(sync: Coordinator, redis: Redis) -> None:
+async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """On one lock: no command but their own, one connection, 8 KiB each; all cancelled in a moment."""
-    lock = AsyncLock(sync, NAME, ttl=60)
+    lock = kind.make(sync, NAME, ttl=60)
     others = await connected(redis)
     holder = await lock.acquire()
     gc.collect()
@@ -342,9 +353,10 @@ async def test_p9_e7_ten_thousand_waiters(sync: Coordinator, redis: Redis) -> No
     assert not sync.tickets
     last.check()
     await last.release()
-    await nothing_left(sync, redis)
+    await nothing_left(kind, sync, redis)
     print(
-        f"\n{MANY} waiters: queued in {queueing:.2f} s (under tracemalloc), {(after - before) / MANY:.0f} bytes each; "
+        f"\n{MANY} waiters of one {kind}: queued in {queueing:.2f} s (under tracemalloc), "
+        f"{(after - before) / MANY:.0f} bytes each; "
         f"{used / handed:.2f} commands and {handing / handed * 1e6:.0f} us per hand-over; "
         f"cancelled in {returned:.2f} s, off the server in {cancelling:.2f} s, {used_cpu:.2f} s CPU"
     )
@@ -352,7 +364,7 @@ async def test_p9_e7_ten_thousand_waiters(sync: Coordinator, redis: Redis) -> No
 
 @only_link
 async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis) -> None:
-    """At once, of one process: held, renewed and released over one connection."""
+    """At once, of one process: held, renewed and released over one connection. (Leases of permits are the same.)"""
     others = await connected(redis)
     locks = [AsyncLock(sync, f"{NAME}:{number}", ttl=60) for number in range(MANY)]
     gc.collect()

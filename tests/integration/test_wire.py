@@ -25,10 +25,11 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import AsyncLock, Backoff, Coordinator, Lease, wait_until
+from redis_sync_aio import Backoff, Coordinator, Lease, wait_until
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
 from ..support.proxy import (
     CUT_AFTER,
     CUT_AFTER_REPLY,
@@ -49,9 +50,19 @@ from ..support.proxy import (
     anything,
     script,
 )
+from ..support.resp import Predicate
 
-SCRIPTS = ("acquire", "release", "renew", "force", "inspect")
-ACQUIRE, RELEASE, RENEW, FORCE, INSPECT = (script(load(name).sha) for name in SCRIPTS)
+KNOWN = (*(kind.script(part) for kind in KINDS for part in PARTS), load("force"), load("permits_resize"))
+"""Every script, but those that the compatible lock has to itself."""
+
+
+def _of_any_kind(part: Part) -> Predicate:
+    ours = [script(kind.script(part).sha) for kind in KINDS]
+    return lambda args: any(is_it(args) for is_it in ours)
+
+
+ACQUIRE, RELEASE, RENEW, INSPECT = (_of_any_kind(part) for part in PARTS)
+FORCE = script(load("force").sha)
 RESPONSE_TIMEOUT = 0.3
 RETRY_FOR = 3.0
 SOON = Backoff(initial=0.002, cap=0.01)
@@ -84,13 +95,14 @@ class Wired:
     direct: Redis
     other: Coordinator
     name: str = "wire"
+    kind: Kind = LOCK
 
-    def lock(self, **options: Any) -> AsyncLock:
-        return AsyncLock(self.sync, self.name, **options)
+    def lock(self, **options: Any) -> Exclusive:
+        return self.kind.make(self.sync, self.name, **options)
 
-    def elsewhere(self, **options: Any) -> AsyncLock:
+    def elsewhere(self, **options: Any) -> Exclusive:
         """The same lock, as others see it who are not behind the proxy."""
-        return AsyncLock(self.other, self.name, **options)
+        return self.kind.make(self.other, self.name, **options)
 
     async def queued(self, number: int = 1, *, waiting: asyncio.Task[Lease] | None = None) -> None:
         """Wait until so many are in the queue, or until ``waiting`` fails instead."""
@@ -105,18 +117,18 @@ class Wired:
     async def check_held(self, lease: Lease) -> None:
         lease.check()
         assert lease.remaining() > 0
-        assert await self.direct.get(self.name) == lease.token.encode()
+        assert await self.kind.token(self.direct, self.name) == lease.wire_token
 
     async def check_free(self, last: int) -> None:
         """Nothing is left, and others can go on at once, under a greater fence."""
         found = await self.elsewhere().statistics()
-        assert (found.holder, found.waiters) == (None, 0), f"left behind: {found}"
-        assert await self.direct.zcard(f"{{{self.name}}}:polls") == 0
+        assert (await holder(self.elsewhere()), found.waiters) == (None, 0), f"left behind: {found}"
+        assert await self.direct.zcard(self.kind.polls(self.name)) == 0
         lease = await self.elsewhere().try_acquire()
         assert lease is not None
         assert lease.fence > last
         await lease.release()
-        assert await self.direct.exists(self.name) == 0
+        assert await self.kind.empty(self.direct, self.name)
 
 
 @asynccontextmanager
@@ -125,6 +137,7 @@ async def wired(
     mode: str = "link",
     *,
     name: str = "wire",
+    kind: Kind = LOCK,
     client: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Wired]:
@@ -140,10 +153,10 @@ async def wired(
         Coordinator(direct) as other,
         Coordinator(faulty, **(limits | coordinator_options | options)) as sync,
     ):
-        for one in SCRIPTS:
-            await direct.script_load(load(one).source.decode())
-        await direct.delete(name, *(f"{{{name}}}:{part}" for part in ("queue", "fence", "polls")))
-        yield Wired(proxy, faulty, sync, direct, other, name)
+        for one in KNOWN:
+            await direct.script_load(one.source.decode())
+        await direct.delete(*kind.keys(name).all)
+        yield Wired(proxy, faulty, sync, direct, other, name, kind)
 
 
 # -- the faults --------------------------------------------------------------------------------------------
@@ -254,7 +267,7 @@ async def extend(w: Wired, arm: Arm) -> int:
     arm(RENEW)
     await lease.extend(20)
     assert lease.remaining() <= 20
-    assert 15_000 < await w.direct.pttl(w.name) <= 20_000
+    assert 15_000 < await w.kind.left_ms(w.direct, w.name) <= 20_000
     return await _let_go(w, lease)
 
 
@@ -278,13 +291,14 @@ class Case:
     action: Action
     skip: int = 0
     push: bool = False
+    kind: Kind = LOCK
     acted: int = 0
 
     def __str__(self) -> str:
-        return f"{self.operation.__name__}, {self.mode}: {self.fault} at command {self.skip + 1}"
+        return f"{self.operation.__name__} of a {self.kind}, {self.mode}: {self.fault} at command {self.skip + 1}"
 
     async def run(self, server: EmbeddedServer, **options: Any) -> None:
-        async with wired(server, self.mode, name=str(self), **options) as w:
+        async with wired(server, self.mode, name=str(self), kind=self.kind, **options) as w:
             rules: list[Rule] = []
 
             def arm(match: Match) -> Rule:
@@ -316,19 +330,23 @@ async def sweep(server: EmbeddedServer, cases: Iterable[Case], **options: Any) -
     return sum(case.acted for case in cases)
 
 
-@pytest.mark.parametrize(
-    "operation", [acquire_free, try_acquire, acquire_contended, release, release_to_waiter, renew, extend]
-)
-async def test_sweep(server: EmbeddedServer, operation: Operation) -> None:
-    """C1-C5, D3, D9: 18 faults for each of 7 operations, in 3 modes: 378 in all."""
-    faults = WIRE | ANSWERS
-    cases = [Case(operation, mode, fault, faults[fault]) for mode in MODES for fault in faults]
-    assert await sweep(server, cases) == len(cases) == 54
+OPERATIONS = (acquire_free, try_acquire, acquire_contended, release, release_to_waiter, renew, extend)
+kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
-async def test_sweep_of_the_push(server: EmbeddedServer) -> None:
+@kinds
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Kind) -> None:
+    """C1-C5, D3, D9: 18 faults for each of 7 operations, in 3 modes (2 for a semaphore): 630 in all."""
+    faults, modes = WIRE | ANSWERS, MODES if kind is LOCK else ("link", "plain")
+    cases = [Case(operation, mode, fault, faults[fault], kind=kind) for mode in modes for fault in faults]
+    assert await sweep(server, cases) == len(cases) == 18 * len(modes)
+
+
+@kinds
+async def test_sweep_of_the_push(server: EmbeddedServer, kind: Kind) -> None:
     """P3, C7: the grant itself is lost or late; the waiter heals."""
-    cases = [Case(acquire_pushed, "link", fault, PUSHES[fault], push=True) for fault in PUSHES]
+    cases = [Case(acquire_pushed, "link", fault, PUSHES[fault], push=True, kind=kind) for fault in PUSHES]
     assert await sweep(server, cases, poll_cap=0.3) == len(cases) == 3
 
 

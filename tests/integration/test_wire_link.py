@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
-from redis_sync_aio import CommandRefused, Coordinator, CoordinatorClosed, LeaseLost, Unreachable, wait_until
+from redis_sync_aio import AsyncLock, CommandRefused, Coordinator, CoordinatorClosed, LeaseLost, Unreachable, wait_until
 from redis_sync_aio._clock import now
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
@@ -321,7 +321,7 @@ async def test_force_release_is_sent_once(server: EmbeddedServer, mode: str) -> 
         await w.queued()
         sent = w.proxy.on(FORCE, CUT_AFTER)
         with pytest.raises(Exception, match=r"may or may not|did not answer"):
-            await w.lock().force_release()
+            await AsyncLock(w.sync, w.name).force_release()
         following = await waiting
         await w.lock().statistics()  # whatever else was sent has been executed
         assert sent.hits == 1

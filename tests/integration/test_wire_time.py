@@ -302,7 +302,7 @@ async def test_cancel_while_black_holed(server: EmbeddedServer, mode: str, state
 
         async def free() -> bool:
             found = await w.elsewhere().statistics()
-            return not found.locked and found.waiters == 0
+            return found.waiters == 0 and not await w.elsewhere().locked()
 
         await wait_until(free, SOON, timeout=3)
         await w.check_free(last)

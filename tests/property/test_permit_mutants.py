@@ -21,12 +21,16 @@ from redis_sync_aio._scripts import Script, load
 from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_scripts_edges as edges
+from ..scripts import test_upgrade_scripts as upgrades
 from .test_mutants import Mutant
 
 Client: TypeAlias = Any
 Check: TypeAlias = Callable[[Client], Awaitable[None]]
 
-SCRIPTS = tuple(f"permits_{name}" for name in ("acquire", "release", "renew", "resize", "inspect"))
+SCRIPTS = (
+    *(f"permits_{name}" for name in ("acquire", "release", "renew", "resize", "inspect")),
+    *("upgrade_acquire", "upgrade_release"),
+)
 
 MUTANTS: Mapping[str, Mutant] = {
     # P1 exclusion
@@ -38,7 +42,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "used = math.max(used - had, 0) + 1",
     ),
     "what the identity had counts twice": Mutant("math.max(used - had, 0)", "used"),
-    "an identity may lose weight": Mutant("math.max(tonumber(weight) or 0, had)", "tonumber(weight) or 0"),
+    "an identity that holds is granted again": Mutant("or (had > 0) ~= (tonumber(place) < 0) then", "then"),
     "a drop is not counted": Mutant("used = used - (permit(token) or 0)"),
     "what is over stays": Mutant("for _, token in ipairs(over) do drop(token) end"),
     "the sum is not stored after an expiry": Mutant(
@@ -111,10 +115,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "each reader has its own fence": Mutant("limit ~= WHOLE or weight == WHOLE or fence == 0", "true"),
     "writers share fences": Mutant("or weight == WHOLE or", "or"),
     "a fence ahead of the clock is forgotten": Mutant("math.max(time, math.ceil(fence / 1000))", "time"),
-    "a replay takes a new fence": Mutant(
-        "if had ~= weight then its_fence = next_fence(weight) end",
-        "its_fence = next_fence(weight)",
-    ),
     # out of memory
     "a new grant begins with a harmless write": Mutant(
         "if more then leave(ticket) end\n  its_fence",
@@ -147,6 +147,15 @@ MUTANTS: Mapping[str, Mutant] = {
     "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
     # inspect
+    # readers that become the writer
+    "an upgrade waits its turn": Mutant("ahead = -1", "ahead = nil"),
+    "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),
+    "an upgrade does not wait for others": Mutant("if fits(WHOLE, had) then", "if true then"),
+    "an upgrade by nobody": Mutant("if had == WHOLE or not had or had == 0 then", "if had == WHOLE then"),
+    "an upgrade shortens": Mutant("if had > 0 then over", "if false then over"),
+    "a downgrade frees nothing": Mutant("used = used - had + 1"),
+    "a downgrade wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "return held and 1 or 0"),
+    # looking
     "inspect counts what is over": Mutant("do used = used - (permit(token) or 0) end", "do end"),
     "inspect shows tombstones": Mutant("if weight and weight > 0 and", "if weight and"),
     "inspect counts lost permits": Mutant("if not soonest then used = 0 end"),
@@ -174,7 +183,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, edges)
+CHECKS = checks(suite, edges, upgrades)
 
 
 def mutate(mutant: Mutant) -> Callable[[str], Script]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from redis_sync_aio._engine.lua import ticket_member
 from redis_sync_aio._keys import permit_keys
-from redis_sync_aio._scripts import load
+from redis_sync_aio._scripts import load as load
 
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""

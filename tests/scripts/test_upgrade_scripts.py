@@ -8,7 +8,8 @@ import pytest
 
 from redis_sync_aio._engine.lua import WHOLE, ticket_member
 from redis_sync_aio._keys import permit_keys
-from redis_sync_aio._scripts import load
+
+from . import permits as tools
 
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
@@ -23,7 +24,7 @@ async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[An
     """Run a script twice; the second run must change nothing on the server."""
 
     async def run() -> Any:
-        return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)
+        return await redis.eval(tools.load(script).source, 4, *KEYS.all, *arguments)
 
     async def state() -> Any:
         return (
@@ -132,7 +133,9 @@ async def test_p1_a_reader_that_is_gone_does_not_become_the_writer(redis: Client
     ticket = ticket_member(b"rsa:alive", 7, TTL, b"a", WHOLE)
     assert (await upgrade(redis, b"a", ticket))[0][0] == QUEUED
     assert (
-        await redis.eval(load("permits_acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 0, 1, WHOLE)
+        await redis.eval(
+            tools.load("permits_acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 0, 1, WHOLE
+        )
     )[0] == QUEUED
     assert await twice(redis, "permits_release", b"a", b"", 0) == (1, 0)
     messages = []
@@ -157,5 +160,5 @@ async def test_a_withdrawn_ticket_lets_readers_in(redis: Client) -> None:
 async def test_p6_an_upgrade_never_shortens(redis: Client) -> None:
     await read(redis, b"a")
     until = await redis.zscore(PERMITS, b"a")
-    await redis.eval(load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0)
+    await redis.eval(tools.load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0)
     assert await redis.zscore(PERMITS, b"a") == until

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Backoff, Lease, LeaseLost
+from redis_sync_aio import AsyncReadWriteLock, Backoff, Lease, LeaseLost
+
+from .factories import Exclusive
 
 FAST = Backoff(initial=0.001, cap=0.005)
 """For `wait_until`: look often."""
@@ -17,7 +19,7 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def waits(lock: AsyncLock | AsyncSemaphore | AsyncReadWriteLock, count: int = 1) -> Callable[[], Awaitable[bool]]:
+def waits(lock: Exclusive | AsyncReadWriteLock, count: int = 1) -> Callable[[], Awaitable[bool]]:
     """Return a condition for `wait_until`: so many requests are queued."""
 
     async def condition() -> bool:

@@ -121,6 +121,12 @@ class Child:
         """Acquire (token, fence, remaining), to be released as ``slot``."""
         return self.ask("acquire", slot, name, ttl)
 
+    def permits(
+        self, name: str, ttl: float, weight: int, limit: int, slot: str = "it", identity: str = ""
+    ) -> asyncio.Future[Answer]:
+        """Acquire permits of a semaphore; otherwise as `acquire`."""
+        return self.ask("permits", slot, name, ttl, weight, limit, *([identity] if identity else []))
+
     def release(self, slot: str = "it") -> asyncio.Future[Answer]:
         return self.ask("release", slot)
 
@@ -266,7 +272,19 @@ class Worker:
         return self.sync.lock(name, ttl=float(ttl))
 
     async def do_acquire(self, slot: str, name: str, ttl: str) -> dict[str, object]:
-        lease = self.leases[slot] = await self.lock(name, ttl).acquire()
+        return self.acquired(slot, await self.lock(name, ttl).acquire())
+
+    async def do_permits(
+        self, slot: str, name: str, ttl: str, weight: str, limit: str, identity: str | None = None
+    ) -> dict[str, object]:
+        from redis_sync_aio import AsyncSemaphore
+
+        assert self.sync is not None
+        semaphore = AsyncSemaphore(self.sync, name, limit=int(limit), ttl=float(ttl))
+        return self.acquired(slot, await semaphore.acquire(int(weight), identity=identity))
+
+    def acquired(self, slot: str, lease: Any) -> dict[str, object]:
+        self.leases[slot] = lease
         at = time.monotonic_ns()
         return {"token": lease.token, "fence": lease.fence, "remaining": lease.remaining(), "at": at}
 

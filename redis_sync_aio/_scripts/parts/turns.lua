@@ -16,13 +16,12 @@ local function settle(mine)
     local ticket, place, following = first[1], first[2], first[3]
     if not ticket or ticket == mine then return FREE, ticket end
     local inbox, id, ms, weight, token = string.match(ticket, '^([^|]*)|(%d+)|(%d+)|(%d+)|(.*)$')
-    local had, its_fence = permit(token or '')
-    had = had or 0
-    weight = math.max(tonumber(weight) or 0, had) -- an identity that holds more keeps it
+    local had = permit(token or '') or 0
+    weight = tonumber(weight)
     if not inbox then
       leave(ticket)
-    elseif weight > limit or had == 0 and tonumber(place) < 0 then -- too heavy since the limit was lowered, or a
-      -- reader that was to become the writer, and is gone: it can never fit, and asks why
+    elseif weight > limit or (had > 0) ~= (tonumber(place) < 0) then -- too heavy since the limit was lowered, an
+      -- identity that holds already, or a reader that was to become the writer and is gone: its owner asks again
       leave(ticket)
       if inbox ~= '' then tell(inbox, id, -1, 0) end
     elseif inbox == '' then
@@ -35,7 +34,7 @@ local function settle(mine)
     else
       redis.call('ZREM', QUEUE, ticket)
       first = nil
-      if had ~= weight then its_fence = next_fence(weight) end -- else an identity that waits while it holds
+      local its_fence = next_fence(weight)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local next_left = next_id and math.min(left() or ms, ms)
       local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms

@@ -1,0 +1,359 @@
+"""P1, P2, P8: permits: never more than the limit, in the order of arrival, one limit that all agree on.
+
+What a semaphore of one permit has in common with a lock is tested there: test_cancellation.py, test_loss.py and others
+run for both. Leases, identities and losses of permits are in test_semaphore_permits.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
+
+from ..support.body import FAST, waits
+
+NAME = "permits"
+only_link = pytest.mark.parametrize("way", ["link"])
+
+
+@pytest.fixture(params=["link", "polling"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture
+async def other(redis: Redis, client: Redis) -> AsyncIterator[Coordinator]:
+    """Somebody else, on a connection of his own."""
+    async with Coordinator(redis) as coordinator:
+        yield coordinator
+
+
+def semaphore(sync: Coordinator, limit: int | None, **options: Any) -> AsyncSemaphore:
+    return AsyncSemaphore(sync, NAME, limit=limit, **options)
+
+
+async def line_up(sem: AsyncSemaphore, *weights: int) -> list[asyncio.Task[Lease]]:
+    """Let requests of these weights queue in this order; return once all of them are queued."""
+    before = (await sem.statistics()).waiters
+    tasks: list[asyncio.Task[Lease]] = []
+    for number, weight in enumerate(weights, start=before + 1):
+        tasks.append(asyncio.create_task(sem.acquire(weight)))
+        await wait_until(waits(sem, number), FAST, timeout=5)
+    return tasks
+
+
+async def granted(*tasks: asyncio.Task[Lease]) -> list[Lease]:
+    async with asyncio.timeout(5):
+        return [await task for task in tasks]
+
+
+async def assert_waiting(sem: AsyncSemaphore, *tasks: asyncio.Task[Lease]) -> None:
+    """They are queued, and stay so when they ask again."""
+    for ticket in list(sem._local().tickets.values()):
+        if ticket.call is None:
+            ticket.ask()
+    await sem.statistics()  # answered after that: one round trip
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    assert (await sem.statistics()).waiters >= len(tasks)
+
+
+async def all_free(sem: AsyncSemaphore) -> None:
+    found = await sem.statistics()
+    assert (found.held, found.waiters, found.holders) == (0, 0, ())
+
+
+# -- capacity ----------------------------------------------------------------------------------------------
+
+
+async def test_p1_never_more_than_the_limit(sync: Coordinator, other: Coordinator) -> None:
+    """P1: 40 tasks on two connections, weights 1 to 3: neither the tasks nor the server ever count more than 4."""
+    limit, inside, peak, entered, running = 4, 0, 0, 0, 40
+    seen: list[int] = []
+
+    async def work(number: int) -> None:
+        nonlocal inside, peak, entered, running
+        sem = semaphore(sync if number % 2 else other, limit)
+        for turn in range(4):
+            weight = 1 + (number + turn) % 3
+            async with sem.hold(weight, timeout=20) as lease:
+                assert lease.weight == weight
+                inside += weight
+                peak = max(peak, inside)
+                entered += 1
+                assert inside <= limit
+                for _ in range(number % 4):
+                    await asyncio.sleep(0)
+                inside -= weight
+        running -= 1
+
+    async def look() -> None:
+        watcher = semaphore(other, None)
+        while running:
+            found = await watcher.statistics()
+            seen.append(found.held)
+            assert sum(holder.weight for holder in found.holders) == found.held
+            assert found.available == limit - found.held or not found.limit
+
+    async with asyncio.timeout(25):
+        await asyncio.gather(look(), *(work(number) for number in range(40)))
+    assert entered == 160
+    assert peak == limit
+    assert max(seen) <= limit
+    await all_free(semaphore(other, None))
+
+
+async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
+    """P1: 10,000 permits of weight 1 and two of 5,000; all of them expire at once, and one takes all that is free."""
+    sem = semaphore(sync, 20_000)
+    heavy = [await sem.acquire(5000), await sem.acquire(5000)]
+    light = await asyncio.gather(*(sem.acquire() for _ in range(10_000 if sync.pushes else 500)))
+    found = await sem.statistics()
+    assert found.held == 10_000 + len(light)
+    assert len(found.holders) == 100
+    assert len({lease.fence for lease in (*light, *heavy)}) == len(light) + 2
+    assert await sem.try_acquire(20_000 - found.held + 1) is None
+    await light.pop().release()
+    rest = await sem.acquire(20_000 - found.held + 1)
+    await rest.release()
+    await heavy[0].release()
+    permits = sem._keys.all[0]
+    past: dict[Any, float] = dict.fromkeys(await redis.zrange(permits, 0, -1), 1)
+    await redis.zadd(permits, past)
+    whole = await sem.try_acquire(20_000)
+    assert whole is not None
+    found = await sem.statistics()
+    assert [(holder.identity, holder.weight) for holder in found.holders] == [(whole.token, 20_000)]
+    assert await redis.hlen(sem._keys.all[1]) == 5  # limit, used, fence, kept and this permit: nothing piles up
+    await whole.release()
+
+
+# -- order -------------------------------------------------------------------------------------------------
+
+
+async def test_p2_grants_follow_arrival_whatever_their_weights(sync: Coordinator, other: Coordinator) -> None:
+    """P2, P8: fences rise in the order in which the requests arrived."""
+    sem, theirs = semaphore(sync, 3), semaphore(other, 3)
+    holder = await sem.acquire(3)
+    fences: dict[int, int] = {}
+
+    async def use(number: int, one: AsyncSemaphore, weight: int) -> None:
+        async with one.hold(weight) as lease:
+            fences[number] = lease.fence
+
+    weights = (1, 3, 1, 1, 2, 1, 3, 2, 2, 1)
+    jobs = []
+    for number, weight in enumerate(weights):
+        jobs.append(asyncio.create_task(use(number, theirs if number % 2 else sem, weight)))
+        await wait_until(waits(theirs, number + 1), FAST, timeout=5)
+    await holder.release()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*jobs)
+    in_order = [fences[number] for number in range(len(weights))]
+    assert in_order == sorted(set(in_order))
+    assert min(in_order) > holder.fence
+
+
+async def test_p2_a_heavy_request_is_not_starved(sync: Coordinator, other: Coordinator) -> None:
+    """P2: what is free is kept for it, also from who does not queue, until enough is free."""
+    sem, theirs = semaphore(sync, 3), semaphore(other, 3)
+    holder = await theirs.acquire()
+    (heavy,) = await line_up(sem, 3)
+    light = await line_up(theirs, 1, 1)
+    assert await theirs.try_acquire() is None
+    await assert_waiting(sem, heavy)
+    await assert_waiting(theirs, *light)
+    assert (await sem.statistics()).available == 2
+    await holder.release()
+    (lease,) = await granted(heavy)
+    assert lease.weight == 3
+    await assert_waiting(theirs, *light)
+    await lease.release()
+    for lease in await granted(*light):
+        await lease.release()
+    await all_free(sem)
+
+
+async def test_p2_a_heavy_request_that_gives_up_lets_the_others_in(sync: Coordinator, other: Coordinator) -> None:
+    """P2, P5: its withdrawal itself grants those behind it who fit."""
+    sem, theirs = semaphore(sync, 3), semaphore(other, 3)
+    holder = await theirs.acquire()
+    (heavy,) = await line_up(sem, 3)
+    light = await line_up(theirs, 1, 1, 1)
+    heavy.cancel()
+    leases = await granted(*light[:2])
+    await assert_waiting(theirs, light[2])
+    await holder.release()
+    for lease in (*leases, *await granted(light[2])):
+        await lease.release()
+    await all_free(sem)
+
+
+@only_link
+async def test_p9_one_release_grants_as_many_as_fit(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
+    """P2, P9: ten waiters get what one release frees, with one command and none of their own."""
+    sem, theirs = semaphore(sync, 10), semaphore(other, 10)
+    holder = await sem.acquire(10)
+    tasks = await line_up(theirs, *(1,) * 7, 3, 2, 1)
+    before = (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
+    await holder.release()
+    leases = await granted(*tasks[:8])
+    assert (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 1
+    await assert_waiting(theirs, *tasks[8:])
+    assert [lease.weight for lease in leases] == [*(1,) * 7, 3]
+    for lease in leases:
+        await lease.release()
+    for lease in await granted(*tasks[8:]):
+        await lease.release()
+    await all_free(sem)
+
+
+async def test_p2_a_grant_lets_in_whoever_fits_behind_it(sync: Coordinator) -> None:
+    """P2: also when the head took its permits by asking again, not by a push (its holder's key was deleted)."""
+    sem = semaphore(sync, 4)
+    await sem.acquire(4)
+    tasks = await line_up(sem, 2, 1, 1, 1)
+    await sem._client.delete(sem._keys.all[0])
+    next(iter(sem._local().tickets.values())).ask()
+    leases = await granted(*tasks[:3])
+    await assert_waiting(sem, tasks[3])
+    await leases[0].release()
+    for lease in (*leases[1:], *await granted(tasks[3])):
+        await lease.release()
+    await all_free(sem)
+
+
+# -- the limit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["acquire", "try_acquire", "hold"])
+async def test_a_weight_above_the_limit_is_refused_at_the_call(sync: Coordinator, redis: Redis, method: str) -> None:
+    sem = semaphore(sync, 3)
+    with pytest.raises(ValueError, match="never fits into the limit 3"):
+        await getattr(sem, method)(4)
+    assert await redis.exists(*sem._keys.all) == 0
+
+
+async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinator, redis: Redis) -> None:
+    """With limit=None only the server knows: nobody queues for ever."""
+    await (await semaphore(sync, 3).acquire()).release()
+    sem = semaphore(sync, None)
+    for use in (sem.acquire, sem.try_acquire):
+        with pytest.raises(LimitMismatch, match="a weight of 4 never fits into its limit of 3") as caught:
+            await use(4)
+        assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, None, 3)
+    await all_free(sem)
+    assert not sync.locals
+
+
+async def test_another_limit_is_refused_and_changes_nothing(sync: Coordinator, other: Coordinator) -> None:
+    """The error names both limits. Who came first is not disturbed, nor is who takes the server's."""
+    first, second, third = semaphore(sync, 3), semaphore(other, 5), semaphore(other, None)
+    async with first.hold(2):
+        for use in (second.acquire, second.try_acquire):
+            with pytest.raises(LimitMismatch, match="its limit is 3, not 5") as caught:
+                await use()
+            assert isinstance(caught.value, ValueError)
+            assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, 5, 3)
+        assert await third.get_limit() == await second.get_limit() == 3
+        async with third.hold():
+            assert await third.try_acquire() is None
+    with pytest.raises(LimitMismatch):  # it is remembered when all is free
+        await second.acquire()
+    await all_free(third)
+
+
+async def test_the_servers_limit_before_there_is_one(sync: Coordinator, redis: Redis) -> None:
+    sem = semaphore(sync, None)
+    for use in (sem.acquire, sem.try_acquire, sem.get_limit):
+        with pytest.raises(LimitMismatch, match="knows no limit of it yet") as caught:
+            await use()
+        assert (caught.value.expected, caught.value.found) == (None, None)
+    found = await sem.statistics()
+    assert (found.limit, found.held, found.available, found.fence) == (None, 0, 0, None)
+    assert not await sem.locked()
+    assert await redis.exists(*sem._keys.all) == 0
+    assert sem.limit is None
+
+
+# -- resize ------------------------------------------------------------------------------------------------
+
+
+async def test_growing_grants_waiting_heads_at_once(sync: Coordinator, other: Coordinator) -> None:
+    sem, admin = semaphore(sync, 2), semaphore(other, None)
+    holder = await sem.acquire(2)
+    tasks = await line_up(sem, 1, 2, 2, 1)
+    await admin.resize(5)
+    leases = await granted(*tasks[:2])
+    assert (await admin.statistics()).held == 5
+    await assert_waiting(sem, *tasks[2:])  # admitted under the old limit, and not refused when they ask again
+    await holder.release()
+    leases += await granted(tasks[2])
+    for lease in leases:
+        await lease.release()
+    for lease in await granted(tasks[3]):
+        await lease.release()
+    with pytest.raises(LimitMismatch, match="its limit is 5, not 2"):
+        await sem.acquire()
+    assert admin.limit is None
+    await all_free(sem)
+
+
+async def test_shrinking_takes_nothing_and_gives_nothing_until_it_fits(sync: Coordinator, other: Coordinator) -> None:
+    sem, admin = semaphore(sync, 4), semaphore(other, 4)
+    leases = [await sem.acquire() for _ in range(4)]
+    tasks = await line_up(sem, 1, 1)
+    await admin.resize(2)
+    assert admin.limit == 2
+    found = await admin.statistics()
+    assert (found.limit, found.held, found.available) == (2, 4, 0)
+    for _ in range(2):
+        await leases.pop().release()
+        await assert_waiting(sem, *tasks)
+    for lease in leases:
+        lease.check()
+        await lease.extend(20)
+    await leases.pop().release()
+    leases += await granted(tasks[0])
+    await assert_waiting(sem, tasks[1])
+    assert await admin.try_acquire() is None
+    await leases.pop().release()
+    for lease in (*leases, *await granted(tasks[1])):
+        await lease.release()
+    async with admin.hold(2):
+        assert await admin.locked()
+    await all_free(admin)
+
+
+async def test_a_waiter_heavier_than_the_new_limit_is_told(sync: Coordinator, other: Coordinator) -> None:
+    """LimitMismatch; whoever is behind it goes on waiting, and gets what fits."""
+    sem, admin = semaphore(sync, 4), semaphore(other, None)
+    holder = await sem.acquire(3)
+    tasks = await line_up(sem, 4, 1, 3, 2)
+    await admin.resize(2)
+    await holder.release()
+    for task in (tasks[0], tasks[2]):
+        with pytest.raises(LimitMismatch) as caught:
+            await asyncio.wait_for(task, 5)
+        assert (caught.value.expected, caught.value.found) == (4, 2)
+    (lease,) = await granted(tasks[1])
+    await assert_waiting(sem, tasks[3])
+    await lease.release()
+    (lease,) = await granted(tasks[3])
+    await lease.release()
+    await all_free(sem)
+
+
+async def test_resize_of_a_name_nobody_used(sync: Coordinator, redis: Redis) -> None:
+    sem = semaphore(sync, None)
+    await sem.resize(3)
+    assert await sem.get_limit() == 3
+    assert await redis.pttl(sem._keys.all[1]) > 0
+    async with sem.hold(3):
+        assert await sem.locked()
