@@ -85,7 +85,8 @@ def fork(url: str, how: str) -> None:
 
 async def forking(url: str, how: str) -> None:
     """Nothing but the lock is entered by ``async with``: a child leaves through all of it with sys.exit."""
-    client = Redis.from_url(url)
+    # A child that runs on with the parent's loop may make it deaf for a connection, and that is noticed by time-out.
+    client = Redis.from_url(url, socket_timeout=0.5)
     made_from = made_of(client, how)
     held = AsyncLock(made_from, NAME, ttl=0.5)
     async with held as lease:

@@ -31,8 +31,8 @@ KEYS = "~orders:* ~{orders:*"
 CHANNELS = "resetchannels &rsa:*"
 SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
 LOCKS = "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # what the scripts use
-PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank +exists"
-PERMITS = f"{LOCKS.removeprefix('+get +set ')} {PERMITS_TOO}"
+PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank"
+PERMITS = f"{LOCKS.replace('+get +set ', '').replace('+pttl ', '')} {PERMITS_TOO}"
 """Semaphores and read/write locks: what they use beside the above, and without what they do not."""
 
 Use = Callable[..., Awaitable[None]]
