@@ -122,7 +122,7 @@ class Ticket:
 
     def _answered(self, call: Call) -> None:
         self.call = None
-        if call.ambiguous:
+        if call.attempts > 1:
             self._replayed = True
         if self.abandoned:
             self._undo_answered(call)
@@ -237,7 +237,7 @@ class Ticket:
 
     def _fail(self, error: SyncError, call: Call) -> None:
         self._leave()
-        decided = call.error is None and not call.ambiguous
+        decided = call.error is None and call.attempts == 1
         if self._queued or (call.attempts and not decided):
             # Also when it was refused: an earlier copy may have been executed, or an earlier request have queued
             # us, or a script stopped half-way.
@@ -294,7 +294,7 @@ class Ticket:
             self._leave()
             self._drop_call()
             if call is None or call.attempts or self._queued:  # else it was never sent
-                local.undo(self._token, self._member, pending=self._replayed)
+                local.undo(self._token, self._member, pending=True)
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
         # answer is here the ticket stays known, so that a grant under way to it is given back.

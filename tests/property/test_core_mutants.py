@@ -54,7 +54,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Ticket, "_decided", "answer.outcome is Outcome.OWN and", "False and"
     ),
     # P5 cancellation
-    "nothing is undone": Mutant(Ticket, "_undo", "local.undo(self._token, self._member, pending=self._replayed)"),
+    "nothing is undone": Mutant(Ticket, "_undo", "local.undo(self._token, self._member, pending=True)"),
     "an identity's grant is not undone": Mutant(
         Ticket, "_undo_answered", "self._local.undo(self._token, self._member)", "pass"
     ),

@@ -138,7 +138,7 @@ OUT_OF_RANGE: tuple[object, ...] = (-1, -0.001, math.nan, math.inf, -math.inf, 1
 
 
 @pytest.mark.parametrize("field", ["initial", "factor", "cap"])
-@pytest.mark.parametrize("value", NOT_NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: repr(value).split(" at 0x")[0])
 def test_what_is_not_a_number_is_a_type_error(field: str, value: object) -> None:
     with pytest.raises(TypeError, match=field):
         Backoff(**{field: value})  # type: ignore[arg-type]
