@@ -9,12 +9,12 @@
 -- REPLAY  A token that holds is told so, a ticket that is queued keeps its place, what was undone is SPENT.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
+local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
+-- include: at_once
 -- include: grants
 -- include: turns
 -- include: expire
-local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
-if limit == 0 then limit = asked end
 local turn, more = settle(ticket) -- first: it may be this token that gets something, by another ticket
 local had, its_fence = permit(token)
 local differs = asked > 0 and asked ~= limit and not waits(ticket)

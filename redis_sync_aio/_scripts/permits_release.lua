@@ -7,6 +7,12 @@
 --       may have happened, reads GONE accordingly.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
+local nobody = not first[1] and soonest and tonumber(soonest) > now -- … waits, and nothing is over or lost
+if nobody and own ~= '' and own ~= '0 0' and ARGV[3] ~= '1' then
+  drop(ARGV[1])
+  save()
+  return 1
+end
 -- include: grants
 -- include: turns
 -- include: expire

@@ -147,6 +147,21 @@ MUTANTS: Mapping[str, Mutant] = {
     "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
     # inspect
+    # the short ways
+    "at once past those who wait": Mutant("if not first[1] and own == '' and", "if own == '' and"),
+    "at once whatever its token has": Mutant("if not first[1] and own == '' and", "if not first[1] and"),
+    "at once whatever the limit": Mutant("(asked == limit or asked == 0) and", ""),
+    "at once although it does not fit": Mutant("and used + weight <= limit then", "then"),
+    "at once although something is over": Mutant(
+        "soonest and tonumber(soonest) > now then\n    local", "soonest then\n    local"
+    ),
+    "at once although the permits are lost": Mutant(
+        "if not soonest and used == 0 or soonest", "if not soonest or soonest"
+    ),
+    "a short release wakes nobody": Mutant("local nobody = not first[1] and soonest", "local nobody = soonest"),
+    "a short release of what is over": Mutant("soonest and tonumber(soonest) > now\nif nobody", "soonest\nif nobody"),
+    "a short release of a tombstone": Mutant("and own ~= '0 0' and", "and"),
+    "a short release leaves no tombstone": Mutant("and ARGV[3] ~= '1' then", "then"),
     # readers that become the writer
     "an upgrade waits its turn": Mutant("ahead = -1", "ahead = nil"),
     "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),

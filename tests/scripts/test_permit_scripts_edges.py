@@ -22,6 +22,7 @@ from .permits import (
     POLLS,
     QUEUE,
     QUEUED,
+    SPENT,
     STATE,
     TTL,
     Client,
@@ -199,6 +200,33 @@ async def test_the_sum_is_stored_whoever_finds_what_is_over(redis: Client, by: s
     else:
         assert await release(redis, b"c") == 0
     assert await holders(redis) == {b"a": 2}
+
+
+async def test_p1_nobody_waits_and_something_is_over(redis: Client) -> None:
+    """It goes first, whoever comes next; who releases what is over is told so."""
+    for come in ("acquire", "release"):
+        await redis.flushall()
+        await granted(redis, b"a", limit=3)
+        await granted(redis, b"b", limit=3)
+        await expire(redis, b"b")
+        if come == "acquire":
+            await granted(redis, b"c", limit=3)
+            assert await holders(redis) == {b"a": 1, b"c": 1}
+        else:
+            assert await release(redis, b"b") == 0
+            assert await release(redis, b"a") == 1
+            assert await holders(redis) == {}
+
+
+async def test_p4_nobody_waits_and_the_token_is_or_becomes_spent(redis: Client) -> None:
+    await granted(redis, b"a", limit=3)
+    await granted(redis, b"b", limit=3)
+    for _ in range(2):
+        assert await release(redis, b"b", pending=True) in (1, 0)
+        assert (await ask(redis, b"b", limit=3))[0] == SPENT
+        assert await release(redis, b"b") == 0
+        assert (await ask(redis, b"b", limit=3))[0] == SPENT
+    assert await holders(redis) == {b"a": 1}
 
 
 # -- crowds ------------------------------------------------------------------------------------------------

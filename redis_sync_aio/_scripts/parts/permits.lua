@@ -37,6 +37,24 @@ local function keep(ms, new) -- the keys outlive the permits, the fence (if the 
   end
 end
 
+local function next_fence(weight) -- P8, as for the lock; readers get the fence of the last writer
+  local rises = limit ~= WHOLE or weight == WHOLE or fence == 0
+  return string.format('%.0f', rises and math.max(fence + 1, now) or fence)
+end
+
+local function hold(token, weight, ms, had, its_fence)
+  local over, new = now + ms * 1000, used == 0
+  if had > 0 then over = math.max(over, redis.call('ZSCORE', PERMITS, token) or 0) end -- never shorter than it was
+  redis.call('ZADD', PERMITS, over, token)
+  used = math.max(used - had, 0) + weight
+  fence = math.max(fence, tonumber(its_fence))
+  local last, mine = string.format('%.0f', fence), weight .. ' ' .. its_fence
+  redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine)
+  if token == ARGV[1] then own = mine end
+  saved, soonest = used, nil
+  keep(ms, new)
+end
+
 local function save()
   if used ~= saved then redis.call('HSET', STATE, 'used', used) end
 end
