@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -13,6 +14,10 @@ from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
 MakeClient = Callable[..., Redis]
+
+# Who starts this suite in the background may have SIGINT ignored; the programs that tests start inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
