@@ -38,7 +38,7 @@ class SemaphoreStatistics:
     """What the server knows of a semaphore at one moment.
 
     Attributes:
-        limit: how many permits there are; None when nobody has used it yet (or for an hour).
+        limit: how many permits there are; None when nobody has used it yet (or for an hour or more).
         held: how many of them are held; more than ``limit`` for a while after it was lowered.
         available: how many are free. Those who wait come first.
         holders: who holds them, those whose lease ends first at the front, 100 at most.
@@ -66,7 +66,8 @@ class AsyncSemaphore(Primitive):
     a fence, renewal, and loss.
 
     The limit is kept by the server: whoever comes first sets it, whoever comes with another one gets LimitMismatch,
-    ``limit=None`` takes what is there, and `resize` changes it for all. It is forgotten an hour after the last use.
+    ``limit=None`` takes what is there, and `resize` changes it for all. It is forgotten an hour after the last use at
+    the earliest.
 
     Args:
         client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
