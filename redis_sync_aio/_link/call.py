@@ -115,9 +115,9 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "NOAUTH": (PermissionRefused, "give the client a username and password"),
     "WRONGTYPE": (WrongKeyType, "choose another name for the lock, or delete that key"),
 }
-# Redis 6.2 wraps the error of a command that a script ran; later versions put its code first. redis-py takes the
-# leading ERR away.
-_WRAPPED = re.compile(r"^(?:ERR )?Error running script.*?: -?([A-Z]{3,}) (.*)$", re.DOTALL)
+# Redis 6.2 wraps the error of a command that a script ran, or that it returns after a pcall; later versions put its
+# code first. redis-py takes the leading ERR away.
+_WRAPPED = re.compile(r"^(?:ERR )?(?:Error running script.*?|@user_script: ?\d+): -?([A-Z]{3,}) (.*)$", re.DOTALL)
 
 
 # A command that the user may not run, called by a script that he may: Valkey and Redis 7; Redis 6.2.

@@ -21,6 +21,7 @@ WRONG = "Operation against a key holding the wrong kind of value"
         (f"{SCRIPT} -OOM command not allowed when used memory > 'maxmemory'.", "OOM", OutOfMemory),
         (f"{SCRIPT} -READONLY You can't write against a read only replica.", "READONLY", CommandRefused),
         (f"{SCRIPT} -MISCONF Redis is configured to save RDB snapshots", "MISCONF", CommandRefused),
+        ("@user_script: 164: -OOM command not allowed when used memory > 'maxmemory'.", "OOM", OutOfMemory),  # returned
         ("ERR The user executing the script can't run this command", "NOPERM", PermissionRefused),
         ("ERR unknown command 'EVALSHA'", "ERR", CommandRefused),
     ],
