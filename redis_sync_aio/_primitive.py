@@ -153,7 +153,7 @@ class Primitive:
                 was changed).
             LeaseLost, Unreachable: as `Lease.release`.
         """
-        held = coordinator_for(self._source).held(self._keys)
+        held = self._held()
         if identity is None:
             if not held:
                 raise NotHeld(f"{self.name!r} is not held by this process: release the lease where it was acquired")
@@ -172,6 +172,10 @@ class Primitive:
                 if instead
                 else f"{self.name!r} is not held by {text(token)!r}, nor by anybody else"
             )
+
+    def _held(self) -> list[Lease]:
+        """Return this process's leases of it, the oldest first."""
+        return coordinator_for(self._source).held(self._keys)
 
     async def _holders(self) -> str:
         """Return who holds it, for an error message; empty when nobody does."""

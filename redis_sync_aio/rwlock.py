@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from ._clock import now
 from ._engine.lua import WHOLE, Answer, Outcome, PermitsView, Released, read_permits, ticket_token, ticket_weight
 from ._hold import Hold, OnLost
 from ._implicit import coordinator_for
 from ._keys import PermitKeys, permit_keys, upgrade_keys
 from ._primitive import SHOWN, Primitive
-from ._types import Name, Seconds, text, timeout_seconds
+from ._types import MIN_TTL_MS, Name, Seconds, text, timeout_seconds
 from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
@@ -43,7 +45,8 @@ class Side(Primitive):
     """The readers' or the writers' side of a read/write lock: acquired like an `AsyncLock`.
 
     Made by `AsyncReadWriteLock.read` and `AsyncReadWriteLock.write`. It has `acquire`, `try_acquire`, `hold`, `wrap`
-    and `release`, and is itself an async context manager.
+    and `release`, and is itself an async context manager. An identity has one permit: ``release(identity=...)`` gives
+    it up on whichever side it is.
     """
 
     _limit = WHOLE
@@ -58,6 +61,9 @@ class Side(Primitive):
                 f"{'writing' if lease.weight == WHOLE else 'reading'}: go on with that lease, or upgrade() it"
             )
         return lease
+
+    def _held(self) -> list[Lease]:
+        return [lease for lease in super()._held() if lease.weight == self._weight]  # the other side has the same keys
 
     async def _view(self) -> PermitsView:
         return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest)))
@@ -159,7 +165,8 @@ class AsyncReadWriteLock:
             timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
 
         Raises on entering:
-            WouldDeadlock: another reader waits for the same; one of the two has to release first.
+            WouldDeadlock: another reader waits for the same; one of the two has to release first. Or this lease is
+                upgraded already.
             AcquireTimeout: the other readers did not go away; ``lease`` still reads.
             LeaseLost: the reader's lease is lost. NotHeld: it is not a reader's, or was released.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
@@ -221,8 +228,29 @@ class _UpgradeSide:
 
     def hold(self, lease: Lease, timeout: Seconds | None) -> Hold:
         limit = timeout_seconds(timeout)
+
+        async def enter() -> Lease:
+            self._check(lease, 1, "reader")
+            # Two writers on one permit would end each other: the first to leave makes a reader of both.
+            upgrades = coordinator_for(self._read._source).held(self._keys)
+            if lease.wire_token in (*self._under_way, *(upgraded.wire_token for upgraded in upgrades)):
+                raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
+            self._under_way.add(lease.wire_token)
+            try:
+                upgraded = await self._acquire(lease, limit)
+            finally:
+                self._under_way.discard(lease.wire_token)
+            # One permit: it ends with the reader's max_hold, and what the writer renews lasts for the reader, too.
+            upgraded.under, upgraded.until = lease, lease.until
+            upgraded.deadline = min(upgraded.deadline, lease.until)
+            return upgraded
+
+        return Hold(enter, self._on_lost)
+
+    async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
+        left = lease.until - now()
         request = Request(
-            lease.ttl_ms,
+            lease.ttl_ms if left == math.inf else max(MIN_TTL_MS, min(lease.ttl_ms, math.floor(left * 1000))),
             lease.auto_renew,
             token=lease.wire_token,
             wait=limit != 0,
@@ -232,22 +260,6 @@ class _UpgradeSide:
             upgrade=True,
             refused=lambda answer, _: self._refused(answer, lease),
         )
-
-        async def enter() -> Lease:
-            self._check(lease, 1, "reader")
-            if lease.wire_token in self._under_way:
-                raise WouldDeadlock(f"the lease on {self._read.name!r} is being upgraded already: wait for that to end")
-            self._under_way.add(lease.wire_token)
-            try:
-                upgraded = await self._acquire(request)
-            finally:
-                self._under_way.discard(lease.wire_token)
-            upgraded.under = lease
-            return upgraded
-
-        return Hold(enter, self._on_lost)
-
-    async def _acquire(self, request: Request) -> Lease:
         local = coordinator_for(self._read._source).local(self._keys)
         upgraded = await acquire(local, request)
         if upgraded is None:

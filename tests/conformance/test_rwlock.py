@@ -266,7 +266,7 @@ async def test_two_upgrades_would_wait_for_each_other(rw: AsyncReadWriteLock, ot
     with pytest.raises(WouldDeadlock, match="another reader"):
         async with other.upgrade(two):
             raise AssertionError
-    with pytest.raises(WouldDeadlock, match="being upgraded already"):
+    with pytest.raises(WouldDeadlock, match="upgraded already"):
         async with rw.upgrade(one):
             raise AssertionError
     two.check()
@@ -274,6 +274,63 @@ async def test_two_upgrades_would_wait_for_each_other(rw: AsyncReadWriteLock, ot
     writer = await asyncio.wait_for(upgrading, 5)
     await writer.release()
     await one.release()
+    await check_free(rw)
+
+
+async def test_p1_a_lease_is_upgraded_once_at_a_time(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
+    """Also by another object of that name: the first to leave would make a reader of both."""
+    mine = await rw.read().acquire()
+    async with rw.upgrade(mine) as writer:
+        for again in (rw, AsyncReadWriteLock(sync, NAME)):
+            with pytest.raises(WouldDeadlock, match="upgraded already"):
+                await again.upgrade(mine).__aenter__()
+        writer.check()
+        assert (await rw.statistics()).writer == mine.token
+    async with rw.upgrade(mine):
+        pass
+    await mine.release()
+    await check_free(rw)
+
+
+async def test_p6_an_upgrade_ends_with_the_max_hold_of_the_reader(sync: Coordinator) -> None:
+    """The writer renews the same permit, and must not keep it for longer."""
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.2, max_hold=0.5)
+    begin = asyncio.get_running_loop().time()
+
+    async def body() -> None:
+        async with rw.read() as reader, rw.upgrade(reader):
+            await for_ever()
+
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(body(), 5)
+    assert 0.4 < asyncio.get_running_loop().time() - begin < 0.5 + 0.2
+    await check_free(rw)
+
+
+async def test_p6_a_reader_that_is_lost_waits_no_longer_to_write(sync: Coordinator, redis: Redis) -> None:
+    """Its permit is gone, so it is told so, and does not write."""
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.2)
+    mine, theirs = await rw.read().acquire(), await rw.read().acquire()
+    upgrading = asyncio.create_task(rw.upgrade(mine).__aenter__())
+    await queued(rw, 1)
+    await redis.flushall()
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(upgrading, 5)
+    for lease in (mine, theirs):
+        with pytest.raises(LeaseLost):
+            await lease.release()
+    await check_free(rw)
+
+
+async def test_a_side_releases_what_is_its_own(rw: AsyncReadWriteLock) -> None:
+    """The two have the same keys; a lease that was downgraded is a reader's."""
+    writer = await rw.write().acquire()
+    with pytest.raises(NotHeld, match="not held by this process"):
+        await rw.read().release()
+    await rw.downgrade(writer)
+    with pytest.raises(NotHeld, match="not held by this process"):
+        await rw.write().release()
+    await rw.read().release()
     await check_free(rw)
 
 
