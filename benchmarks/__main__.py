@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from . import contestants, scenarios
+from . import contestants, page, scenarios
 from .report import show, write
 from .runner import FULL, QUICK, benchmark
 from .targets import verdicts
@@ -33,6 +33,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Three short rounds, less than 3 minutes.")] = False,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds; 0 = 5, or 3 with --quick.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write JSON and plot.")] = Path("out"),
+    into: Annotated[
+        Path | None, typer.Option(help="A page of the documentation to put tables and picture into.")
+    ] = None,
     uvloop: Annotated[bool, typer.Option(help="Use uvloop instead of asyncio's own loop.")] = False,
     tcp: Annotated[bool, typer.Option(help="Connect by TCP loopback instead of a unix socket.")] = False,
 ) -> None:
@@ -41,16 +44,23 @@ def main(
     Exit status 1: a lock was held twice at a time, or a contestant failed.
     """
     chosen = [scenarios.BY_KEY[key] for key in _chosen(scenario, list(scenarios.BY_KEY), "scenario")]
+    if quick and scenario == SCENARIOS:
+        chosen = [one for one in chosen if one.quick]
     names = _chosen(peers, list(contestants.BY_NAME), "peer")
     scale = QUICK if quick else FULL
-    scale = dataclasses.replace(scale, rounds=rounds or scale.rounds)
+    as_is = scenario == SCENARIOS and peers == PEERS
+    scale = dataclasses.replace(scale, rounds=rounds or scale.rounds, everybody=not (quick and as_is))
     console, start = Console(), time.monotonic()
     with console.status("starting") as status:
         outcomes, about = benchmark(chosen, names, scale, uvloop=uvloop, tcp=tcp, progress=status.update)
     about["seconds in all"] = round(time.monotonic() - start)
     judged = verdicts(outcomes)
     show(console, outcomes, judged, about)
-    for path in write(out, outcomes, judged, about):
+    written = write(out, outcomes, judged, about)
+    if into is not None:
+        page.put(into, next((path for path in written if path.suffix == ".svg"), None), outcomes, judged, about)
+        written.append(into)
+    for path in written:
         console.print(f"wrote {path}")
     if any(outcome.violations or outcome.failures for outcome in outcomes):
         raise typer.Exit(1)

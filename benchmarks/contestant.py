@@ -8,16 +8,20 @@ around them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from redis.asyncio import Redis
 
+from .market import Market
 from .server_stats import Sends
 
 Kind: TypeAlias = Literal["ours", "peer", "raw", "in-process", "hop", "broken"]
-Game: TypeAlias = Literal["locks", "semaphores", "own semaphores", "readers and writers"]
+Game: TypeAlias = Literal[
+    "locks", "semaphores", "own semaphores", "readers and writers", "market", "transactions", "guarded commits"
+]
 CONNECTIONS = 1000
 
 
@@ -37,6 +41,8 @@ class Contestant:
     kind: ClassVar[Kind] = "peer"
     plays: ClassVar[frozenset[Game]] = frozenset({"locks"})
     """Which scenarios it can take part in."""
+    quick: ClassVar[frozenset[str] | None] = None
+    """The scenarios in which a quick run has it; None: all."""
     module: ClassVar[str | None] = None
     """What has to be installed."""
     threads: ClassVar[bool] = False
@@ -66,6 +72,18 @@ class Contestant:
 
     def side(self, key: str, write: bool) -> Grip:
         """Return a side of the read/write lock ``key`` for one task."""
+        raise NotImplementedError
+
+    def market(self) -> Market:
+        """Return its way to keep a market."""
+        raise NotImplementedError
+
+    def adder(self, key: str) -> Callable[[], Awaitable[Any]]:
+        """Return what adds one to the number at ``key``, by an optimistic transaction."""
+        raise NotImplementedError
+
+    def writer(self, key: str) -> AbstractAsyncContextManager[Callable[[int], Awaitable[Any]]]:
+        """Return a context with a function that sets ``key`` to a number by MULTI and EXEC, if it can under a lease."""
         raise NotImplementedError
 
     def holder_key(self, key: str) -> str:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable
+import operator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, ClassVar, Protocol, cast
 
 import redis
 from redis.asyncio.lock import Lock as RedisPyLock
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    Transaction,
+    transaction,
+)
 
 from .contestant import CONNECTIONS, Contestant, Grip, OnClient
+from .market import ByLock, ByTransaction, ByWatch, Market
 from .raw import MultiplexedConnection, RawConnection, RawLock, RawProtocol
 from .semaphore_peers import AsyncRedisRateLimiters, PyRedisSemaphore, SelfLimiters, SortedSet, Steindamm
 from .server_stats import Sends
@@ -20,28 +31,80 @@ from .server_stats import Sends
 
 class Ours(OnClient):
     name = "ours"
-    about = "redis_sync_aio: AsyncLock, AsyncSemaphore, AsyncReadWriteLock; one Coordinator per process"
+    about = "redis_sync_aio: AsyncLock, AsyncSemaphore, AsyncReadWriteLock, transaction; one Coordinator per process"
     kind = "ours"
-    plays = frozenset({"locks", "semaphores", "own semaphores", "readers and writers"})
+    plays = frozenset(
+        {"locks", "semaphores", "own semaphores", "readers and writers", "market", "transactions", "guarded commits"}
+    )
     sends = Sends(("evalsha", "eval", "ping"), {})
+    sharing: ClassVar[Mapping[str, Any]] = {}
+    """What its locks, semaphores and read/write locks are told about sharing."""
+    release: ClassVar[Callable[[Any], Any]] = Lease.release
 
     async def open(self) -> None:
         await super().open()
-        self._coordinator = Coordinator(self.client)
+        self._coordinator = self.coordinate()
+
+    def coordinate(self) -> Coordinator:
+        """Return the coordinator of this process."""
+        return Coordinator(self.client)
 
     async def close(self) -> None:
         await self._coordinator.close()
         await super().close()
 
     def grip(self, key: str) -> Grip:
-        return Grip(AsyncLock(self._coordinator, key, ttl=self.ttl).acquire, Lease.release)
+        return Grip(AsyncLock(self._coordinator, key, ttl=self.ttl, **self.sharing).acquire, type(self).release)
 
     def permit(self, key: str, limit: int) -> Grip:
-        return Grip(AsyncSemaphore(self._coordinator, key, limit=limit, ttl=self.ttl).acquire, Lease.release)
+        semaphore = AsyncSemaphore(self._coordinator, key, limit=limit, ttl=self.ttl, **self.sharing)
+        return Grip(semaphore.acquire, type(self).release)
 
     def side(self, key: str, write: bool) -> Grip:
-        both = AsyncReadWriteLock(self._coordinator, key, ttl=self.ttl)
-        return Grip((both.write() if write else both.read()).acquire, Lease.release)
+        both = AsyncReadWriteLock(self._coordinator, key, ttl=self.ttl, **self.sharing)
+        return Grip((both.write() if write else both.read()).acquire, type(self).release)
+
+    def market(self) -> Market:
+        return ByTransaction(self.client, self._coordinator, fine=True)
+
+    def adder(self, key: str) -> Callable[[], Awaitable[Any]]:
+        async def body(tx: Transaction) -> None:
+            number = int(await tx.get(key) or 0)
+            tx.multi()
+            tx.set(key, number + 1)
+
+        return lambda: transaction(self._coordinator, body, key)
+
+    @asynccontextmanager
+    async def writer(self, key: str) -> AsyncIterator[Callable[[int], Awaitable[Any]]]:
+        async with AsyncLock(self._coordinator, f"lock:{key}", ttl=self.ttl) as lease:
+
+            async def write(number: int) -> None:
+                async with lease.transaction() as tx:
+                    tx.multi()
+                    tx.set(key, number)
+
+            yield write
+
+
+class OursShared(Ours):
+    """What the process holds goes from task to task, as long as nobody else waits for it too long."""
+
+    name = "ours-shared"
+    about = "redis_sync_aio with share=True: the tasks of a process hand on what it holds"
+    plays = frozenset({"locks", "semaphores", "own semaphores", "readers and writers"})
+    quick: ClassVar[frozenset[str] | None] = frozenset({"s3", "s3work", "s3one", "s5", "rw"})
+    sharing: ClassVar[Mapping[str, Any]] = {"share": True}
+    release: ClassVar[Callable[[Any], Any]] = operator.methodcaller("release")  # a shared lease has another class
+
+
+class OursLingering(OursShared):
+    """And the process keeps it for a moment when no task has it."""
+
+    name = "ours-lingering"
+    about = "redis_sync_aio with share=True, linger=0.005"
+    quick: ClassVar[frozenset[str] | None] = frozenset({"s1", "s2", "s2sem"})
+    sharing: ClassVar[Mapping[str, Any]] = {"share": True, "linger": 0.005}
 
 
 class OursAsLock(Ours):
@@ -55,10 +118,67 @@ class OursAsLock(Ours):
         return self.grip(key)
 
 
+class CoarseTransaction(Ours):
+    """Watches the whole market, as the textbooks do."""
+
+    name = "ours-coarse"
+    about = "redis_sync_aio.transaction(escalate_after=3) on the key of the whole market"
+    plays = frozenset({"market"})
+
+    def market(self) -> Market:
+        return ByTransaction(self.client, self._coordinator, fine=False)
+
+
+class CoarseLock(Ours):
+    """One lock for the whole market."""
+
+    name = "coarse-lock"
+    about = "redis_sync_aio.AsyncLock over all that is looked at"
+    plays = frozenset({"market"})
+
+    def market(self) -> Market:
+        lock = AsyncLock(self._coordinator, "lock:market", ttl=self.ttl)
+        return ByLock(self.client, lambda goods: lock.hold())
+
+
+class FineLock(Ours):
+    """A lock for each item: purchases of different items do not wait for each other."""
+
+    name = "fine-lock"
+    about = "redis_sync_aio.AsyncLock, one for each item"
+    plays = frozenset({"market"})
+
+    def market(self) -> Market:
+        return ByLock(self.client, lambda goods: AsyncLock(self._coordinator, f"lock:{goods}", ttl=self.ttl))
+
+
 class RedisPy(OnClient):
     name = "redis-py"
-    about = "redis.asyncio.lock.Lock, sleep=0.1; it does not renew"
-    plays = frozenset({"locks", "own semaphores"})
+    about = "redis.asyncio.lock.Lock, sleep=0.1, which does not renew; its pipeline with WATCH"
+    plays = frozenset({"locks", "own semaphores", "market", "transactions", "guarded commits"})
+
+    def market(self) -> Market:
+        return ByWatch(self.client, fine=False)
+
+    def adder(self, key: str) -> Callable[[], Awaitable[Any]]:
+        async def body(pipe: Any) -> None:
+            number = int(await pipe.get(key) or 0)
+            pipe.multi()
+            pipe.set(key, number + 1)
+
+        client: Any = self.client
+        return lambda: client.transaction(body, key)
+
+    @asynccontextmanager
+    async def writer(self, key: str) -> AsyncIterator[Callable[[int], Awaitable[Any]]]:
+        client: Any = self.client
+
+        async def write(number: int) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.set(key, number)
+                await pipe.execute()
+
+        yield write
 
     def grip(self, key: str) -> Grip:
         lock = RedisPyLock(self.client, key, timeout=self.ttl, sleep=0.1)
@@ -71,6 +191,17 @@ class RedisPy(OnClient):
 class _FifoLock(Protocol):
     async def acquire(self) -> object: ...
     async def release(self, lease: object) -> None: ...
+
+
+class FineWatch(RedisPy):
+    """Watches what it buys, and not the whole market."""
+
+    name = "redis-py-fine"
+    about = "redis-py's pipeline with WATCH on the keys of one offer"
+    plays = frozenset({"market"})
+
+    def market(self) -> Market:
+        return ByWatch(self.client, fine=True)
 
 
 class FifoLock(OnClient):
@@ -189,19 +320,22 @@ class Hop(Contestant):
     kind = "hop"
 
 
-class NoLock(Contestant):
+class NoLock(OnClient):
     """Only to prove that the benchmarks would notice."""
 
     name = "no-lock"
     about = "excludes nobody"
     kind = "broken"
-    plays = frozenset({"locks", "semaphores", "own semaphores", "readers and writers"})
+    plays = frozenset({"locks", "semaphores", "own semaphores", "readers and writers", "market"})
 
     def grip(self, key: str) -> Grip:
         async def nothing(*_: object) -> None:
             await asyncio.sleep(0)
 
         return Grip(nothing, nothing)
+
+    def market(self) -> Market:
+        return ByLock(self.client, lambda goods: nullcontext())
 
     def permit(self, key: str, limit: int) -> Grip:
         return self.grip(key)
@@ -211,7 +345,9 @@ class NoLock(Contestant):
 
 
 ALL: tuple[type[Contestant], ...] = (
-    Ours, OursAsLock, RedisPy, FifoLock, PythonRedisLock, RawClient, RawOneConnection, RawOneProtocol, AsyncioLock, Hop,
+    Ours, OursShared, OursLingering, OursAsLock, CoarseTransaction, CoarseLock, FineLock,
+    RedisPy, FineWatch, FifoLock, PythonRedisLock,
+    RawClient, RawOneConnection, RawOneProtocol, AsyncioLock, Hop,
     SelfLimiters, AsyncRedisRateLimiters, PyRedisSemaphore, Steindamm, SortedSet, NoLock,
 )  # fmt: skip
 BY_NAME = {contestant.name: contestant for contestant in ALL}

@@ -94,7 +94,8 @@ class Contest:
     per_second: float
     jain: float
     starved: int
-    max_wait: float  # seconds; of tasks that were still waiting when the window closed, too
+    p99_wait: float  # seconds; of tasks that were still waiting when the window closed, too
+    max_wait: float
 
     @property
     def fair_per_second(self) -> float:
@@ -102,17 +103,41 @@ class Contest:
         return self.per_second * self.jain
 
 
+def waits_of(tasks: Iterable[Iterable[Hold]], start: int, end: int) -> list[int]:
+    """Return how long tasks waited between ``start`` and ``end``, in ns."""
+    return [min(got, end) - max(asked, start) for task in tasks for asked, got, _ in task if asked < end]
+
+
+def waits_for_others(sides: Sequence[Sequence[Sequence[Hold]]], start: int, end: int) -> list[int]:
+    """As `waits_of`, of those only in which another side was granted something: sides of tasks of holds."""
+    merged = sorted(
+        (got, asked, side)
+        for side, tasks in enumerate(sides)
+        for task in tasks
+        for asked, got, _ in task
+        if asked < end
+    )
+    latest = [-1] * len(sides)
+    found: list[int] = []
+    for got, asked, side in merged:
+        if any(granted > asked for other, granted in enumerate(latest) if other != side):
+            found.append(min(got, end) - max(asked, start))
+        latest[side] = got
+    return found
+
+
 def contest(tasks: Sequence[Sequence[Hold]], start: int, end: int) -> Contest:
     """Return the figures of the grants between ``start`` and ``end`` (ns)."""
     counts = [sum(1 for hold in task if hold[1] < end) for task in tasks]
-    waits = [min(got, end) - max(asked, start) for task in tasks for asked, got, _ in task if asked < end]
+    waits = waits_of(tasks, start, end) or [0]
     total = sum(counts)
     return Contest(
         grants=total,
         per_second=total / ((end - start) / 1e9),
         jain=jain(counts),
         starved=sum(1 for count in counts if count <= total / len(tasks) / 10),
-        max_wait=max(waits, default=0) / 1e9,
+        p99_wait=percentile(waits, 0.99) / 1e9,
+        max_wait=max(waits) / 1e9,
     )
 
 

@@ -57,10 +57,11 @@ def _table(outcome: Outcome) -> Table:
 
 def _cell(outcome: Outcome, name: str, column: Column) -> str:
     value = outcome.figure(name, column.key)
-    return "" if value is None else _number(value, column.digits)
+    return "" if value is None else number(value, column.digits)
 
 
-def _number(value: float, digits: int) -> str:
+def number(value: float, digits: int) -> str:
+    """Return a figure as it is shown."""
     return "never" if math.isinf(value) else f"{value:,.{digits}f}"
 
 
@@ -162,6 +163,8 @@ def _plot(out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> I
 
 def _bars(axes: Any, outcome: Outcome) -> None:
     """One panel: the scenario's chief figure, on a logarithmic scale; the whiskers span the rounds."""
+    from matplotlib.ticker import NullFormatter
+
     scenario = outcome.scenario
     column = next(column for column in scenario.columns if column.key == scenario.chart)
     medians = {name: outcome.figure(name, column.key) for name in reversed(outcome.figures)}
@@ -170,9 +173,10 @@ def _bars(axes: Any, outcome: Outcome) -> None:
         rounds = [each for each in outcome.figures[name][column.key] if math.isfinite(each)]
         spread = [[max(0.0, value - min(rounds))], [max(0.0, max(rounds) - value)]]
         bar = axes.barh(name, value, color=_COLOURS[BY_NAME[name].kind], xerr=spread, ecolor="#444444")
-        axes.bar_label(bar, [f" {_number(value, column.digits)}"], fontsize=8)
+        axes.bar_label(bar, [f" {number(value, column.digits)}"], fontsize=8)
     if shown:
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())  # they overlap where the span is small
         axes.set_xlim(min(shown.values()) / 3, max(shown.values()) * 6)
     axes.set_title(scenario.title, fontsize=9)
     axes.set_xlabel(column.title, fontsize=8)

@@ -26,10 +26,11 @@ class Scale:
     """How much of everything; times in seconds.
 
     Attributes:
-        pairs: measured time of S1 and S2; contest: of S3; share: of S5 and of readers and writers; alternate: of the
-            hand-over; idle: of S4.
+        pairs: measured time of S1 and S2, and of transactions; contest: of S3; share: of S5 and of readers and writers;
+            alternate: of the hand-over; idle: of S4; market: of S8.
         warm_up: unmeasured time before those that need it.
         crash_keys, crash_limit: locks per killed process, and how long to wait for the next grant.
+        everybody: whether those take part that are not in a quick run of the scenario.
     """
 
     rounds: int
@@ -38,15 +39,17 @@ class Scale:
     share: float
     alternate: float
     idle: float
+    market: float
     waiters: int
     cancels: int
     crash_keys: int
     crash_limit: float
+    everybody: bool = True
 
 
-QUICK = Scale(3, 0.3, 0.6, 0.3, 0.6, 0.4, 100, 500, 5, 1.5)
-FULL = Scale(5, 1.0, 2.0, 1.5, 2.0, 2.0, 100, 500, 5, 4.0)
-SMOKE = Scale(1, 0.1, 0.2, 0.2, 0.2, 0.2, 10, 40, 2, 1.5)
+QUICK = Scale(3, 0.2, 0.4, 0.3, 0.4, 0.2, 0.3, 100, 500, 5, 1.5)
+FULL = Scale(5, 1.0, 2.0, 1.5, 2.0, 2.0, 5.0, 100, 500, 5, 4.0)
+SMOKE = Scale(1, 0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 10, 40, 2, 1.5)
 
 
 @dataclass(slots=True)
@@ -111,6 +114,7 @@ class Scenario:
         proof: whether ``play`` would notice a lock that excludes nobody; if not, that is checked beforehand.
         chart: the column to plot.
         game: what it is played with; a contestant says what it plays.
+        quick: whether a quick run has it, too.
     """
 
     key: str
@@ -122,6 +126,7 @@ class Scenario:
     refuses: Mapping[str, str] = field(default_factory=dict)
     proof: bool = True
     game: Game = "locks"
+    quick: bool = True
 
 
 Figures: TypeAlias = dict[str, list[float]]
@@ -164,7 +169,7 @@ Progress: TypeAlias = Callable[[str], None]
 def run_scenario(bench: Bench, scenario: Scenario, names: Sequence[str], progress: Progress) -> Outcome:
     """Run all rounds of one scenario, the contestants taking turns in who goes first."""
     outcome = Outcome(scenario)
-    entered = list(_entered(scenario, names, outcome))
+    entered = list(_entered(scenario, names, outcome, bench.scale.everybody))
     if not scenario.proof:
         _prove(bench, entered, outcome)
     for number in range(bench.scale.rounds):
@@ -179,10 +184,12 @@ def run_scenario(bench: Bench, scenario: Scenario, names: Sequence[str], progres
     return outcome
 
 
-def _entered(scenario: Scenario, names: Sequence[str], outcome: Outcome) -> Iterator[type[Contestant]]:
+def _entered(scenario: Scenario, names: Sequence[str], outcome: Outcome, everybody: bool) -> Iterator[type[Contestant]]:
     for name in names:
         contestant = BY_NAME[name]
         if contestant.kind not in scenario.kinds or scenario.game not in contestant.plays:
+            continue
+        if not (everybody or contestant.quick is None or scenario.key in contestant.quick):
             continue
         if not contestant.installed():
             outcome.skipped[name] = "not installed"

@@ -11,7 +11,9 @@ from .contestants import BY_NAME
 from .runner import Outcome
 from .scenarios.permits import PERMITS
 
-OURS = "ours"
+OURS, SHARED, LINGERING = "ours", "ours-shared", "ours-lingering"
+SLICE_MS = 5
+"""Of a `Coordinator`, unless it is told another one."""
 RARE = 0.005
 
 
@@ -40,32 +42,32 @@ class Judge:
 
     outcome: Outcome
 
-    def limit(self, key: str, text: str, most: float, slack: float = 0.0) -> Iterator[Verdict]:
-        """Our figure must be at most that."""
-        value = self.outcome.figure(OURS, key)
+    def limit(self, key: str, text: str, most: float, slack: float = 0.0, of: str = OURS) -> Iterator[Verdict]:
+        """Our figure, or that ``of`` another way of ours, must be at most that."""
+        value = self.outcome.figure(of, key)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, most, False, slack=slack)
 
-    def floor(self, key: str, text: str, least: float) -> Iterator[Verdict]:
-        """Our figure must be at least that."""
-        value = self.outcome.figure(OURS, key)
+    def floor(self, key: str, text: str, least: float, of: str = OURS) -> Iterator[Verdict]:
+        """It must be at least that."""
+        value = self.outcome.figure(of, key)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, least, True)
 
-    def faster(self, key: str, text: str, than: str | None, least: float) -> Iterator[Verdict]:
-        """Our figure must be at least so many times theirs."""
-        value = self._ratio(key, than)
+    def faster(self, key: str, text: str, than: str | None, least: float, of: str = OURS) -> Iterator[Verdict]:
+        """It must be at least so many times theirs."""
+        value = self._ratio(key, than, of)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, least, True, than or "")
 
-    def shorter(self, key: str, text: str, than: str | None, most: float) -> Iterator[Verdict]:
-        """Our figure must be at most so many times theirs."""
-        value = self._ratio(key, than)
+    def shorter(self, key: str, text: str, than: str | None, most: float, of: str = OURS) -> Iterator[Verdict]:
+        """It must be at most so many times theirs."""
+        value = self._ratio(key, than, of)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, most, False, than or "")
 
-    def _ratio(self, key: str, than: str | None) -> float | None:
-        ours, theirs = self.outcome.figure(OURS, key), self.outcome.figure(than, key) if than else None
+    def _ratio(self, key: str, than: str | None, of: str = OURS) -> float | None:
+        ours, theirs = self.outcome.figure(of, key), self.outcome.figure(than, key) if than else None
         return None if ours is None or not theirs else ours / theirs
 
     def best(self, key: str, choose: Callable[..., str], peak: float = math.inf) -> str | None:
@@ -84,12 +86,15 @@ def _one(judge: Judge) -> Iterator[Verdict]:
     yield from judge.faster("pairs_per_second", "times redis-py's Lock", "redis-py", 1.8)
     yield from judge.limit("commands_per_pair", "commands a pair", 2, RARE)
     yield from judge.limit("reads_per_pair", "server reads a pair", 2, RARE)
+    yield from judge.faster("pairs_per_second", "times redis-py's Lock (ours-lingering)", "redis-py", 25, LINGERING)
 
 
 def _many(judge: Judge) -> Iterator[Verdict]:
     yield from judge.faster("pairs_per_second", "times redis-py's Lock", "redis-py", 8)
-    yield from judge.faster("pairs_per_second", "times the bare protocol", "raw-protocol", 0.5)
+    for least in (0.5, 0.6):
+        yield from judge.faster("pairs_per_second", "times the bare protocol", "raw-protocol", least)
     yield from judge.limit("reads_per_pair", "server reads a pair", 0.05)
+    yield from judge.faster("pairs_per_second", "times redis-py's Lock (ours-lingering)", "redis-py", 15, LINGERING)
 
 
 def _contest(judge: Judge) -> Iterator[Verdict]:
@@ -98,12 +103,30 @@ def _contest(judge: Judge) -> Iterator[Verdict]:
     yield from judge.floor("jain", "Jain index", 0.99)
     yield from judge.limit("commands_per_grant", "commands a grant", 2, RARE)
     yield from judge.limit("max_wait_ms", "ms longest wait", 20)
+    yield from judge.faster("fair_per_second", "times the best fair peer, fair/s (ours-shared)", fair, 25, SHARED)
+    yield from judge.floor("jain", "Jain index (ours-shared)", 0.99, SHARED)
+    yield from judge.limit("max_wait_ms", "ms longest wait (ours-shared)", 10, of=SHARED)
+    yield from judge.limit("reads_per_grant", "server reads a grant (ours-shared)", 0.1, of=SHARED)
 
 
 def _contest_with_work(judge: Judge) -> Iterator[Verdict]:
     fair, raw = judge.best("fair_per_second", max), judge.best("grants_per_second", max)
     yield from judge.faster("fair_per_second", "times the best fair peer, fair/s", fair, 1.2)
     yield from judge.faster("grants_per_second", "times the best raw rate, grants/s", raw, 0.95)
+    yield from judge.faster("fair_per_second", "times the strict order, fair/s (ours-shared)", OURS, 1, SHARED)
+    yield from judge.shorter("p99_wait_ms", "times the strict order, p99 wait (ours-shared)", OURS, 1.1, SHARED)
+
+
+def _contest_in_one(judge: Judge) -> Iterator[Verdict]:
+    text = "times asyncio.Lock, fair/s (ours-shared)"
+    yield from judge.faster("fair_per_second", text, "asyncio-lock", 0.9, SHARED)
+
+
+def _lone(judge: Judge) -> Iterator[Verdict]:
+    trip = judge.outcome.figure(SHARED, "trip_ms")  # in the strict order all 64 are ahead of it
+    if trip is not None:
+        text = f"ms wait of the lone task, p99: slice and 3 round trips of {trip:.2f} ms ({SHARED})"
+        yield from judge.limit("p99_ms", text, SLICE_MS + 3 * trip, of=SHARED)
 
 
 def _handover(judge: Judge) -> Iterator[Verdict]:
@@ -128,10 +151,14 @@ def _crash(judge: Judge) -> Iterator[Verdict]:
     yield from judge.limit("late_ms", "ms past expiry", 5)
 
 
-def _share(least: float, judge: Judge) -> Iterator[Verdict]:
+def _share(least: float, least_shared: float, judge: Judge) -> Iterator[Verdict]:
     fair = judge.best("fair_per_second", max, peak=PERMITS)
     yield from judge.faster("fair_per_second", "times the best fair peer that keeps the limit, fair/s", fair, least)
-    yield from judge.limit("peak", "holders at one moment", PERMITS)
+    if least_shared:
+        text = "times the best fair peer that keeps the limit, fair/s (ours-shared)"
+        yield from judge.faster("fair_per_second", text, fair, least_shared, SHARED)
+    for of, ending in ((OURS, ""), (SHARED, " (ours-shared)")):
+        yield from judge.limit("peak", f"holders at one moment{ending}", PERMITS, of=of)
     yield from judge.floor("jain", "Jain index", 0.99)
 
 
@@ -155,21 +182,51 @@ def _read_mostly(judge: Judge) -> Iterator[Verdict]:
     yield from judge.faster("grants_per_second", "times the same on AsyncLock", "ours-lock", 5)
 
 
+def _market(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.faster("bought_per_second", "times the purchases/s of plain WATCH", "redis-py", 5)
+    yield from judge.faster("listed_per_second", "times the listings/s of plain WATCH", "redis-py", 0.6)
+    yield from judge.faster("bought_per_second", "times the purchases/s of the fine lock", "fine-lock", 0.8)
+    for key, least, what in (("bought_per_second", 5, "purchases/s"), ("listed_per_second", 0.6, "listings/s")):
+        text = f"times the {what} of plain WATCH, on the same key (ours-coarse)"
+        yield from judge.faster(key, text, "redis-py", least, "ours-coarse")
+
+
+def _one_seller(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.limit("p99_ms", "ms a purchase, p99", 20)
+
+
+def _transaction(judge: Judge) -> Iterator[Verdict]:
+    yield from judge.shorter("us", "times the time of redis-py's transaction()", "redis-py", 1.1)
+
+
+def _guarded(judge: Judge) -> Iterator[Verdict]:
+    ours, theirs = judge.outcome.figure(OURS, "reads"), judge.outcome.figure("redis-py", "reads")
+    if ours and theirs:
+        text = "round trips more than a MULTI without a guard"
+        yield Verdict(judge.outcome.scenario.key, text, ours - theirs, 1, False, "redis-py", slack=RARE)
+
+
 _JUDGES: Mapping[str, Callable[[Judge], Iterator[Verdict]]] = {
     "s1": _one,
     "s2": _many,
     "s3": _contest,
     "s3work": _contest_with_work,
+    "s3one": _contest_in_one,
+    "lone": _lone,
     "handover": _handover,
     "s4": _waiting,
     "s6": _cancellation,
     "s7": _crash,
-    "s5": partial(_share, 4),
-    "s5work": partial(_share, 1.4),
+    "s5": partial(_share, 4, 25),
+    "s5work": partial(_share, 1.4, 0),
     "s2sem": _many_semaphores,
     "s4sem": _waiting_for_permits,
     "cost": _cost,
     "rw": _read_mostly,
+    "s8": _market,
+    "s8s1b5": _one_seller,
+    "tx": _transaction,
+    "guarded": _guarded,
 }
 
 

@@ -1,42 +1,64 @@
 """Distributed locks for asyncio on Redis and Valkey: pushed hand-over, honest leases, fences."""
 
+from ._attempts import Attempt, Committed
+from ._guarded import GuardedTransaction
+from ._robust import Abandoned
 from ._synchronized import synchronized
+from ._undo import UndoSteps
 from .backoff import Backoff, wait_until
+from .compensation import Compensation
 from .coordinator import Coordinator
 from .errors import (
     AcquireTimeout,
     CommandRefused,
+    Conflict,
     CoordinatorClosed,
     LeaseLost,
     LimitMismatch,
     LinkUnavailable,
     NotHeld,
+    NotRobust,
+    OutcomeUnknown,
     OutOfMemory,
+    PartlyApplied,
     PermissionRefused,
+    StaleFence,
     SyncError,
+    TransactionMisuse,
+    UndoFailed,
+    UnknownStep,
     Unreachable,
     WouldDeadlock,
     WrongContext,
     WrongKeyType,
 )
+from .fencegate import FenceGate
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 from .multilock import AsyncMultiLock, MultiLease
 from .reentrant import AsyncReentrantLock
 from .rwlock import AsyncReadWriteLock, ReadWriteStatistics
 from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
+from .transaction import Transaction, WatchRetry, transaction, watch_retry
 
 __all__ = [
+    "Abandoned",
     "AcquireTimeout",
     "AsyncLock",
     "AsyncMultiLock",
     "AsyncReadWriteLock",
     "AsyncReentrantLock",
     "AsyncSemaphore",
+    "Attempt",
     "Backoff",
     "CommandRefused",
+    "Committed",
+    "Compensation",
+    "Conflict",
     "Coordinator",
     "CoordinatorClosed",
+    "FenceGate",
+    "GuardedTransaction",
     "Lease",
     "LeaseLost",
     "LimitMismatch",
@@ -44,17 +66,29 @@ __all__ = [
     "LockStatistics",
     "MultiLease",
     "NotHeld",
+    "NotRobust",
     "OutOfMemory",
+    "OutcomeUnknown",
+    "PartlyApplied",
     "PermissionRefused",
     "PermitHolder",
     "ReadWriteStatistics",
     "SemaphoreStatistics",
+    "StaleFence",
     "SyncError",
+    "Transaction",
+    "TransactionMisuse",
+    "UndoFailed",
+    "UndoSteps",
+    "UnknownStep",
     "Unreachable",
+    "WatchRetry",
     "WouldDeadlock",
     "WrongContext",
     "WrongKeyType",
     "synchronized",
+    "transaction",
     "wait_until",
+    "watch_retry",
 ]
 __version__ = "0.1.0"

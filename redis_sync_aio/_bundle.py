@@ -90,6 +90,7 @@ class Bundle:
         self.shares: list[Share] = []
         self.loop = asyncio.get_running_loop()
         self.patience = members[0].patience
+        self.client = members[0].client
         self.token = b" ".join(member.wire_token for member in members)
         self.fence = max(member.fence for member in members)
         self._behind: list[ReferenceType[Share]] = []  # after a loss: shares that were not released since
@@ -141,6 +142,10 @@ class Bundle:
     def forget(self, lease: Lease) -> None:
         """A share is lost. If it found out by itself, by the clock, then it tells the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
+
+    def members_of(self, lease: Lease) -> tuple[Lease, ...]:
+        """Return the leases that a share stands on."""
+        return self.members
 
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Extend all members, in one write."""

@@ -7,36 +7,40 @@ What does not leave is attached to what does as a note; nothing is swallowed.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
-import anyio
-
+from ._cancellation import stay_due
 from ._guard import Guard
 from .errors import SyncError
 from .lease import HELD, Lease
 
+P = ParamSpec("P")
+R = TypeVar("R")
+L = TypeVar("L", bound=Lease)
+
 OnLost: TypeAlias = Literal["cancel", "event"]
 
 
-class Hold:
+class Hold(Generic[L]):
     """An ``async with`` over one lease; made by ``hold()``, used once.
 
     May be entered in one task and left in another (fixtures, exit stacks, generators).
     """
 
     task: asyncio.Task[object] | None = None
-    lease: Lease | None = None
+    lease: L | None = None
     _guard: Guard
     _entered = False
 
-    def __init__(self, acquire: Callable[[], Awaitable[Lease]], on_lost: OnLost) -> None:
+    def __init__(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost) -> None:
         self._acquire = acquire
         self._on_lost: OnLost = on_lost
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> L:
         if self._entered:
             raise RuntimeError("this hold() was entered before: call hold() again for another lease")
         self._entered = True
@@ -52,6 +56,8 @@ class Hold:
     ) -> None:
         assert self.lease is not None
         own = None if self._guard.finish(error) else error
+        if own is not None:
+            self.lease.unfinished = True
         try:
             self.lease.check_place()
             if own is None:
@@ -76,12 +82,9 @@ class Hold:
             error.add_note(f"redis_sync_aio: the release of {lease.name!r} has no answer yet and goes on")
         except asyncio.CancelledError as again:
             # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
-            task = asyncio.current_task()
-            if cancelled or task is None:
+            if cancelled or asyncio.current_task() is None:
                 raise
-            if anyio.current_effective_deadline() == -math.inf:
-                return  # inside a cancelled anyio scope: anyio repeats it at every await, and only there
-            _deliver_again(task, again)
+            stay_due(again)
 
 
 def _note(error: BaseException, trouble: SyncError) -> None:
@@ -91,24 +94,40 @@ def _note(error: BaseException, trouble: SyncError) -> None:
         error.add_note(note)
 
 
-def _deliver_again(task: asyncio.Task[object], cancelled: asyncio.CancelledError) -> None:
-    """Deliver a cancellation that was caught at the task's next await, unless it is taken back before.
+class Enterable(ABC, Generic[L]):
+    """What every primitive is itself: an ``async with`` over one lease, any number at a time, and a decorator."""
 
-    A timeout, scope or task group around the body takes its request back (``uncancel``) when the body's error
-    passes it; only a request that still counts in the next turn of the loop is due. Asking for it at once would
-    leave it behind in the task on Python < 3.13, where ``uncancel`` does not take back what is under way.
-    """
-    requests = task.cancelling()
+    def __init__(self, on_lost: OnLost) -> None:
+        self._on_lost: OnLost = check_on_lost(on_lost)
+        self._holds: list[Hold[L]] = []  # bodies entered by `async with` on the primitive itself
 
-    def deliver() -> None:
-        if not task.done() and task.cancelling() >= requests > 0:
-            task.uncancel()
-            task.cancel(*cancelled.args)
+    @abstractmethod
+    async def acquire(self) -> L:
+        """Wait for the turn and return the lease."""
 
-    task.get_loop().call_soon(deliver)
+    async def __aenter__(self) -> L:
+        hold = Hold(self.acquire, self._on_lost)
+        lease = await hold.__aenter__()
+        self._holds.append(hold)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
+
+    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        """Decorate a coroutine function: each call runs in an ``async with`` of its own over this."""
+
+        @functools.wraps(function)
+        async def holding(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with Hold(self.acquire, self._on_lost):
+                return await function(*args, **kwargs)
+
+        return holding
 
 
-def ending(holds: list[Hold]) -> int:
+def ending(holds: Sequence[Hold[Any]]) -> int:
     """Return the index of the hold whose body ends here, among those entered by one shared lock object.
 
     It is this task's latest; else the latest whose task has ended (a body may end in another task than it began

@@ -4,10 +4,14 @@
     {NAME}:queue    zset      tickets of those who wait; score = order of arrival
     {NAME}:polls    zset      tickets that are polled for: until when each is alive (ms, server time)
     {NAME}:fence    string    the last fence granted, and to which token
+    {NAME}:record   hash      of a robust lock: whose work it is, and how far it has come
+    {NAME}:gate     string    the highest fence that a gate has accepted
     {NAME}:sem…     zset      permits of a semaphore: token -> until when (us, server time)
     {NAME}:rw…      zset      the same of a read/write lock
       …:state       hash      limit, sum of the weights, last fence; weight and fence of each permit
       …:queue, …:polls        as above
+    {KEY}:turn      string    lock of the transactions on KEY that take turns; with queue, fence and polls
+    {KEY}:commit:…  string    whether one transaction on KEY was committed: "done" or "void"
     rsa:…           channel   inbox of one coordinator
 
 All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
@@ -15,13 +19,14 @@ All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self, TypeAlias
 
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
 
-Family: TypeAlias = Literal["lock", "permits", "upgrade"]
+Engine: TypeAlias = Literal["auto", "lua", "watch"]
+Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,20 @@ class Keys:
 
     family: ClassVar[Family]
     """Which scripts take them."""
+    closing: ClassVar[tuple[bytes, ...]] = ()
+    """What a release says about the record of a lease, when it is about none."""
 
     name: bytes  # as users know it
     id: bytes  # what tells them from everything else in this process
     all: tuple[bytes, ...]  # in the order in which scripts take them
     heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
-    """Packed beginnings of commands on these keys, by script: see `_link.wire`."""
+    """Packed beginnings of commands on these keys, by script and number of arguments: see `_link.wire`."""
+    engine: Engine = "auto"
+    """How decisions about them are executed."""
+
+    def by(self, engine: Engine) -> Self:
+        """Return the same keys for another engine. What this process knows of each is kept apart."""
+        return self if engine == self.engine else replace(self, id=b"%b %b" % (self.id, engine.encode()), engine=engine)
 
 
 class LockKeys(Keys):
@@ -58,6 +71,26 @@ class LockKeys(Keys):
     def polls(self) -> bytes:
         """Until when polled-for tickets are alive."""
         return self.all[3]
+
+
+class RobustKeys(LockKeys):
+    """The keys of one robust lock: those of a lock, and a record."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "robust"
+    closing: ClassVar[tuple[bytes, ...]] = (b"", b"0")
+
+    @property
+    def record(self) -> bytes:
+        """How far the work of the last holder has come."""
+        return self.all[4]
+
+
+class GateKeys(Keys):
+    """The key of one gate for fences."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "gate"
 
 
 class PermitKeys(Keys):
@@ -94,6 +127,18 @@ def lock_keys(name: bytes) -> LockKeys:
     return LockKeys(name, name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
 
 
+def robust_keys(name: bytes) -> RobustKeys:
+    """Return the keys of the robust lock called ``name``; raises as `lock_keys`."""
+    record = _stem(name) + b":record"
+    return RobustKeys(name, record, (*lock_keys(name).all, record))
+
+
+def gate_keys(name: bytes) -> GateKeys:
+    """Return the key of the gate called ``name``; raises as `lock_keys`."""
+    key = _stem(name) + b":gate"
+    return GateKeys(name, key, (key,))
+
+
 def permit_keys(name: bytes, kind: Literal["sem", "rw"]) -> PermitKeys:
     """Return the keys of the semaphore ("sem") or read/write lock ("rw") called ``name``; raises as `lock_keys`."""
     stem = _stem(name) + b":" + kind.encode()
@@ -102,7 +147,20 @@ def permit_keys(name: bytes, kind: Literal["sem", "rw"]) -> PermitKeys:
 
 def upgrade_keys(keys: PermitKeys) -> UpgradeKeys:
     """Return the keys of a read/write lock for a reader that becomes the writer."""
-    return UpgradeKeys(keys.name, keys.id + b":upgrade", keys.all)
+    return UpgradeKeys(keys.name, keys.id + b":upgrade", keys.all, engine=keys.engine)
+
+
+def turn_key(key: bytes) -> bytes:
+    """Return the name of the lock by which transactions on ``key`` take turns, in its hash slot.
+
+    Raises ValueError as `lock_keys`.
+    """
+    return _stem(key) + b":turn"
+
+
+def marker_key(key: bytes, unique: bytes) -> bytes:
+    """Return the key that tells whether one transaction on ``key`` was committed, in the same hash slot."""
+    return _stem(key) + b":commit:" + unique
 
 
 def _stem(name: bytes) -> bytes:

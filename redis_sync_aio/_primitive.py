@@ -7,37 +7,38 @@ acquire path (`_waiting/ticket.py`) does the rest.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from abc import abstractmethod
+from asyncio import get_running_loop
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, NoReturn, get_args
 
 from redis.asyncio import Redis
 
 from ._engine.lua import FOR_EVER, Answer, Released
-from ._hold import Hold, OnLost, check_on_lost, ending
+from ._hold import Enterable, Hold, OnLost, check_on_lost
 from ._implicit import coordinator_for
-from ._keys import Keys
-from ._link.call import Reply
+from ._keys import Engine, Keys
+from ._link.call import Argument, Reply
 from ._link.client import check_client, encode
-from ._types import Name, Seconds, require_bool, text, timeout_seconds, ttl_ms
+from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
+from ._waiting.cohort import Cohort
 from ._waiting.local import LocalName
-from ._waiting.ticket import Request, acquire
+from ._waiting.ticket import Request, acquire, never_refused
 from .coordinator import Coordinator, Send
 from .errors import AcquireTimeout, NotHeld, SyncError
 from .lease import Lease
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 SHOWN = 100
 """So many holders and waiters are listed in statistics."""
 
 
-class Primitive:
+class Primitive(Enterable[Lease]):
     """Base of everything that is acquired; see the top of this module."""
 
     _weight = 0  # of a request for permits; a lock has none
     _limit = 0
+    _closing: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
     def __init__(
         self,
@@ -49,21 +50,29 @@ class Primitive:
         auto_renew: bool,
         max_hold: Seconds | None,
         on_lost: OnLost,
+        engine: Engine,
+        share: bool = False,
+        linger: Seconds = 0.0,
     ) -> None:
+        super().__init__(on_lost)
+        one_of(engine, get_args(Engine), "engine")
         self._source = client
         if not isinstance(client, Coordinator):
             check_client(client)
         self._client: Redis = client.client if isinstance(client, Coordinator) else client
-        self._keys = keys(self._encode(name, "name"))
+        self._keys = keys(self._encode(name, "name")).by(engine)
         self._ttl_ms = FOR_EVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(auto_renew, "auto_renew")
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
-        self._on_lost: OnLost = check_on_lost(on_lost)
-        self._holds: list[Hold] = []  # bodies entered by `async with` on the primitive itself
+        self._linger = seconds(linger, "linger")
+        if self._linger and not share:
+            raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
+        self._share = require_bool(share, "share") and engine != "watch"
         self._default = self._request(None, None, None)
         # What the latest acquisition used; only so that the next one need not look it up.
         self._coordinator: Coordinator | None = None
         self._local_name: LocalName | None = None
+        self._cohort: Cohort | None = None
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -95,8 +104,12 @@ class Primitive:
             request = self._default
         else:
             request = self._request(ttl, identity, timeout)
-        lease = await self._try(request)
-        return lease if lease is not None else self._taken()
+        cohort = self._cohort
+        if cohort is not None and request is self._default and cohort.bases and cohort.here is get_running_loop():
+            lease = await cohort.acquire(request)
+        else:
+            lease = await self._try(request)
+        return self._taken() if lease is None else lease
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
         """Return a lease, or None when it is taken or somebody waits for it. One round trip.
@@ -112,7 +125,7 @@ class Primitive:
         ttl: Seconds | None = None,
         identity: Name | None = None,
         on_lost: OnLost | None = None,
-    ) -> Hold:
+    ) -> Hold[Lease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
         Arguments as in `acquire`, and ``on_lost`` instead of this object's own. They are checked here and now.
@@ -121,27 +134,6 @@ class Primitive:
         outside, LeaseLost, the error of the release.
         """
         return self._hold(self._request(ttl, identity, timeout), on_lost)
-
-    async def __aenter__(self) -> Lease:
-        hold = Hold(self.acquire, self._on_lost)
-        lease = await hold.__aenter__()
-        self._holds.append(hold)
-        return lease
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
-
-    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        """Decorate a coroutine function: each call runs while holding the lock."""
-
-        @functools.wraps(function)
-        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with self.hold():
-                return await function(*args, **kwargs)
-
-        return locked
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -164,7 +156,8 @@ class Primitive:
             if lease.wire_token == token:
                 await lease.release()
                 return
-        found = await self._ask(lambda engine, *rest: engine.release(self._keys, token, b"", *rest))
+        closing = self._closing
+        found = await self._ask(lambda engine, *rest: engine.release(self._keys, token, b"", *rest, closing=closing))
         if found != Released.RELEASED:
             instead = await self._holders()
             raise NotHeld(
@@ -175,11 +168,12 @@ class Primitive:
 
     def _held(self) -> list[Lease]:
         """Return this process's leases of it, the oldest first."""
-        return coordinator_for(self._source).held(self._keys)
+        local = self._known()
+        return [] if local is None else local.held()
 
+    @abstractmethod
     async def _holders(self) -> str:
         """Return who holds it, for an error message; empty when nobody does."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:
@@ -194,6 +188,15 @@ class Primitive:
             coordinator = self._coordinator = coordinator_for(self._source)
         local = self._local_name = coordinator.local(self._keys, self._local_name)
         return local
+
+    def _known(self) -> LocalName | None:
+        """Return the name as this process sees it, if there is anything to see."""
+        return coordinator_for(self._source).known(self._keys)
+
+    def _behind_tickets(self) -> int:
+        """Return how many tasks of this process wait without a ticket of their own."""
+        local = self._known()
+        return 0 if local is None else local.behind_tickets()
 
     async def _ask(self, send: Send) -> Reply:
         return await coordinator_for(self._source).ask(send)
@@ -219,15 +222,17 @@ class Primitive:
             weight=self._weight if weight is None else weight,
             limit=self._limit,
             refused=self._refused,
+            shared=self._share and identity is None and ms != FOR_EVER,
+            linger=self._linger,
         )
 
     def _refused(self, answer: Answer, weight: int) -> SyncError:
         """Return the error for a request of that weight that the server did not admit."""
-        raise NotImplementedError
+        return never_refused(answer, weight)
 
     async def _acquire(self, request: Request) -> Lease:
         lease = await self._try(request)
-        return lease if lease is not None else self._taken()
+        return self._taken() if lease is None else lease
 
     def _taken(self) -> NoReturn:
         raise AcquireTimeout(
@@ -237,8 +242,22 @@ class Primitive:
         )
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        if request.shared:
+            return self._try_shared(request)
         return acquire(self._local(), request)
 
-    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold:
+    def _try_shared(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
+        if cohort is not None and request is self._default and cohort.bases and cohort.here is get_running_loop():
+            return cohort.acquire(request)
+        local = self._local()
+        if not (local.hub.pushes and local.hub.burst):
+            return acquire(local, replace(request, shared=False))
+        cohort = local.cohort(request)
+        if request is self._default:
+            self._cohort = cohort
+        return cohort.acquire(request)
+
+    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
         return Hold(functools.partial(self._acquire, request), chosen)

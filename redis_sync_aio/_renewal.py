@@ -14,10 +14,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import TypeAlias
+
+from redis.asyncio import Redis
 
 from ._clock import now
-from ._engine.lua import LuaEngine, Released, Renewed, read_renew
-from ._link.call import Call
+from ._engine.lua import Done, LuaEngine, Released, Renewed, read_renew
+from ._link.call import Argument, Call
 from .errors import CommandRefused, LossReason, SyncError, Unreachable
 from .lease import Lease, State
 
@@ -27,6 +30,10 @@ TICK = 1.0
 """Seconds between two looks at most, so that time asleep (suspension) is noticed soon after."""
 NEAR = 0.005
 """Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
+
+
+Ask: TypeAlias = Callable[[LuaEngine, float, float, Done], Call]
+"""Sends one command: (engine, sent, expires, done)."""
 
 
 class UnderWay:
@@ -66,7 +73,9 @@ class Renewals:
         retry_for: float,
         patience: float,
         check_place: Callable[[], None],
+        client: Redis,
     ) -> None:
+        self.client = client
         self.check_place = check_place
         self.patience = patience
         self.loop = asyncio.get_running_loop()
@@ -123,25 +132,34 @@ class Renewals:
         if lease.state is State.HELD and lease.ttl_ms and not lease.renewing:
             self._renew(lease)
 
-    def _renew(self, lease: Lease) -> None:
+    def due(self, lease: Lease) -> int:
+        """Return for how many milliseconds from now a renewal would be; 0 when there is nothing to gain."""
         if not lease.auto_renew:
-            lease.renew_at = lease.deadline
-            return
+            return 0
         left = lease.until - now()
         ttl = min(lease.ttl_ms, math.floor(left * 1000)) if left < math.inf else lease.ttl_ms
-        if now() + ttl / 1000 <= lease.deadline:  # max_hold: nothing to gain any more
+        return 0 if now() + ttl / 1000 <= lease.deadline else ttl  # max_hold
+
+    def _renew(self, lease: Lease) -> None:
+        ttl = self.due(lease)
+        if not ttl:
             lease.renew_at = lease.deadline
             return
+        self.renew(lease, ttl)
+
+    def renew(self, lease: Lease, ttl: int) -> None:
+        """Renew ``lease`` by ``ttl`` milliseconds from now."""
+        asked = lease.asks()
         lease.renewing = True
 
         def done(call: Call) -> None:
             lease.renewing = False
-            self._renewed(lease, ttl, call)
+            self.renewed(lease, ttl, call, asked)
 
-        self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done)
+        self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done, asked)
 
-    def _renewed(self, lease: Lease, ttl: int, call: Call) -> SyncError | None:
-        """Take the answer to a renewal; return what went wrong, if it did."""
+    def renewed(self, lease: Lease, ttl: int, call: Call, asked: tuple[Argument, ...] = ()) -> SyncError | None:
+        """Take the answer to a renewal (by 0 ms: it was left as it is); return what went wrong, if it did."""
         if lease.state is not State.HELD:
             return lease.loss() if lease.state is State.LOST else None
         if call.error is not None:
@@ -157,12 +175,15 @@ class Renewals:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
             lease.lose(reason)
             return lease.loss()
+        if not ttl:
+            return None
         lease.period = ttl / 1000
         lease.deadline = call.sent + lease.period
         lease.renew_at = call.sent + lease.period / 3 if lease.auto_renew else lease.deadline
         self.watch(lease)
         if lease.under is not None:
             lease.under.deadline = lease.deadline
+        lease.renewed(asked, call.reply)
         return None
 
     # -- Keeper, for leases ----------------------------------------------------------------------------
@@ -171,12 +192,30 @@ class Renewals:
         """Keep ``lease`` no longer."""
         self._forget(lease)
 
+    def members_of(self, lease: Lease) -> tuple[Lease, ...]:
+        """Return what has to hold on the server for ``lease`` to hold."""
+        return (lease,)
+
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` now with another ttl."""
+        lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
+        await self.ask(
+            lease,
+            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest),
+            lambda call: self.renewed(lease, ttl, call),
+        )
+
+    async def ask(
+        self, lease: Lease, send: Ask, answered: Callable[[Call], SyncError | None], by: float = math.inf
+    ) -> None:
+        """Send a command about ``lease``; raise what ``answered`` makes of its answer.
+
+        It is repeated until the deadline, or until ``by`` (local clock). On cancellation it goes on.
+        """
         outcome: asyncio.Future[None] = self.loop.create_future()
 
         def done(call: Call) -> None:
-            error = self._renewed(lease, ttl, call)
+            error = answered(call)
             if outcome.done():
                 return
             if error is None:
@@ -185,29 +224,28 @@ class Renewals:
                 outcome.set_exception(error)
 
         time = now()
-        expires = min(lease.deadline, time + self._retry_for)
-        lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
-        self._engine().renew(lease.keys, lease.wire_token, ttl, time, expires, done)
+        send(self._engine(), time, min(lease.deadline, time + self._retry_for, by), done)
         await outcome
 
     def release(self, lease: Lease) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
+        time = now()
+        expires = min(lease.deadline, time + self._retry_for)
+        done, closing = self._release_answered, lease.closing() if lease.book is not None else ()
+        self._engine().release(lease.keys, lease.wire_token, b"", time, expires, done, lease, lease.replayed, closing)
+        # A command that is alone is on its way already (see Wire): the rest costs no latency.
+        self.under_way.started()
         self._forget(lease)
         if lease.shared:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
                 if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
                     twin.lose("expired")
-        self.under_way.started()
-        time = now()
-        expires = min(lease.deadline, time + self._retry_for)
-        self._engine().release(
-            lease.keys, lease.wire_token, b"", time, expires, self._release_answered, lease, lease.replayed
-        )
 
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished()
         lease: Lease = call.about
-        lease.released(self._release_error(lease, call))
+        plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
+        lease.released(None if plainly else self._release_error(lease, call))
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
         if lease.state is State.LOST:  # closed, or found lost, meanwhile

@@ -12,6 +12,9 @@ Seconds: TypeAlias = float | timedelta
 Name: TypeAlias = str | bytes
 """A name or an identity: text is encoded as the client encodes keys; bytes are taken as they are."""
 
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""What JSON can say."""
+
 MIN_TTL_MS = 10
 MAX_TTL_MS = 10 * 365 * 86_400_000
 MAX_PERMITS = 1_000_000_000
@@ -68,6 +71,15 @@ def require_bool(value: object, what: str) -> bool:
     return value
 
 
+def count(value: object, what: str) -> int:
+    """Return ``value`` if it is a whole number from 0 on; raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    if value < 0:
+        raise ValueError(f"{what} must not be negative, not {value!r}")
+    return value
+
+
 def permits(value: object, what: str) -> int:
     """Return ``value`` if it can be a number of permits, 1 to 1,000,000,000; raises TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -75,6 +87,12 @@ def permits(value: object, what: str) -> int:
     if not 1 <= value <= MAX_PERMITS:
         raise ValueError(f"{what} must be between 1 and {MAX_PERMITS:,}, not {value!r}")
     return value
+
+
+def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {value!r}")
 
 
 def text(value: bytes) -> str:

@@ -27,19 +27,18 @@ from redis.asyncio import Redis
 
 from ._clock import now
 from ._engine.lua import LuaEngine, read_push
-from ._keys import INBOX_PREFIX, Keys
+from ._engine.watch import talk
+from ._keys import INBOX_PREFIX
 from ._link.adopt import Witness, close_idle
 from ._link.call import Call, Executor, Reply
 from ._link.client import check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.link import Link
 from ._link.plain import PlainExecutor
 from ._renewal import Renewals
-from ._types import Seconds, positive_seconds, ttl_ms
-from ._waiting.local import LocalName, dispatch
-from ._waiting.ticket import Ticket
+from ._types import Seconds, count, positive_seconds, ttl_ms
+from ._waiting.names import Names
 from .backoff import Backoff
 from .errors import CoordinatorClosed, LinkUnavailable, SyncError, WrongContext
-from .lease import Lease
 
 if TYPE_CHECKING:
     from .lock import AsyncLock
@@ -50,7 +49,6 @@ Send: TypeAlias = Callable[[LuaEngine, float, float, Callable[[Call], None]], Ca
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 
-
 living: weakref.WeakSet[Coordinator] = weakref.WeakSet()
 """All that were started in this process."""
 
@@ -59,7 +57,7 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class Coordinator:
+class Coordinator(Names):
     """Runs the locks of one client in one event loop, over one connection.
 
     Args:
@@ -72,6 +70,9 @@ class Coordinator:
             The first renewal extends it to the full ttl. It bounds what a stopped or unplugged (not dead)
             waiter costs the others; an event loop that stalls longer than this right after a hand-over loses
             the lease. Seconds or timedelta, 0.01 to ten years, default 2.
+        burst: a lease that tasks of this process share is handed on so often, once others wait for it at the server;
+            then it is their turn. 0: the order of the server is strict, and nothing is shared.
+        slice: and not after so long. Seconds or timedelta.
         retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
             raised. Seconds or timedelta, default 10.
         poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10.
@@ -90,6 +91,8 @@ class Coordinator:
         *,
         push: Push = "auto",
         claim: Seconds = 2.0,
+        burst: int = 64,
+        slice: Seconds = 0.005,
         retry_for: Seconds = 10.0,
         poll_cap: Seconds = 10.0,
         poll: Backoff | None = None,
@@ -101,6 +104,8 @@ class Coordinator:
         self._client = client
         self._push: Push = push
         self.claim_ms = ttl_ms(claim, "claim")
+        self.burst = count(burst, "burst")
+        self.slice = positive_seconds(slice, "slice")
         self.retry_for = positive_seconds(retry_for, "retry_for")
         self.poll_cap = positive_seconds(poll_cap, "poll_cap")
         if poll is not None and not isinstance(poll, Backoff):
@@ -126,15 +131,14 @@ class Coordinator:
         self.asking = 0
         self._numbers = itertools.count(1)
         self.next_number = self._numbers.__next__
-        self.tickets: dict[int, Ticket] = {}
-        self.locals: dict[bytes, LocalName] = {}  # by the id of their keys
+        self._know_nothing()
         self._executor: Executor
         self._link: Link | None = None
         if self._push == "never":
-            self._use(PlainExecutor(self._client, self._response_timeout))
+            self._use(PlainExecutor(self._client, self._response_timeout, talk))
         else:
             connect_timeout = client_connect_timeout(self._client, self._response_timeout)
-            self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout)
+            self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout, talk)
             self._use(self._link)
         self.renewals = Renewals(
             lambda: self.engine,
@@ -143,6 +147,7 @@ class Coordinator:
             self.retry_for,
             self._response_timeout,
             self.check_place,
+            self._client,
         )
         self._witness = Witness(self._client, self._client_closes)
         self._loop_end = self._close_at_loop_end()
@@ -194,6 +199,7 @@ class Coordinator:
         self.check_place()
         if self._closing is None:
             self._why_closed = self._why_closed or "it was closed"
+            self._stop_sharing()
             self._closing = self._loop.create_task(self._close(), name="redis_sync_aio close")
         closing, cancelled = self._closing, None
         while not closing.done():
@@ -216,13 +222,6 @@ class Coordinator:
             await close_idle(self._client)
         with suppress(RuntimeError):  # it is running: it is the one that waits for us, at the end of the loop
             await self._loop_end.aclose()
-
-    def _give_up(self, error: SyncError) -> None:
-        for ticket in list(self.tickets.values()):
-            ticket.withdraw(error)
-        for lease in list(self._all_leases()):
-            self.renewals.release(lease)
-            lease.lose("closed")
 
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
@@ -262,23 +261,6 @@ class Coordinator:
         """Return whether it may be used here and now; `check` says why not."""
         return not self._forked and self._why_closed is None and self._loop is asyncio.get_running_loop()
 
-    def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName:
-        """Return the name as this process sees it; the coordinator must be `usable`.
-
-        ``spare``: an object the caller had for this name before, used again if there is none.
-        """
-        local = self.locals.get(keys.id)
-        if local is None:
-            local = spare if spare is not None and spare.hub is self else LocalName(self, keys)
-            self.locals[keys.id] = local
-        return local
-
-    def held(self, keys: Keys) -> list[Lease]:
-        """Return the leases this process holds of a name."""
-        self.check()
-        local = self.locals.get(keys.id)
-        return [] if local is None else list(local.leases)
-
     async def ask(self, send: Send) -> Reply:
         """Run one command and return its reply. ``send(engine, sent, expires, done)`` sends it.
 
@@ -312,13 +294,9 @@ class Coordinator:
     def retire(self, why: str) -> None:
         """Close it in the background; it can not be used from now on, since locks remember their coordinator."""
         self._why_closed = self._why_closed or why
+        self._stop_sharing()
         self.on_close()
         self.loop.create_task(self.close(), name="redis_sync_aio close")
-
-    def forget(self, local: LocalName) -> None:
-        """Forget a name nobody waits for or holds."""
-        if self.locals.get(local.keys.id) is local:
-            del self.locals[local.keys.id]
 
     @property
     def connections(self) -> int:
@@ -330,14 +308,6 @@ class Coordinator:
         """Why Redis can not be reached at the moment, if it can not."""
         return None if self._link is None else self._link.trouble
 
-    def _all_leases(self) -> list[Lease]:
-        return [lease for local in self.locals.values() for lease in local.leases]
-
-    def _forget_lease(self, lease: Lease) -> None:
-        local = self.locals.get(lease.keys.id)
-        if local is not None:
-            local.drop(lease)
-
     # -- what the link tells ---------------------------------------------------------------------------
 
     def link_pushed(self, payload: bytes) -> None:
@@ -347,12 +317,11 @@ class Coordinator:
         except ValueError:
             logger.warning("redis_sync_aio ignores a message in its inbox that is none of ours: %r", payload[:100])
             return
-        dispatch(self, push)
+        self._dispatch(push)
 
     def link_up(self) -> None:
         """A connection is there: whatever waits or is held looks where it stands."""
-        for local in list(self.locals.values()):
-            local.recheck()
+        self._recheck_all()
 
     def link_needed(self) -> bool:
         """Return whether anything depends on a connection."""
@@ -368,7 +337,7 @@ class Coordinator:
 
     def _fall_back(self, error: SyncError) -> None:
         logger.warning('redis_sync_aio polls instead of being woken (push="never" silences this): %s', error)
-        link, plain = self._link, PlainExecutor(self._client, self._response_timeout)
+        link, plain = self._link, PlainExecutor(self._client, self._response_timeout, talk)
         assert link is not None
         self._link = None
         self._use(plain)
@@ -376,6 +345,13 @@ class Coordinator:
             ticket.reroute()
         for call in link.take_unsent():
             plain.send(call)
+
+    async def link_closing(self) -> None:
+        """The client closes our connection: first give back what no task has."""
+        if self._forked or self._loop is not running_loop():
+            return
+        if self._give_back_resting():
+            await self.renewals.under_way.drained(self._response_timeout)
 
     def link_client_closed(self) -> None:
         """The client or its pool was closed, and with it our connection if there is one."""
@@ -394,5 +370,6 @@ class Coordinator:
         """In the child: the sockets belong to the parent. Never use or close them here."""
         self._forked = True
         if self._loop is not None:
+            self._stop_sharing()
             self.renewals.stop()
             self._executor.abandon()

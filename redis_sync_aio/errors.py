@@ -7,6 +7,7 @@ Each message names the lock, says what was expected and what was found, and what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -67,6 +68,42 @@ class WouldDeadlock(SyncError, RuntimeError):
     """Waiting would never end: two wait for each other, or one for itself. Nothing was changed."""
 
 
+class NotRobust(SyncError, RuntimeError):
+    """The lease is of a lock that keeps no record: make it with ``robust=True``."""
+
+
+class UnknownStep(SyncError, LookupError):
+    """Undo steps are recorded under names that the registry does not have. None was run.
+
+    ``steps`` are those names.
+    """
+
+    def __init__(self, message: str, *, steps: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.steps = steps
+
+
+class UndoFailed(SyncError, ExceptionGroup[Exception]):
+    """Some undo steps raised, or took too long; the others were run. ``exceptions`` are their errors, as they ran."""
+
+    def derive(self, excs: Sequence[Exception]) -> UndoFailed:  # type: ignore[override]
+        """Return a part of the group, for ``except*``."""
+        return UndoFailed(self.message, excs)
+
+
+class StaleFence(SyncError):
+    """A resource was used under a fence that is older than one it has seen: that lease is over. Nothing was changed.
+
+    ``fence`` is the one that was refused, ``highest`` the highest that was accepted before.
+    """
+
+    def __init__(self, message: str, *, name: str, fence: int, highest: int) -> None:
+        super().__init__(message)
+        self.name = name
+        self.fence = fence
+        self.highest = highest
+
+
 class NotHeld(SyncError):
     """A release, or a check, of something that is not held (by this task, or by this identity)."""
 
@@ -112,3 +149,45 @@ class CoordinatorClosed(SyncError):
 
 class WrongContext(SyncError, RuntimeError):
     """Used from another event loop, or from another process after a fork."""
+
+
+class Conflict(SyncError):
+    """Others changed the watched keys in each attempt, until attempts or time were used up: nothing was done.
+
+    ``attempts`` says how often the body ran, ``conflicts`` how often EXEC found a change, ``elapsed`` how many seconds
+    it took, ``keys`` which keys were watched.
+    """
+
+    def __init__(self, message: str, *, attempts: int, conflicts: int, elapsed: float, keys: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.attempts = attempts
+        self.conflicts = conflicts
+        self.elapsed = elapsed
+        self.keys = keys
+
+
+class OutcomeUnknown(SyncError):
+    """EXEC was sent and its answer was lost: the writes of the transaction were made, all of them, or none.
+
+    ``attempts`` says how often the body ran, ``keys`` which keys were watched.
+    """
+
+    def __init__(self, message: str, *, attempts: int, keys: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.attempts = attempts
+        self.keys = keys
+
+
+class PartlyApplied(SyncError):
+    """Some commands of a transaction failed when they ran: Redis does not take the others back.
+
+    ``replies`` has the reply of each command in order, an exception in place of each that failed.
+    """
+
+    def __init__(self, message: str, *, replies: tuple[object, ...]) -> None:
+        super().__init__(message)
+        self.replies = replies
+
+
+class TransactionMisuse(SyncError, RuntimeError):
+    """The body of a transaction did what can not work; the message says what to do instead. Nothing was written."""

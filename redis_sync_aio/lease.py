@@ -17,13 +17,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
+from redis.asyncio import Redis
 
 from ._clock import now
+from ._guarded import GuardedTransaction
+from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
 from .errors import LeaseLost, LossReason, NotHeld
 
 if TYPE_CHECKING:
     from ._keys import Keys
+    from ._link.call import Argument, Reply
 
 
 class State(Enum):
@@ -42,11 +46,13 @@ class Keeper(Protocol):
     """What a lease needs of the one who keeps it: the renewals of its coordinator."""
 
     loop: asyncio.AbstractEventLoop
+    client: Redis
     patience: float
 
     def check_place(self) -> None: ...
     def release(self, lease: Lease) -> None: ...
     def forget(self, lease: Lease) -> None: ...
+    def members_of(self, lease: Lease) -> tuple[Lease, ...]: ...
     async def extend(self, lease: Lease, ttl: int) -> None: ...
 
 
@@ -91,7 +97,7 @@ class Lost:
             self._event.set()
 
 
-class Lease:
+class Lease(Recorded):
     """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
 
     Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
@@ -121,6 +127,10 @@ class Lease:
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[asyncio.Future[None]] | None = None
+    joined = False
+    """The identity held it before: the lease did not begin with this request."""
+    unfinished = False
+    """What was done under it was broken off: its record stays."""
     _lost: Lost | None = None
 
     def __init__(
@@ -165,6 +175,11 @@ class Lease:
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
         self._keeper.check_place()
+
+    @property
+    def client(self) -> Redis:
+        """The client that its coordinator was made from."""
+        return self._keeper.client
 
     @property
     def patience(self) -> float:
@@ -225,6 +240,37 @@ class Lease:
             raise NotHeld(f"{self.name!r} was acquired with ttl=None: there is no end to extend")
         await self._keeper.extend(self, ms)
 
+    # -- its end ---------------------------------------------------------------------------------------
+    def transaction(self) -> GuardedTransaction:
+        """Return an async context manager for writes that are made only if the lease still holds when they are.
+
+        What it yields is used as in `transaction`: reads at once, ``tx.multi()``, then writes, which are executed at
+        the end of the block. By then a holder that was stopped for longer than its lease has lost it, and whoever has
+        the lock now must not be overwritten: the server compares the token and executes the writes in one step. Two
+        round trips, one more than an unguarded MULTI. The lock and what is written are in one Redis.
+
+        A renewal at that very moment is no loss: the same writes are tried again. All locks of a `MultiLease` have to
+        hold. The fence is not needed for what is written so.
+
+        Raises at the end of the block (the first two also at its beginning), and nothing was written:
+            LeaseLost: the lease is gone (this is noticed and the body is cancelled as with any loss).
+            NotHeld: it was released.
+            Conflict: a key that the body named in ``tx.watch()`` was changed.
+            CommandRefused, TransactionMisuse: as `transaction`.
+
+        And OutcomeUnknown when the answer was lost, PartlyApplied when a command failed.
+
+        On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
+
+        Example:
+            async with lock as lease, lease.transaction() as tx:
+                balance = int(await tx.get("balance"))
+                tx.multi()
+                tx.set("balance", balance - 10)
+        """
+        self._keeper.check_place()
+        return GuardedTransaction(self.client, self, self._keeper.members_of(self))
+
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns. Idempotent.
 
@@ -236,18 +282,44 @@ class Lease:
         """
         if self.state is State.RELEASED:
             return
-        self._keeper.check_place()
+        keeper = self._keeper
+        keeper.check_place()
         if self.state is HELD and now() >= self.deadline:
             self.lose("expired")
         if self.state is State.LOST:
             raise self.loss()
         # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
-        outcome: asyncio.Future[None] = self._keeper.loop.create_future()
-        if self.releasers is None:
-            self.releasers = []
-        self.releasers.append(outcome)
-        self.give_back()
+        outcome: asyncio.Future[None] = keeper.loop.create_future()
+        self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
+        if self.state is HELD:
+            self.state = State.RELEASING
+            keeper.release(self)
         await outcome
+
+    def left_behind(self) -> None:
+        """A command that is valid as long as the server knows its token may still be under way."""
+
+    def become_reader(self) -> None:
+        """It was a writer's."""
+        self.weight = 1
+
+    def asks(self) -> tuple[Argument, ...]:
+        """Return what its renewals ask for beside time."""
+        return ()
+
+    def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:
+        """Its new deadline is set; ``reply`` may answer what was ``asked``."""
+
+    def forsake(self) -> None:
+        """Nobody wants it: start the release, unless others may live on it, because it was their lease before."""
+        if self.joined:
+            self._keeper.forget(self)
+        else:
+            self.give_back()
+
+    def closing(self) -> tuple[Argument, ...]:
+        """Return what its release says about the record, if it has one."""
+        return () if self.book is None else (self.fence, b"1" if self.unfinished else b"0")
 
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""

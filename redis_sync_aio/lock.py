@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from redis.asyncio import Redis
 
 from ._engine.lua import read_inspect, ticket_token
 from ._hold import OnLost
-from ._keys import lock_keys
+from ._keys import Engine, lock_keys, robust_keys
 from ._primitive import SHOWN, Primitive
-from ._types import Name, Seconds, text
+from ._robust import adopting
+from ._types import Name, Seconds, require_bool, text
+from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator
+from .lease import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +29,10 @@ class LockStatistics:
             held without a ttl.
         fence: fence of the latest grant; None when none is remembered.
         foreign: held by a client that is not of this package (it knows no queue and no fence).
-        waiters: how many requests are queued, including those whose process died unnoticed.
-        waiting: tokens or identities of the first waiters, in order, 100 at most.
+        waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
+            one stands for all its tasks; those of this process are counted one by one.
+        waiting: tokens or identities of the first requests in the queue, in order, 100 at most.
+        task: name of the task of this process that has what the process holds, if tasks share it.
     """
 
     holder: str | None
@@ -34,6 +41,7 @@ class LockStatistics:
     foreign: bool
     waiters: int
     waiting: tuple[str, ...]
+    task: str | None = None
 
     @property
     def locked(self) -> bool:
@@ -64,6 +72,19 @@ class AsyncLock(Primitive):
             ttl=None it is the ttl.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
+        engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
+            scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
+            decision; "lua": PermissionRefused instead. Both work on the same lock at the same time.
+        robust: keep a record of the work, so that a holder whose predecessor ended without a release is told
+            (`Lease.abandoned`, `Lease.record`). An acquisition takes one round trip more, and raises LeaseLost if the
+            lock was lost within that. Make all locks of the name robust: one that is not excludes them as ever,
+            but neither reads nor changes the record. It needs scripts: engine="auto" is "lua" then.
+        share: tasks of this process hand the lease on among themselves, without a command, as long as nobody else
+            waits; then others have their turn (``burst`` and ``slice`` of the `Coordinator`). So order is strict among
+            processes and among the tasks of one, not over all tasks. Each task still has a lease and a fence of its
+            own. Off where it makes no sense: with an identity, ttl=None, robust, engine="watch", or without pushes.
+        linger: for how many seconds (or timedelta) what tasks share is kept when none has it, so that to take it again
+            costs nothing; 0: not at all. It goes back at once when somebody else asks. `release` does not wait then.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -83,13 +104,34 @@ class AsyncLock(Primitive):
         auto_renew: bool = True,
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
+        robust: bool = False,
+        share: bool = False,
+        linger: Seconds = 0.0,
     ) -> None:
-        super().__init__(client, name, lock_keys, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+        self._robust = require_bool(robust, "robust")
+        if robust and engine == "watch":
+            raise ValueError('a robust lock needs scripts: engine must be "lua" or "auto", not "watch"')
+        super().__init__(
+            client,
+            name,
+            robust_keys if robust else lock_keys,
+            ttl=ttl,
+            auto_renew=auto_renew,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            engine="lua" if robust and engine == "auto" else engine,
+            share=require_bool(share, "share") and not robust,
+            linger=linger,
+        )
+        if robust:
+            self._closing = (b"*", b"0")
 
     async def force_release(self) -> bool:
         """Take the lock away from whoever holds it; the next waiter gets it. Return whether it was held.
 
         The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired").
+        The record of a robust lock stays: the next holder finds it abandoned.
         Sent once: Unreachable means that it may or may not have happened.
         """
         return bool(await self._ask(lambda engine, *rest: engine.force(self._keys, *rest)))
@@ -101,15 +143,22 @@ class AsyncLock(Primitive):
     async def statistics(self) -> LockStatistics:
         """Return holder, waiters, fence and remaining time as the server sees them. One round trip."""
         reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest))
-        view = read_inspect(reply)
+        view, local = read_inspect(reply), self._known()
         return LockStatistics(
             holder=None if view.holder is None else text(view.holder),
             remaining=view.left,
             fence=view.fence,
             foreign=view.holder is not None and view.holder != view.fence_token,
-            waiters=view.waiting,
+            waiters=view.waiting + self._behind_tickets(),
             waiting=tuple(text(ticket_token(ticket)) for ticket in view.tickets),
+            task=None if local is None else local.task_of(view.holder),
         )
+
+    def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        if not self._robust:
+            return super()._try(request)
+        local = self._local()
+        return adopting(acquire(local, request), local.hub.renewals, request.timeout)
 
     async def _holders(self) -> str:
         holder = (await self.statistics()).holder

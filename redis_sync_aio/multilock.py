@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType, TracebackType
-from typing import ParamSpec, TypeVar
+from types import MappingProxyType
 
 from redis.asyncio import Redis
 
 from ._bundle import Bundle, Share
 from ._clock import now
-from ._hold import Hold, OnLost, check_on_lost, ending
+from ._hold import Enterable, Hold, OnLost, check_on_lost
+from ._keys import Engine
 from ._link.client import running_loop
 from ._types import Name, Seconds, timeout_seconds
 from ._waiting.local import LocalName
@@ -22,9 +21,6 @@ from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class MultiLease(Share):
@@ -54,16 +50,7 @@ class MultiLease(Share):
         return ", ".join(self.fences)
 
 
-class MultiHold(Hold):
-    """An ``async with`` over one lease; made by ``AsyncMultiLock.hold()``, used once."""
-
-    async def __aenter__(self) -> MultiLease:
-        lease = await super().__aenter__()
-        assert isinstance(lease, MultiLease)
-        return lease
-
-
-class AsyncMultiLock:
+class AsyncMultiLock(Enterable[MultiLease]):
     """Several locks as one: all of them, or none.
 
     Guarantees: each name is the same lock as ``AsyncLock(client, name)``: they exclude each other, and share queue and
@@ -79,7 +66,7 @@ class AsyncMultiLock:
     Args:
         client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
         names: names of locks, one at least, in any order; what is named twice is one lock.
-        ttl, auto_renew, max_hold, on_lost: as for `AsyncLock`, for each of the locks.
+        ttl, auto_renew, max_hold, on_lost, engine: as for `AsyncLock`, for each of the locks.
 
     Raises:
         TypeError, ValueError: a bad argument (also: no name, or a single str instead of a list); nothing was sent.
@@ -98,21 +85,23 @@ class AsyncMultiLock:
         auto_renew: bool = True,
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
     ) -> None:
         if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
             raise TypeError(f"names must be several names, as in ['a', 'b'], not {names!r}; AsyncLock takes one")
         locks: dict[bytes, AsyncLock] = {}
         for name in names:
-            lock = AsyncLock(client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+            lock = AsyncLock(
+                client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine
+            )
             locks[lock._keys.name] = lock
         if not locks:
             raise ValueError("names is empty: a multi-lock needs one name at least")
         self._locks = tuple(locks[key] for key in sorted(locks))
         if len(set(self.names)) < len(locks):
             raise ValueError(f"some names differ only in bytes that are not text: {', '.join(self.names)}")
+        super().__init__(on_lost)
         self._client = client
-        self._on_lost: OnLost = on_lost
-        self._holds: list[Hold] = []  # bodies entered by `async with` on the lock itself
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -162,7 +151,7 @@ class AsyncMultiLock:
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         on_lost: OnLost | None = None,
-    ) -> MultiHold:
+    ) -> Hold[MultiLease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
         Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now.
@@ -172,28 +161,7 @@ class AsyncMultiLock:
         """
         self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
-        return MultiHold(lambda: self.acquire(timeout=timeout, ttl=ttl), chosen)
-
-    async def __aenter__(self) -> MultiLease:
-        hold = MultiHold(self.acquire, self._on_lost)
-        lease = await hold.__aenter__()
-        self._holds.append(hold)
-        return lease
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
-
-    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        """Decorate a coroutine function: each call runs while holding the locks."""
-
-        @functools.wraps(function)
-        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with self.hold():
-                return await function(*args, **kwargs)
-
-        return locked
+        return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl), chosen)
 
     # -- releasing and looking -------------------------------------------------------------------------
 

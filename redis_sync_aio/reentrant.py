@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Hashable
-from types import TracebackType
-from typing import ParamSpec, TypeVar
+from collections.abc import Hashable
 from weakref import ref
 
 from redis.asyncio import Redis
 
 from ._bundle import Bundle, Share
-from ._hold import Hold, OnLost, check_on_lost, ending
+from ._hold import Enterable, Hold, OnLost, check_on_lost
+from ._keys import Engine
 from ._link.client import running_loop
 from ._types import Name, Seconds, timeout_seconds, ttl_ms
 from .coordinator import Coordinator
@@ -20,11 +18,8 @@ from .errors import NotHeld, WrongContext
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class AsyncReentrantLock:
+class AsyncReentrantLock(Enterable[Lease]):
     """A fair lock that whoever holds it may acquire again: for helpers that lock and call each other.
 
     Guarantees: those of `AsyncLock`; it is the same lock as an `AsyncLock` of that name, and they exclude each
@@ -41,8 +36,8 @@ class AsyncReentrantLock:
 
     Args:
         client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
-        name, ttl, auto_renew, max_hold, on_lost: as for `AsyncLock`. They count for the outermost acquisition; one
-            that is inside joins that lease as it is.
+        name, ttl, auto_renew, max_hold, on_lost, engine: as for `AsyncLock`. They count for the outermost acquisition;
+            one that is inside joins that lease as it is.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -68,11 +63,13 @@ class AsyncReentrantLock:
         auto_renew: bool = True,
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
     ) -> None:
-        self._lock = AsyncLock(client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+        self._lock = AsyncLock(
+            client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine
+        )
+        super().__init__(on_lost)
         self._client = client
-        self._on_lost: OnLost = on_lost
-        self._holds: list[Hold] = []  # bodies entered by `async with` on the lock itself
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -130,7 +127,7 @@ class AsyncReentrantLock:
         ttl: Seconds | None = None,
         owner: Hashable | None = None,
         on_lost: OnLost | None = None,
-    ) -> Hold:
+    ) -> Hold[Lease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
         Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now. The
@@ -144,27 +141,6 @@ class AsyncReentrantLock:
         hash(owner)
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
         return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl, owner=owner), chosen)
-
-    async def __aenter__(self) -> Lease:
-        hold = Hold(self.acquire, self._on_lost)
-        lease = await hold.__aenter__()
-        self._holds.append(hold)
-        return lease
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
-
-    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        """Decorate a coroutine function: each call runs while holding the lock. It may call itself."""
-
-        @functools.wraps(function)
-        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with self.hold():
-                return await function(*args, **kwargs)
-
-        return locked
 
     # -- releasing and looking -------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 from redis.asyncio import Redis
 
@@ -11,8 +12,9 @@ from ._clock import now
 from ._engine.lua import WHOLE, Answer, Outcome, PermitsView, Released, read_permits, ticket_token, ticket_weight
 from ._hold import Hold, OnLost
 from ._implicit import coordinator_for
-from ._keys import PermitKeys, permit_keys, upgrade_keys
+from ._keys import Engine, PermitKeys, permit_keys, upgrade_keys
 from ._primitive import SHOWN, Primitive
+from ._shared import SharedLease
 from ._types import MIN_TTL_MS, Name, Seconds, text, timeout_seconds
 from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator
@@ -75,6 +77,9 @@ class Side(Primitive):
         return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000}>"
 
 
+S = TypeVar("S", bound=Side)
+
+
 class ReadSide(Side):
     """The readers' side."""
 
@@ -107,6 +112,12 @@ class AsyncReadWriteLock:
         max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
+        engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
+            scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
+            decision; "lua": PermissionRefused instead. Both work on the same lock at the same time.
+        share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
+            among themselves: see `AsyncLock` and docs/local-sharing.md.
+        linger: for how many seconds (or timedelta) what tasks share is kept when none has it; 0: not at all.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -128,15 +139,28 @@ class AsyncReadWriteLock:
         auto_renew: bool = True,
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
+        share: bool = False,
+        linger: Seconds = 0.0,
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out for ever")
 
-        def keys(wire: bytes) -> PermitKeys:
-            return permit_keys(wire, "rw")
+        def side(kind: type[S]) -> S:
+            return kind(
+                client,
+                name,
+                lambda wire: permit_keys(wire, "rw"),
+                ttl=ttl,
+                auto_renew=auto_renew,
+                max_hold=max_hold,
+                on_lost=on_lost,
+                engine=engine,
+                share=share,
+                linger=linger,
+            )
 
-        self._read = ReadSide(client, name, keys, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
-        self._write = WriteSide(client, name, keys, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost)
+        self._read, self._write = side(ReadSide), side(WriteSide)
         self._upgrade = _UpgradeSide(self._read, on_lost)
 
     def read(self) -> ReadSide:
@@ -153,7 +177,7 @@ class AsyncReadWriteLock:
         """
         return self._write
 
-    def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Hold:
+    def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Hold[Lease]:
         """Return an async context manager in whose body a reader is the writer; afterwards it reads again.
 
         It waits until the other readers are gone, ahead of everybody who waits; nobody else writes in between, so
@@ -197,7 +221,7 @@ class AsyncReadWriteLock:
             readers=0 if writer is not None else view.used,
             reading=tuple(text(permit.token) for permit in view.permits if permit.weight < WHOLE),
             fence=view.fence or None,
-            waiters=view.waiting,
+            waiters=view.waiting + self._read._behind_tickets(),
             waiting=tuple(
                 ("write" if ticket_weight(ticket) == WHOLE else "read", text(ticket_token(ticket, "permits")))
                 for ticket in view.tickets
@@ -226,13 +250,14 @@ class _UpgradeSide:
         self._keys = upgrade_keys(read._keys)
         self._under_way: set[bytes] = set()
 
-    def hold(self, lease: Lease, timeout: Seconds | None) -> Hold:
+    def hold(self, lease: Lease, timeout: Seconds | None) -> Hold[Lease]:
         limit = timeout_seconds(timeout)
 
         async def enter() -> Lease:
             self._check(lease, 1, "reader")
             # Two writers on one permit would end each other: the first to leave makes a reader of both.
-            upgrades = coordinator_for(self._read._source).held(self._keys)
+            known = coordinator_for(self._read._source).known(self._keys)
+            upgrades = [] if known is None else known.held()
             if lease.wire_token in (*self._under_way, *(upgraded.wire_token for upgraded in upgrades)):
                 raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
             self._under_way.add(lease.wire_token)
@@ -248,6 +273,13 @@ class _UpgradeSide:
         return Hold(enter, self._on_lost)
 
     async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
+        if isinstance(lease, SharedLease):
+            # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
+            begin = now()
+            if not await lease.alone(limit):
+                raise self._in_use(lease)
+            if limit:
+                limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
         left = lease.until - now()
         request = Request(
             lease.ttl_ms if left == math.inf else max(MIN_TTL_MS, min(lease.ttl_ms, math.floor(left * 1000))),
@@ -263,16 +295,18 @@ class _UpgradeSide:
         local = coordinator_for(self._read._source).local(self._keys)
         upgraded = await acquire(local, request)
         if upgraded is None:
-            raise AcquireTimeout(
-                f"others read {local.name!r}, and timeout=0 does not wait",
-                name=local.name,
-                remaining=local.holder_remaining(),
-            )
+            raise self._in_use(lease)
         return upgraded
+
+    def _in_use(self, lease: Lease) -> AcquireTimeout:
+        local = coordinator_for(self._read._source).local(self._keys)
+        return AcquireTimeout(
+            f"others read {lease.name!r}, and the timeout is over", name=lease.name, remaining=local.holder_remaining()
+        )
 
     async def downgrade(self, lease: Lease) -> None:
         self._check(lease, WHOLE, "writer")
-        lease.weight = 1  # at once, and whatever happens: from here on the caller must not write
+        lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
         found = await self._read._ask(lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest))
         if found != Released.RELEASED:
             lease.lose("expired")

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from ._engine.lua import Answer, PermitsView, read_permits, ticket_token
 from ._hold import Hold, OnLost
-from ._keys import permit_keys
+from ._keys import Engine, permit_keys
 from ._primitive import SHOWN, Primitive
 from ._types import Name, Seconds, permits, text
 from .coordinator import Coordinator
@@ -79,6 +79,12 @@ class AsyncSemaphore(Primitive):
         max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
+        engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
+            scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
+            decision; "lua": PermissionRefused instead. Both work on the same semaphore at the same time.
+        share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
+            see `AsyncLock` and docs/local-sharing.md. A lower limit reaches them with the next renewal.
+        linger: for how many seconds (or timedelta) a shared permit is kept when no task has it; 0: not at all.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -105,6 +111,9 @@ class AsyncSemaphore(Primitive):
         auto_renew: bool = True,
         max_hold: Seconds | None = None,
         on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
+        share: bool = False,
+        linger: Seconds = 0.0,
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a semaphore needs a ttl: a crashed holder's permit would never come back")
@@ -117,6 +126,9 @@ class AsyncSemaphore(Primitive):
             auto_renew=auto_renew,
             max_hold=max_hold,
             on_lost=on_lost,
+            engine=engine,
+            share=share,
+            linger=linger,
         )
 
     @property
@@ -168,7 +180,7 @@ class AsyncSemaphore(Primitive):
         ttl: Seconds | None = None,
         identity: Name | None = None,
         on_lost: OnLost | None = None,
-    ) -> Hold:
+    ) -> Hold[Lease]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
         Arguments as in `acquire`, and ``on_lost`` instead of the semaphore's own. They are checked here and now.
@@ -189,7 +201,10 @@ class AsyncSemaphore(Primitive):
         On cancellation the limit may or may not have been set.
         """
         new = permits(limit, "limit")
-        await self._ask(lambda engine, *rest: engine.resize(self._keys, new, *rest))
+        old = await self._ask(lambda engine, *rest: engine.resize(self._keys, new, *rest))
+        local = self._known()
+        if local is not None and old:
+            local.resized(new - old)
         if self._limit:
             self._limit = new
             self._default = self._request(None, None, None)
@@ -218,7 +233,7 @@ class AsyncSemaphore(Primitive):
             available=max(0, view.limit - view.used),
             holders=tuple(PermitHolder(text(p.token), p.weight, p.left, p.fence) for p in view.permits),
             fence=view.fence or None,
-            waiters=view.waiting,
+            waiters=view.waiting + self._behind_tickets(),
             waiting=tuple(text(ticket_token(ticket, "permits")) for ticket in view.tickets),
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -25,11 +25,13 @@ from ..workers import Cells, Desk
 COUNTER = 0
 KEY = "contested"
 Log: TypeAlias = "array[int]"
+Pause: TypeAlias = Callable[[], float]
+"""Returns seconds."""
 Result: TypeAlias = tuple[int, int, float, list[Log]]
 
 
-async def _compete(grip: Grip, cells: Cells, work: float, limit: int, end: int, log: Log) -> None:
-    """Acquire and release until ``end`` (ns); ``limit`` times at most, unless it is 0."""
+async def _compete(grip: Grip, cells: Cells, work: float, limit: int, end: int, log: Log, pause: Pause | None) -> None:
+    """Acquire and release until ``end`` (ns); ``limit`` times at most, unless it is 0; with a pause after each."""
     acquire, release, clock = grip.acquire, grip.release, time.monotonic_ns
     number = 0
     while (asked := clock()) < end and (not limit or number < limit):
@@ -44,6 +46,8 @@ async def _compete(grip: Grip, cells: Cells, work: float, limit: int, end: int, 
         log.extend((asked, got, clock()))
         await release(lease)
         number += 1
+        if pause is not None:
+            await asyncio.sleep(pause())
 
 
 async def compete(
@@ -57,7 +61,20 @@ async def compete(
     side: int = 0,
 ) -> Result:
     """Let tasks compete for one lock, or with ``permits`` for one semaphore."""
-    player = BY_NAME[contestant](desk.url)
+    return await compete_as(desk, BY_NAME[contestant](desk.url), tasks, seconds, work, limit, permits, side)
+
+
+async def compete_as(
+    desk: Desk,
+    player: Contestant,
+    tasks: int,
+    seconds: float,
+    work: float,
+    limit: int = 0,
+    permits: int = 0,
+    side: int = 0,
+) -> Result:
+    """As `compete`, of a contestant that need not be among those of the scenarios."""
     await player.open()
     try:
         await warm_up(desk, player, [player.take(f"warm:{side}:{number}", permits) for number in range(tasks)])
@@ -76,14 +93,21 @@ async def _warm_up(grip: Grip) -> None:
 
 
 async def race(
-    desk: Desk, player: Contestant, grips: Sequence[Grip], seconds: float, work: float, limit: int = 0
+    desk: Desk,
+    player: Contestant,
+    grips: Sequence[Grip],
+    seconds: float,
+    work: float,
+    limit: int = 0,
+    pause: Pause | None = None,
 ) -> Result:
     """Return start and end of the window, seconds of CPU, and the holds of each task."""
     logs: list[Log] = [array("q") for _ in grips]
     desk.meet()
     cpu, start = time.process_time(), time.monotonic_ns()
     end = start + int(seconds * 1e9)
-    bodies = [partial(_compete, grip, desk.cells, work, limit, end, log) for grip, log in zip(grips, logs, strict=True)]
+    pairs = zip(grips, logs, strict=True)
+    bodies = [partial(_compete, grip, desk.cells, work, limit, end, log, pause) for grip, log in pairs]
     await desk.run_tasks(bodies, player.threads)
     cpu = time.process_time() - cpu
     desk.meet()
@@ -99,10 +123,10 @@ def prove(bench: Bench, contestant: type[Contestant]) -> list[str]:
     permits = 0 if "locks" in contestant.plays else 1
     arguments = {"tasks": 2, "seconds": 5.0, "work": 0.002, "limit": 3, "permits": permits}
     [(_, _, _, logs)], _ = bench.run(contestant, [compete], **arguments)
-    return _verify(bench, holds_of(logs))
+    return verify(bench, holds_of(logs))
 
 
-def _verify(bench: Bench, tasks: Sequence[Sequence[Hold]]) -> list[str]:
+def verify(bench: Bench, tasks: Sequence[Sequence[Hold]]) -> list[str]:
     return overlaps(tasks) + miscounted(bench.pool.cells[COUNTER], sum(map(len, tasks)))
 
 
@@ -110,7 +134,7 @@ def _play(processes: int, tasks: int, work: float, bench: Bench, contestant: typ
     jobs = [compete] * processes
     results, cost = bench.run(contestant, jobs, tasks=tasks, seconds=bench.scale.contest, work=work)
     figures, holds = judged(results, cost)
-    return Round(figures, _verify(bench, holds))
+    return Round(figures, verify(bench, holds))
 
 
 def judged(results: Sequence[Result], cost: Cost) -> tuple[dict[str, float], list[list[Hold]]]:
@@ -124,6 +148,7 @@ def judged(results: Sequence[Result], cost: Cost) -> tuple[dict[str, float], lis
         "grants_per_second": found.per_second,
         "jain": found.jain,
         "starved": found.starved,
+        "p99_wait_ms": found.p99_wait * 1000,
         "max_wait_ms": found.max_wait * 1000,
         "commands_per_grant": cost.commands / total,
         "reads_per_grant": cost.reads / total,
@@ -138,6 +163,7 @@ COLUMNS = (
     Column("grants_per_second", "grants/s"),
     Column("jain", "Jain", 3),
     Column("starved", "starved"),
+    Column("p99_wait_ms", "p99 wait ms", 1),
     Column("max_wait_ms", "max wait ms", 1),
     Column("commands_per_grant", "commands a grant", 2),
     Column("reads_per_grant", "server reads a grant", 2),

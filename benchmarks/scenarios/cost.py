@@ -88,4 +88,5 @@ COST = Scenario(
         *(Column(f"script_{size}", f"server µs a script, {count:,} held", 1) for size, count in SIZES.items()),
     ),
     "pair_many", kinds=("ours",), game="semaphores",
+    refuses={"ours-lingering": "nothing is sent, whatever the number"},
 )  # fmt: skip

@@ -84,5 +84,5 @@ SHARE = Scenario(
 )  # fmt: skip
 SHARE_WITH_WORK = Scenario(
     "s5work", "S5: 2 processes x 16 tasks, semaphore of 5, 1 ms of work", partial(_play, 0.001), _COLUMNS,
-    "fair_per_second", game="semaphores",
+    "fair_per_second", game="semaphores", quick=False,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -12,20 +13,28 @@ from ..runner import Bench, Column, Round, Scenario
 from ..workers import Desk
 
 
-async def _loop(grip: Grip, seconds: float, counts: list[int], ends: list[float]) -> None:
+async def _loop(grip: Grip, end: float, counts: list[int], ends: list[float]) -> None:
+    """Acquire and release until ``end``. Where that never waits for anything the loop still gets its turns."""
     acquire, release, clock = grip.acquire, grip.release, time.monotonic
-    end = clock() + seconds
     count = 0
     while clock() < end:
         await release(await acquire())
         count += 1
+        if count & 7 == 0:
+            await asyncio.sleep(0)
     counts.append(count)
     ends.append(clock())
 
 
 async def pairs(desk: Desk, contestant: str, tasks: int, seconds: float, permits: int = 0) -> tuple[int, float, float]:
     """Return pairs, seconds, seconds of CPU of this process. Every task has a key and a lock object of its own."""
-    player = BY_NAME[contestant](desk.url)
+    return await pairs_of(desk, BY_NAME[contestant](desk.url), tasks, seconds, permits)
+
+
+async def pairs_of(
+    desk: Desk, player: Contestant, tasks: int, seconds: float, permits: int = 0
+) -> tuple[int, float, float]:
+    """As `pairs`, of a contestant that need not be among those of the scenarios."""
     await player.open()
     try:
         grips = [player.take(f"own:{number}", permits) for number in range(tasks)]
@@ -43,7 +52,8 @@ async def pairs(desk: Desk, contestant: str, tasks: int, seconds: float, permits
 async def _run(desk: Desk, player: Contestant, grips: Sequence[Grip], seconds: float) -> tuple[int, float]:
     counts: list[int] = []
     ends: list[float] = []
-    await desk.run_tasks([partial(_loop, grip, seconds, counts, ends) for grip in grips], player.threads)
+    end = time.monotonic() + seconds
+    await desk.run_tasks([partial(_loop, grip, end, counts, ends) for grip in grips], player.threads)
     return sum(counts), max(ends)
 
 

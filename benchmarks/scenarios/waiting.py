@@ -83,6 +83,6 @@ _COLUMNS = (
 WAITING = Scenario("s4", "S4: 100 tasks of one process wait for one lock", partial(_play, 0), _COLUMNS, "drain_ms")
 WAITING_FOR_PERMITS = Scenario(
     "s4sem", "S4: 100 tasks of one process wait for a semaphore of 5", partial(_play, PERMITS), _COLUMNS, "drain_ms",
-    game="semaphores",
+    game="semaphores", quick=False,
     refuses={"sorted-set": "each waiter polls a thousand times a second, and the last gets in after seconds"},
 )  # fmt: skip

@@ -9,13 +9,12 @@ from .._keys import Family, Keys
 from .._link.call import Argument, Call, Executor, Reply
 from .._scripts import Script, load
 from .outcomes import ASK_AGAIN as ASK_AGAIN
+from .outcomes import FOR_EVER as FOR_EVER
+from .outcomes import WANTED as WANTED
 from .outcomes import WHOLE as WHOLE
 from .outcomes import Outcome as Outcome
 from .outcomes import Released as Released
 from .outcomes import Renewed as Renewed
-
-FOR_EVER = 0
-"""A ttl of 0 ms stands for a lock that does not expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +114,13 @@ def ticket_weight(member: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A message in our inbox: a grant (fence > 0), ASK_AGAIN, or word that the ticket is next (fence 0)."""
+    """A message in our inbox: a grant (fence > 0), ASK_AGAIN, WANTED, or word that the ticket is next (fence 0)."""
 
     number: int
     fence: int
     server_time: float  # seconds
     duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = for ever
+    wanted: bool  # somebody waits for what is granted
     following: int  # the number of our ticket that is next after a grant; 0 = it is not ours, or none
     next_duration: float  # for how long what that ticket waits for is taken
 
@@ -130,7 +130,7 @@ def read_push(payload: bytes) -> Push:
     number, fence, micros, ms, *more = payload.split()
     following = int(more[0]) if more else 0
     then = int(more[1]) if len(more) > 1 else int(ms)
-    return Push(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, following, then / 1000)
+    return Push(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, bool(more), following, then / 1000)
 
 
 Done = Callable[[Call], None]
@@ -141,11 +141,11 @@ class Scripts:
 
     __slots__ = ("acquire", "inspect", "release", "renew")
 
-    def __init__(self, own: str, shared: str) -> None:
-        self.acquire = load(f"{own}acquire")
-        self.release = load(f"{own}release")
-        self.renew = load(f"{shared}renew")
-        self.inspect = load(f"{shared}inspect")
+    def __init__(self, acquire: str, release: str, renew: str, inspect: str) -> None:
+        self.acquire = load(f"{acquire}acquire")
+        self.release = load(f"{release}release")
+        self.renew = load(f"{renew}renew")
+        self.inspect = load(f"{inspect}inspect")
 
 
 class LuaEngine:
@@ -157,12 +157,16 @@ class LuaEngine:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self._scripts: dict[Family, Scripts] = {
-            "lock": Scripts("", ""),
-            "permits": Scripts("permits_", "permits_"),
-            "upgrade": Scripts("upgrade_", "permits_"),
+            "lock": Scripts("", "", "", ""),
+            "robust": Scripts("", "robust_", "robust_", ""),
+            "permits": Scripts("permits_", "permits_", "permits_", "permits_"),
+            "upgrade": Scripts("upgrade_", "upgrade_", "permits_", "permits_"),
         }
         self._force = load("force")
         self._resize = load("permits_resize")
+        self._adopt = load("robust_adopt")
+        self._record = load("robust_record")
+        self._gate = load("fence_gate")
 
     def _send(
         self, script: Script, keys: Keys, words: tuple[Argument, ...], sent: float, expires: float, done: Done
@@ -188,7 +192,9 @@ class LuaEngine:
 
         ``size`` is weight and limit for permits, and empty for locks.
         """
-        words = (token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0", *size)
+        words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0")
+        if size:
+            words += size
         call = Call(keys, self._scripts[keys.family].acquire, words, sent, expires, done)
         self.executor.send(call)
         return call
@@ -203,20 +209,47 @@ class LuaEngine:
         done: Done,
         about: object = None,
         pending: bool = False,
+        closing: tuple[Argument, ...] = (),
     ) -> Call:
         """Give up what ``token`` holds and its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be under way, and is to find its token spent.
+        ``closing``: what is to become of the record of a robust lock; empty: it was not adopted.
         """
-        words = (token, ticket, b"1" if pending else b"0")
+        words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
+        if closing or keys.closing:
+            words += closing or keys.closing
         call = Call(keys, self._scripts[keys.family].release, words, sent, expires, done)
         call.about = about
         self.executor.send(call)
         return call
 
-    def renew(self, keys: Keys, token: bytes, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
-        """Let the lease of ``token`` end ``ttl_ms`` from now."""
-        return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms), sent, expires, done)
+    def renew(
+        self,
+        keys: Keys,
+        token: bytes,
+        ttl_ms: int,
+        sent: float,
+        expires: float,
+        done: Done,
+        more: tuple[Argument, ...] = (),
+    ) -> Call:
+        """Let the lease of ``token`` end ``ttl_ms`` from now; ``more``: how many fences a process that shares needs."""
+        return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms, *more), sent, expires, done)
+
+    def adopt(self, keys: Keys, token: bytes, fence: int, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
+        """Look what the last holder of a robust lock left behind, and put the record of ``token`` in its place."""
+        return self._send(self._adopt, keys, (token, fence, ttl_ms), sent, expires, done)
+
+    def record(
+        self, keys: Keys, token: bytes, words: tuple[Argument, ...], sent: float, expires: float, done: Done
+    ) -> Call:
+        """Record how far the work of ``token`` has come; ``words`` as in robust_record.lua, from the fence on."""
+        return self._send(self._record, keys, (token, *words), sent, expires, done)
+
+    def gate(self, keys: Keys, fence: bytes, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
+        """Accept a fence, unless a higher one was accepted before; look, if it is empty."""
+        return self._send(self._gate, keys, (fence, ttl_ms), sent, expires, done)
 
     def force(self, keys: Keys, sent: float, expires: float, done: Done) -> Call:
         """Take the lock away from whoever holds it. Not repeated when its answer is lost."""

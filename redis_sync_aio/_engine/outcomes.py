@@ -2,8 +2,14 @@
 
 from enum import IntEnum
 
+FOR_EVER = 0
+"""A ttl of 0 ms stands for a lock that does not expire."""
 ASK_AGAIN = -1
 """In place of a fence: the request was thrown out of the queue, its owner is to ask why."""
+WANTED = -2
+"""In place of a fence, to a process that shares what it holds among its tasks: somebody else waits for it."""
+RANGE = 128
+"""So many fences a process that shares is granted at once."""
 WHOLE = 2**31 - 1
 """The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
 

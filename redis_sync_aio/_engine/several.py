@@ -14,7 +14,8 @@ def joined(keys: Sequence[Keys]) -> LockKeys | None:
     """Return the keys of several locks for one script, in order; None when they are in different hash slots."""
     if len({hash_tag(one.name) for one in keys}) != 1:
         return None
-    return LockKeys(keys[0].name, keys[0].id, tuple(key for one in keys for key in one.all))
+    every = tuple(key for one in keys for key in one.all)
+    return LockKeys(keys[0].name, keys[0].id, every, engine=keys[0].engine)
 
 
 def acquire_all(

@@ -1,11 +1,16 @@
-"""What a decision about permits starts from and comes to: the keys of one name as plain values. See `rules`."""
+"""What a decision starts from and comes to: the keys of one name as plain values. See `rules_lock`, `rules_permits`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from .._keys import INBOX_PREFIX
+
+FREE_MS, FOR_EVER_MS = -2, -1
+"""What PTTL says of a key that is not there, and of one that has no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +23,12 @@ class Permit:
 
 
 _TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
+_LOCK_TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request in the queue, where it stands as ``inbox|number|claim_ms|weight|token``."""
+    """A request in the queue, where it stands as ``inbox|number|claim_ms|weight|token``; for a lock without weight."""
 
     inbox: bytes  # empty: its owner polls
     number: int
@@ -37,10 +43,33 @@ class Ticket:
             return None
         return cls(found[1], int(found[2]), int(found[3]), int(found[4]), found[5])
 
+    @classmethod
+    def of_lock(cls, member: bytes) -> Ticket | None:
+        """The same for a ticket in the queue of a lock."""
+        if (found := _LOCK_TICKET.fullmatch(member)) is None:
+            return None
+        return cls(found[1], int(found[2]), int(found[3]), 1, found[4])
+
+
+_SHARER = re.compile(rb":([0-9A-Fa-f]+):(\d+)~\Z")
+
+
+class Sharer(NamedTuple):
+    """A process whose tasks share what it holds; its tokens say so."""
+
+    inbox: bytes
+    number: int
+
+    @classmethod
+    def of(cls, token: bytes) -> Sharer | None:
+        """Return whose token it is, None if nobody shares what it holds."""
+        found = _SHARER.search(token)
+        return None if found is None else cls(INBOX_PREFIX + found[1], int(found[2]))
+
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The keys of one name at one moment. When PERMITS or STATE is lost (evicted), there are no permits in it."""
+class PermitSnapshot:
+    """The keys of permits at one moment. When PERMITS or STATE is lost (evicted), there are no permits in it."""
 
     now: int  # server time in microseconds
     limit: int = 0  # 0: nobody has set one
@@ -50,12 +79,33 @@ class Snapshot:
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
     ahead: bytes = b""  # the first of them, if it is that of a reader that is to become the writer (score < 0)
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
+    shared: bool = False  # a process that shares what it holds was granted something
     deaf: frozenset[bytes] = frozenset()  # the inboxes that nobody hears: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
 
 
+@dataclass(frozen=True, slots=True)
+class LockSnapshot:
+    """The keys of one lock at one moment."""
+
+    now: int  # server time in microseconds
+    holder: bytes | None = None
+    left: int = FREE_MS  # for how many milliseconds the holder has it
+    fence: int = 0  # the last one; 0: none is remembered
+    granted: bytes = b""  # the token it was granted to
+    kept: int = FREE_MS  # for how many milliseconds it is remembered
+    queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
+    polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
+    deaf: frozenset[bytes] = frozenset()  # the inboxes that nobody hears: their waiters are dead
+    mute: bool = False  # the caller may not publish (ACL)
+    full: bool = False  # the server is out of memory: nothing can be granted
+
+
 class Message(NamedTuple):
-    """What is published to an inbox that is heard: 'number fence time ms', and about the next ticket ' number ms'."""
+    """What is published to an inbox that is heard: 'number fence time ms', and about the next ticket ' number ms'.
+
+    That number is 0 when the next ticket is somebody else's. In place of a fence: 0, ASK_AGAIN, WANTED.
+    """
 
     inbox: bytes
     payload: bytes
@@ -65,9 +115,12 @@ Reply: TypeAlias = int | tuple[int, ...]
 """As the script's header says."""
 
 
-class Decision(NamedTuple):
+S = TypeVar("S", PermitSnapshot, LockSnapshot)
+
+
+class Decision(NamedTuple, Generic[S]):
     """What one request comes to."""
 
     reply: Reply
-    after: Snapshot
+    after: S
     messages: tuple[Message, ...]

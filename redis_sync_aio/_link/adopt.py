@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .call import Argument, Reply
+from .call import Reply, Words
 
 
 class NotAdoptable(Exception):
@@ -46,7 +46,7 @@ def dead_end(transport: asyncio.BaseTransport) -> None:
 _silent: list[socket.socket] = []
 
 
-async def send_once(client: Redis, words: tuple[Argument, ...]) -> Reply:
+async def send_once(client: Redis, words: Words) -> Reply:
     """Run one command on a pooled connection, once.
 
     `execute_command` would repeat it up to 10 times without a word, and whoever sends must know (P4).
@@ -58,6 +58,18 @@ async def send_once(client: Redis, words: tuple[Argument, ...]) -> Reply:
         return await connection.read_response(disable_decoding=True)
     finally:
         await pool.release(connection)
+
+
+def write(connection: Any, data: bytes) -> None:
+    """Write to a connection that redis-py opened, in this turn of the loop.
+
+    Raises redis-py's ConnectionError, and writes nothing, when it is known to be closed. redis-py's own way to send
+    would open it again without a word; and on Python < 3.12 it can swallow a cancellation.
+    """
+    reader, writer = connection._reader, connection._writer
+    if reader is None or writer is None or writer.is_closing() or reader.at_eof():
+        raise redis.exceptions.ConnectionError("the connection was closed while it was used")
+    writer.write(data)
 
 
 def dead_end_pool(client: Redis) -> None:
@@ -136,6 +148,8 @@ class Adopted:
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
         self.leftover = bytes(reader._buffer)
         self.closed_by_client = False
+        self.before_closing: Callable[[], Awaitable[None]] | None = None
+        """What is to be done when the client closes it, while it is still open."""
         self._watch_disconnect()
         self._place = _Place(pool, connection)  # so closing the client closes this connection too
 
@@ -143,8 +157,12 @@ class Adopted:
         disconnect: Callable[..., Awaitable[None]] = self._connection.disconnect
 
         async def noted(*args: object, **kwargs: object) -> None:
-            self.closed_by_client = True
-            await disconnect(*args, **kwargs)
+            try:
+                if self.before_closing is not None and not self.transport.is_closing():
+                    await self.before_closing()
+            finally:
+                self.closed_by_client = True
+                await disconnect(*args, **kwargs)
 
         self._connection.disconnect = noted
 

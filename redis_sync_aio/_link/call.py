@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Generator
+from enum import Enum
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from .._keys import Keys
 from .._scripts import Script
 from .._types import text
 from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, WrongKeyType
 
+logger = logging.getLogger("redis_sync_aio")
+
 Reply: TypeAlias = Any
 """What hiredis made of the server's answer: int, bytes, None, list, dict …; decoded by the engine."""
 
 Argument: TypeAlias = bytes | int
+Words: TypeAlias = tuple[Argument, ...]
+
+Talk: TypeAlias = Generator[list[Words], list[Reply], Reply]
+"""A conversation under WATCH: yields commands that leave in one write, is sent their replies, error answers as
+`ReplyError` among them; returns the outcome. While it lasts no other talk may begin on the same connection."""
+
+
+class Here(NamedTuple):
+    """Our own inbox, if we have one, and what takes the messages that a talk has for it."""
+
+    inbox: bytes
+    deliver: Callable[[bytes], object]
+
+
+NOWHERE = Here(b"", id)
+"""No inbox is called so."""
+
+
+class _Conflict(Enum):
+    CONFLICT = "conflict"
+
+
+CONFLICT: Final = _Conflict.CONFLICT
+"""What a talk returns when a watched key was changed: nothing was executed."""
 
 
 class ReplyError(Exception):
@@ -47,7 +75,7 @@ class Call:
         self,
         keys: Keys,
         script: Script,
-        arguments: tuple[Argument, ...],
+        arguments: Words,
         sent: float,
         expires: float,
         done: Callable[[Call], None],
@@ -64,7 +92,7 @@ class Call:
         """The name it is about."""
         return self.keys.name
 
-    def command(self, with_source: bool = False) -> tuple[Argument, ...]:
+    def command(self, with_source: bool = False) -> Words:
         """Return the words of the command. A server that does not know the script yet needs its source."""
         keys, script = self.keys.all, self.script
         if with_source:
@@ -124,6 +152,14 @@ _WRAPPED = re.compile(r"^(?:ERR )?(?:Error running script.*?|@user_script: ?\d+)
 _NOT_IN_A_SCRIPT = re.compile(r"ACL failure in script|The user executing the script can't")
 
 
+_NO_SCRIPTS = re.compile(r"run the 'evalsha?'|unknown command ['`]?evalsha?\b", re.IGNORECASE)
+
+
+def scripts_refused(message: str) -> bool:
+    """Return whether an error answer says that scripts are not for this user, or not for this server."""
+    return _NO_SCRIPTS.search(message) is not None
+
+
 def error_code(message: str) -> str:
     """Return the code of an error answer, its first word."""
     if _NOT_IN_A_SCRIPT.search(message):
@@ -132,8 +168,15 @@ def error_code(message: str) -> str:
     return wrapped[1] if wrapped else message.split(" ", 1)[0]
 
 
-def refusal(name: bytes, message: str) -> CommandRefused:
-    """Return the typed error for an error answer about the lock ``name``."""
+def warn_of_watch(message: str) -> None:
+    """Say once that scripts were refused."""
+    logger.warning('redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %s', message)
+
+
+def refusal(name: bytes, message: str, no_scripts: str = "") -> CommandRefused:
+    """Return the typed error for an error answer about the lock ``name``; ``no_scripts``: how those were refused."""
     code = error_code(message)
+    if no_scripts and code == "NOPERM":
+        message += f"; and before that, of scripts: {no_scripts}"
     kind, advice = _REFUSALS.get(code, (CommandRefused, "nothing was changed"))
     return kind(f"the server refused a command for {text(name)!r}: {message} ({advice})", code=code)

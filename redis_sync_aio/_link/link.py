@@ -23,19 +23,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-import redis.exceptions
 from redis.asyncio import Redis
 
 from .._clock import now
 from .._keys import INBOX_PREFIX
 from .._types import text
 from ..backoff import Backoff
-from ..errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
+from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
+from . import troubles
 from .adopt import NotAdoptable, open_connection
-from .call import TRANSIENT, Call, Reply, ReplyError, error_code, refusal
+from .call import TRANSIENT, Call, Here, Reply, ReplyError, Talk, error_code, refusal, scripts_refused, warn_of_watch
+from .talks import Converse, Exchange
 from .wire import Wire
 
 logger = logging.getLogger("redis_sync_aio")
@@ -51,6 +53,7 @@ class LinkOwner(Protocol):
     def link_pushed(self, payload: bytes) -> None: ...
     def link_up(self) -> None: ...
     def link_refused(self, error: SyncError) -> None: ...
+    async def link_closing(self) -> None: ...
     def link_client_closed(self) -> None: ...
     def link_needed(self) -> bool: ...
 
@@ -61,13 +64,22 @@ class Link:
     pushes = True
 
     def __init__(
-        self, client: Redis, inbox: bytes, owner: LinkOwner, response_timeout: float, connect_timeout: float
+        self,
+        client: Redis,
+        inbox: bytes,
+        owner: LinkOwner,
+        response_timeout: float,
+        connect_timeout: float,
+        converse: Callable[[Call, Here], Talk],
     ) -> None:
         self._client = client
         self._inbox = inbox
         self._owner = owner
         self._response_timeout = response_timeout
         self._connect_timeout = connect_timeout
+        here = Here(inbox, owner.link_pushed)
+        self._converse: Converse = lambda call: converse(call, here)
+        self._no_scripts = ""  # how the server refused them
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
         self._opening: Wire | None = None  # while it is set up
@@ -94,11 +106,22 @@ class Link:
     def send(self, call: Call) -> None:
         """Send ``call`` now, or as soon as there is a connection."""
         wire = self._wire
-        if wire is not None:
+        if wire is None:
+            self._unsent.append(call)
+            self.connect()
+        elif self._no_scripts or call.keys.engine == "watch":
+            self._send_watching(wire, call)
+        else:
             wire.send(call)
-            return
-        self._unsent.append(call)
-        self.connect()
+
+    def _send_watching(self, wire: Wire, call: Call) -> None:
+        # While scripts are under way that will be refused, those that follow must be refused, too: else they would
+        # come before them.
+        refused_soon = call.keys.engine == "auto" and any(type(earlier) is Call for earlier in wire.pending)
+        if call.keys.engine == "lua" or refused_soon:
+            wire.send(call)
+        else:
+            wire.talks.add(call)
 
     def _on_error(self, call: Call, message: str) -> None:
         """An error answer: nothing was executed."""
@@ -108,13 +131,19 @@ class Link:
         if code == "NOSCRIPT" and self._wire is not None:
             call.sent = now()
             self._wire.send(call, with_source=True)
+        elif call.keys.engine == "auto" and scripts_refused(message) and self._wire is not None:
+            if not self._no_scripts:
+                self._no_scripts = message
+                warn_of_watch(message)
+            call.attempts -= 1  # it was not executed
+            self._wire.talks.add(call)
         elif code in TRANSIENT and now() < call.expires:
             call.trouble = refusal(call.name, message)
             self._retry_later(call)
             if code == "READONLY":
                 self._drop(f"the server is a replica now: {message}")
         else:
-            call.fail(refusal(call.name, message))
+            call.fail(refusal(call.name, message, self._no_scripts))
 
     def _retry_later(self, call: Call) -> None:
         delay = RETRY.bound(call.attempts) * (0.5 + RETRY.random() / 2)
@@ -154,11 +183,11 @@ class Link:
             for delay in RECONNECT:
                 try:
                     wire = await self._open()
-                except _REFUSED as error:
+                except troubles.REFUSED as error:
                     self._trouble = error
                     self._refuse(error)
                     return
-                except _OUT_OF_REACH as error:
+                except troubles.OUT_OF_REACH as error:
                     self._trouble = error
                     if "HELLO must be called with the client already authenticated" in str(error):
                         self._refuse(error)  # redis-py takes this NOAUTH for a connection error
@@ -177,7 +206,8 @@ class Link:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
         async with asyncio.timeout(self._connect_timeout):
             adopted = await open_connection(self._client)
-            wire = self._opening = Wire(adopted, self._on_error, self._on_push, self._on_lost)
+            adopted.before_closing = self._owner.link_closing
+            wire = self._opening = Wire(adopted, self._on_error, self._on_push, self._on_lost, self._converse)
             try:
                 await self._introduce(wire)
             except BaseException:
@@ -202,7 +232,7 @@ class Link:
             try:
                 await answer
             except ReplyError as error:
-                raise _not_possible(str(error), what) from error
+                raise troubles.not_possible(str(error), what) from error
         await self._heard
         if await published > 1 and self._client_id is not None:
             # Two hear us, so the old connection lives, and on this very server: after a restart or a failover
@@ -225,7 +255,7 @@ class Link:
             call = self._unsent.popleft()
             if not call.over:
                 call.sent = now()
-                wire.send(call)
+                self.send(call)
 
     def _refuse(self, error: Exception) -> None:
         """The server, or the client's configuration, says no: everybody is told, nothing is retried."""
@@ -234,7 +264,7 @@ class Link:
         elif isinstance(error, NotAdoptable):
             known = LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
         else:
-            known = refusal(self._inbox, f"{_code(error)} {error}")
+            known = refusal(self._inbox, f"{troubles.code(error)} {error}")
         self._owner.link_refused(known)
         for call in self.take_unsent():
             call.fail(known)
@@ -269,12 +299,12 @@ class Link:
         self._wire = None
         self._trouble = error or ConnectionResetError("the server closed the connection")
         resend: list[Call] = []
-        for call in wire.pending:
-            if not isinstance(call, Call) or call.over:
+        for call, perhaps in wire.unanswered():
+            if call.over:
                 continue
-            call.ambiguous = True
-            if call.once:
-                call.fail(_perhaps(call))
+            call.ambiguous |= perhaps
+            if call.once and perhaps:
+                call.fail(troubles.perhaps(call))
             else:
                 resend.append(call)
         self._unsent.extendleft(reversed(resend))
@@ -314,8 +344,9 @@ class Link:
     def _expire_calls(self) -> None:
         time = now()
         wire = self._wire
-        for call in (*self._unsent, *self._retries, *(wire.pending if wire else ())):
-            if isinstance(call, Call) and not call.over and time >= call.expires:
+        under_way = [call for call, _ in wire.unanswered()] if wire else []
+        for call in (*self._unsent, *self._retries, *under_way):
+            if not call.over and time >= call.expires:
                 call.fail(call.trouble or self.unreachable(call.name))
         self._unsent = deque(call for call in self._unsent if not call.over)
 
@@ -353,47 +384,12 @@ class Link:
             await asyncio.wait([connecting])
         wire, self._wire = self._wire, None
         if wire is not None:
-            left += [call for call in wire.pending if isinstance(call, Call)]
+            left += [call for call, _ in wire.unanswered()]
             wire.abort()
             await wire.gone
         for call in left:
             call.fail(CoordinatorClosed(f"closed before the answer about {text(call.name)!r} arrived"))
 
 
-def _sent(pending: Call | asyncio.Future[Reply], pinged: float) -> float:
-    return pending.sent if isinstance(pending, Call) else pinged
-
-
-def _perhaps(call: Call) -> Unreachable:
-    return Unreachable(
-        f"the connection was lost before the answer about {text(call.name)!r} arrived: it may or may not have "
-        "happened; look at statistics()"
-    )
-
-
-def _not_possible(message: str, what: str) -> Exception:
-    if error_code(message) in TRANSIENT:
-        return redis.exceptions.ConnectionError(message)
-    return LinkUnavailable(
-        f"the server does not allow {what}, which pushed wake-ups need: {message}; allow it, or use "
-        'Coordinator(client, push="never") to poll instead'
-    )
-
-
-def _code(error: Exception) -> str:
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return "NOPERM"
-    if isinstance(error, redis.exceptions.ConnectionError):  # AuthenticationError is one
-        return "NOAUTH"
-    return "ERR"
-
-
-_REFUSED = (
-    LinkUnavailable,
-    NotAdoptable,
-    redis.exceptions.AuthenticationError,
-    redis.exceptions.AuthorizationError,
-    redis.exceptions.ResponseError,
-    redis.exceptions.DataError,
-)
-_OUT_OF_REACH = (Unreachable, redis.exceptions.RedisError, OSError, TimeoutError, CommandRefused)
+def _sent(pending: Call | Exchange | asyncio.Future[Reply], pinged: float) -> float:
+    return pinged if isinstance(pending, asyncio.Future) else pending.sent

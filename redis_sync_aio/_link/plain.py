@@ -23,22 +23,13 @@ from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed, SyncError, Unreachable
 from .adopt import dead_end_pool, send_once
-from .call import TRANSIENT, Call, Reply, error_code, refusal
+from .answers import answered, error_answer
+from .borrow import borrow
+from .call import CONFLICT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
+from .talks import AFTER_CONFLICT, Converse, proof
+from .wire import pack
 
 RETRY = Backoff(initial=0.01, cap=0.5)
-
-# redis-py takes the code away from an error answer and makes it a class.
-_CODES: tuple[tuple[type[Exception], str], ...] = (
-    (redis.exceptions.NoScriptError, "NOSCRIPT"),
-    (redis.exceptions.ReadOnlyError, "READONLY"),
-    (redis.exceptions.BusyLoadingError, "LOADING"),
-    (redis.exceptions.OutOfMemoryError, "OOM"),
-    (redis.exceptions.NoPermissionError, "NOPERM"),
-    (redis.exceptions.MasterDownError, "MASTERDOWN"),
-    (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
-    (redis.exceptions.TryAgainError, "TRYAGAIN"),
-    (redis.exceptions.AuthenticationError, "NOAUTH"),
-)
 
 
 class PlainExecutor:
@@ -46,9 +37,12 @@ class PlainExecutor:
 
     pushes = False
 
-    def __init__(self, client: Redis, response_timeout: float) -> None:
+    def __init__(self, client: Redis, response_timeout: float, converse: Converse) -> None:
         self._client = client
         self._response_timeout = response_timeout
+        self._converse = converse
+        self._no_scripts = ""  # how the server refused them
+        self._proved = False
         self._queues: dict[bytes, deque[Call]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -100,43 +94,83 @@ class PlainExecutor:
 
     async def _run(self, call: Call) -> None:
         """Try until answered, refused or expired."""
+        task = asyncio.current_task()
+        assert task is not None
         for delay in RETRY:
             call.sent = now()
             call.attempts += 1
             try:
                 async with asyncio.timeout(max(min(call.expires - call.sent, self._response_timeout), 0.001)):
                     reply = await self._execute(call)
-            except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+            except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
                 self._failed(call, error)
             else:
                 call.answer(reply)
             if call.over:
                 return
+            if task.cancelling():
+                raise asyncio.CancelledError  # redis-py swallowed it: on Python 3.11 where it meets the end of a wait
             await asyncio.sleep(max(0.0, min(delay, call.expires - now())))
             if now() >= call.expires:
                 call.fail(call.trouble or self.unreachable(call.name))
                 return
 
     async def _execute(self, call: Call) -> Reply:
+        engine = call.keys.engine
+        if engine == "lua" or (engine == "auto" and not self._no_scripts):
+            try:
+                return await self._run_script(call)
+            except redis.exceptions.ResponseError as error:
+                if engine == "lua" or not scripts_refused(str(error)):
+                    raise
+                if not self._no_scripts:
+                    warn_of_watch(str(error))
+                self._no_scripts = str(error)
+        return await self._watch(call)
+
+    async def _run_script(self, call: Call) -> Reply:
         with suppress(redis.exceptions.NoScriptError):
             return await send_once(self._client, call.command())
         # Not while that error is handled: it would be the context of a timeout here, and be taken for the answer.
         return await send_once(self._client, call.command(with_source=True))
 
+    async def _watch(self, call: Call) -> Reply:
+        for delay in AFTER_CONFLICT:
+            call.sent = now()
+            reply = await self._talk_once(call)
+            if reply is not CONFLICT or call.over:  # over: nobody wants it any more, and nothing was executed
+                return reply
+            await asyncio.sleep(delay)
+
+    async def _talk_once(self, call: Call) -> Reply:
+        connection = await borrow(self._client, self._response_timeout)
+        connection.watching = True  # until the talk has come to its end, which is EXEC
+        talk = self._prove_and_converse(call)
+        try:
+            commands = next(talk)
+            while True:
+                replies = await connection.exchange([pack(words) for words in commands], raw=range(len(commands)))
+                commands = talk.send([error_answer(it) if isinstance(it, Exception) else it for it in replies])
+        except StopIteration as end:
+            connection.watching = False
+            return end.value
+        finally:
+            await connection.give_back(drop=connection.watching)
+
+    def _prove_and_converse(self, call: Call) -> Talk:
+        if not self._proved:
+            yield from proof()
+            self._proved = True
+        return (yield from self._converse(call))
+
     def _failed(self, call: Call, error: Exception) -> None:
         error = _behind(error)
-        code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
-        if code is None and isinstance(error, redis.exceptions.ResponseError):
-            trouble: SyncError = refusal(call.name, str(error))
-            code = error_code(str(error))
-        elif code is not None:
-            trouble = refusal(call.name, f"{code} {error}")
-        else:
-            call.ambiguous = True
-            trouble = _unreachable(call, error)
+        refused = answered(call.name, error, self._no_scripts)
+        trouble: SyncError = _unreachable(call, error) if refused is None else refused
+        call.ambiguous |= refused is None
         if call.over:
             return
-        definite = code is not None and code not in TRANSIENT
+        definite = refused is not None and refused.code not in TRANSIENT
         if definite or call.once or now() >= call.expires:
             call.fail(trouble)
         else:

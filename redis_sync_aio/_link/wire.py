@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import hiredis
 
 from .._clock import now
 from .adopt import Adopted, dead_end
-from .call import Argument, Call, Reply, ReplyError
+from .call import Call, Reply, ReplyError, Words
+from .talks import Converse, Exchange, Talks
 
 FULL = 50
 """So many commands are written at once, in mid-turn: the server starts on them while we pack the others."""
 
 _NOTHING = object()
 
-PackCommand = Callable[[tuple[Argument, ...]], bytes]
+PackCommand = Callable[[Words], bytes]
 pack: PackCommand = cast("PackCommand", hiredis.pack_command)
 
 
 class Wire(asyncio.Protocol):
     """Commands of all tasks in one write per turn of the event loop (or per `FULL`); replies matched in order.
+
+    A command is written at once, a turn earlier, when nothing is pending and the one before was answered before
+    another was sent: it is likely to stay alone, too.
 
     Invariant: ``pending`` holds the calls that were written and not answered, oldest first; a reply always
     belongs to the first of them. Pushes (RESP3) are told apart by their type and belong to nobody.
@@ -35,6 +39,7 @@ class Wire(asyncio.Protocol):
         on_error: Callable[[Call, str], None],
         on_push: Callable[[list[Reply]], None],
         on_lost: Callable[[Wire, Exception | None], None],
+        converse: Converse,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._adopted = adopted
@@ -44,7 +49,9 @@ class Wire(asyncio.Protocol):
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
-        self.pending: deque[Call | asyncio.Future[Reply]] = deque()
+        self._company = 0  # how many commands were sent since none was pending
+        self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
+        self.talks = Talks(converse, self._say, on_error)
         self.heard = now()  # when the server last said anything
         self.closed_by_us = False
         self._dropped: Exception | None = None
@@ -61,22 +68,44 @@ class Wire(asyncio.Protocol):
     def send(self, call: Call, with_source: bool = False) -> None:
         """Write ``call`` in this turn of the loop. ``call.sent`` must be not later than now."""
         call.attempts += 1
-        self._write(call, pack(call.command(True)) if with_source else _packed(call))
+        if with_source:
+            self._write(call, pack(call.command(True)))
+            return
+        # The part that is the same for all calls of a script on the same keys with as many arguments is kept with them.
+        arguments = pack(call.arguments)  # '*' and how many, in one digit, and CR LF; then the arguments themselves
+        kind = arguments[:2] + call.script.sha
+        head = call.keys.heads.get(kind) or _head(call, kind, len(arguments))
+        self._write(call, head + arguments[4:])
 
-    def ask(self, words: tuple[Argument, ...]) -> asyncio.Future[Reply]:
+    def ask(self, words: Words) -> asyncio.Future[Reply]:
         """Send any command; the future ends with its reply, or with ReplyError."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._write(future, pack(words))
         return future
 
-    def _write(self, receiver: Call | asyncio.Future[Reply], data: bytes) -> None:
-        self.pending.append(receiver)
-        out = self._out
+    def _say(self, batch: list[Words], done: Callable[[list[Reply]], None]) -> None:
+        """Send commands that nothing comes in between."""
+        exchange = Exchange(len(batch), done)
+        self.pending.extend([exchange] * (len(batch) - 1))
+        self._write(exchange, b"".join(map(pack, batch)))
+
+    def unanswered(self) -> Iterator[tuple[Call, bool]]:
+        """Return the calls that are left, in their order for each name; and whether each may have been executed."""
+        for receiver in self.pending:
+            if isinstance(receiver, Call):
+                yield receiver, True
+        yield from self.talks.unanswered()
+
+    def _write(self, receiver: Call | Exchange | asyncio.Future[Reply], data: bytes) -> None:
+        pending, out = self.pending, self._out
+        alone = not pending and self._company == 1
+        self._company = 1 if not pending else self._company + 1
+        pending.append(receiver)
         out.append(data)
-        if len(out) == 1:
-            self._loop.call_soon(self._flush)
-        elif len(out) == FULL:
+        if alone or len(out) == FULL:
             self._flush()
+        elif len(out) == 1:
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -100,8 +129,12 @@ class Wire(asyncio.Protocol):
             if type(receiver) is Call:
                 if kind is ReplyError:
                     self._on_error(receiver, str(reply))
-                else:
-                    receiver.answer(reply)
+                elif not receiver.over:  # as Call.answer
+                    receiver.over = True
+                    receiver.reply = reply
+                    receiver.done(receiver)
+            elif type(receiver) is Exchange:
+                receiver.put(reply)
             else:
                 _resolve(receiver, reply)
 
@@ -128,19 +161,15 @@ class Wire(asyncio.Protocol):
         self._transport.abort()
 
 
-def _packed(call: Call) -> bytes:
-    """Pack a call; the part that is the same for all calls of a script on the same keys is kept with them."""
-    heads, sha = call.keys.heads, call.script.sha
-    head = heads.get(sha)
-    arguments: bytes = pack(call.arguments)  # '*' and how many, in one digit, and CR LF; then the arguments themselves
-    if head is None:
-        whole = pack(call.command())
-        head = heads[sha] = whole[: len(whole) - len(arguments) + 4]
-    return head + arguments[4:]
+def _head(call: Call, kind: bytes, packed: int) -> bytes:
+    """Keep and return what comes before the arguments of ``call``, which take ``packed`` bytes by themselves."""
+    whole = pack(call.command())
+    head = call.keys.heads[kind] = whole[: len(whole) - packed + 4]
+    return head
 
 
-def _resolve(future: Call | asyncio.Future[Reply], reply: Reply) -> None:
-    if isinstance(future, Call) or future.done():
+def _resolve(future: Call | Exchange | asyncio.Future[Reply], reply: Reply) -> None:
+    if isinstance(future, (Call, Exchange)) or future.done():
         return
     if isinstance(reply, ReplyError):
         future.set_exception(reply)

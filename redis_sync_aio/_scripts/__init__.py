@@ -27,12 +27,13 @@ class Script:
 
 
 def _read(path: str) -> str:
-    return files(__name__).joinpath(path).read_text("utf-8")
+    """Return the text of a file with its includes in place, and those of the parts."""
+    text = files(__name__).joinpath(path).read_text("utf-8")
+    return _INCLUDE.sub(lambda match: _read(f"parts/{match[1]}.lua"), text)
 
 
 @cache
 def load(name: str) -> Script:
     """Return the script ``name``.lua with its includes in place."""
-    text = _INCLUDE.sub(lambda match: _read(f"parts/{match[1]}.lua"), _read(f"{name}.lua"))
-    source = _BLANK.sub("\n", _COMMENT.sub("", text)).strip().encode()
+    source = _BLANK.sub("\n", _COMMENT.sub("", _read(f"{name}.lua"))).strip().encode()
     return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())

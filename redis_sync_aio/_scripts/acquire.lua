@@ -3,7 +3,7 @@
 -- ARGV  1 token  2 ttl_ms (0 = for ever)  3 ticket ('' = do not queue)
 --       4 poll_ms: how long the ticket of a polling owner stays alive (0 = it has an inbox)
 --       5 '1' if the token is a caller's identity, which may be used again after a release
--- REPLY fence                    GRANTED, for the whole ttl
+-- REPLY fence                    GRANTED, for the whole ttl; the first of RANGE to a process that shares
 --       {code, fence, ms left (-1 = for ever, -2 = nobody holds it), server time in us, soon}
 --       code: 0 BUSY  2 QUEUED  3 OWN (held by this token already)  4 SPENT
 --       soon = 1: no release will wake us (a foreign holder, or a reservation): look again soon
@@ -22,7 +22,7 @@ local spent = not holder and last_token == token and ARGV[5] ~= '1'
 if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end
 if spent then return {4, 0, -2, now, 0} end
 if holder == token then
-  local fence = last_token == token and string.sub(last, 1, 16) or next_fence(token, ttl)
+  local fence = last_token == token and string.sub(last, 1, 16) + 1 - fences_of(token) or next_fence(token, ttl)
   return {3, tonumber(fence), redis.call('PTTL', NAME), now, 0}
 end
 if not holder then
@@ -31,6 +31,7 @@ if not holder then
     if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
     local fence = next_fence(token, ttl)
     hold(token, ttl)
+    wanted(token) -- who was behind it in the queue
     return tonumber(fence)
   end
   settled = true

@@ -2,7 +2,7 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 (of the lock)  6 weight
 --       7 limit (0 = the server's)
--- REPLY fence (GRANTED, for the whole ttl), or {code, n, ms, server time in us, m}
+-- REPLY fence (GRANTED, for the whole ttl; the first of RANGE for who shares), or {code, n, ms, server time in us, m}
 --       0 BUSY, 2 QUEUED: ms until the first permit is over (-1 = never); m = 1: look again soon
 --       3 OWN (the token holds a permit already): n its fence, ms left, m its weight
 --       4 SPENT (undone before)  5 MISMATCH: n = the server's limit, 0 if it has none  6 TOO HEAVY: n = the limit
@@ -33,7 +33,7 @@ if turn == FREE and fits(weight, 0) then -- nothing was written yet if the reque
   if more then leave(ticket) end
   its_fence = next_fence(weight)
   hold(token, weight, ttl, 0, its_fence)
-  if more then settle('') end -- it was queued: who is behind it may fit, too
+  if more and settle('') ~= FREE then wanted(token) end -- it was queued: who is behind it may fit, too, or waits on
   return tonumber(its_fence)
 end
 save()

@@ -1,19 +1,27 @@
 -- Let a permit end ttl milliseconds from now, if its token has one.
 -- KEYS  permits, state, queue, polls
--- ARGV  1 token  2 ttl_ms
--- REPLY {0 GONE | 1 RENEWED, server time in us}
--- REPLAY  Sets the same remaining time again. (Whose turn it is has it before that: the answer is the same.)
+-- ARGV  1 token  2 ttl_ms  3 by a process that shares its permit: how many fences more it needs; 0: none
+-- REPLY {0 GONE | 1 RENEWED, server time in us}; RENEWED with ARGV[3] also the first of those fences (0: none, as for
+--       readers), and whether somebody waits
+-- REPLAY  Sets the same remaining time again; reserves other fences. (Whose turn it is has it before that: the answer is
+--         the same.)
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
 -- include: grants
 -- include: turns
 -- include: expire
-settle('')
-local had, ms = permit(ARGV[1]), tonumber(ARGV[2])
+local waiting = settle('') ~= FREE
+local had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3] or 0), 0
 local held = had and had > 0
 if held then
+  if more > 0 and fenced(had) then
+    reserved = math.max(fence + 1, now)
+    fence = reserved + more - 1
+  end
   keep(ms, true) -- first: PEXPIRE is allowed when out of memory, and then ZADD is, too
   redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])
+  if reserved > 0 then redis.call('HSET', STATE, 'fence', string.format('%.0f', fence)) end
 end
 save()
-return {held and 1 or 0, now}
+if not held or not ARGV[3] then return {held and 1 or 0, now} end
+return {1, now, reserved, (waiting or used > limit) and 1 or 0} -- the limit may have been lowered

@@ -1,18 +1,15 @@
 -- Let a lease end ttl milliseconds from now, if it is still ours.
 -- KEYS  name, queue, fence, polls
--- ARGV  1 token  2 ttl_ms
--- REPLY {0 GONE | 1 RENEWED | 2 TAKEN, server time in us}
--- REPLAY  Sets the same remaining time again.
+-- ARGV  1 token  2 ttl_ms  3 by a process that shares its lease: how many fences more it needs; 0: none
+-- REPLY {0 GONE | 1 RENEWED | 2 TAKEN, server time in us}, with ARGV[3] also the first of those fences, and whether
+--       somebody waits
+-- REPLAY  Sets the same remaining time again; reserves other fences.
 -- COST  O(1); PEXPIRE is allowed when the server is out of memory
 -- include: keys
 -- include: lock
-local holder = redis.call('GET', NAME)
-if holder == ARGV[1] then
-  redis.call('PEXPIRE', NAME, ARGV[2])
-  local keep = remember(ARGV[2])
-  if redis.call('PTTL', FENCE) < keep then redis.call('PEXPIRE', FENCE, keep) end
-  return {1, now}
-end
-if holder then return {2, now} end
-settle('', heads())
-return {0, now}
+local holder, ttl = redis.call('GET', NAME), ARGV[2]
+-- include: not_ours
+-- include: prolong
+if not ARGV[3] then return {1, now} end
+local first = ARGV[3] == '0' and 0 or next_fence(holder, ttl, ARGV[3])
+return {1, now, tonumber(first), redis.call('EXISTS', QUEUE)}

@@ -1,7 +1,7 @@
 """A name as this process sees it: who waits here, the tickets out, the leases held.
 
-What the server knows is a ticket; who waits in this process is known here. Today every waiter has a ticket
-of his own. The object exists while there is something to know and is forgotten afterwards.
+What the server knows is a ticket; who waits in this process is known here. A waiter has a ticket of his own, or
+shares those of a cohort (`cohort.py`). The object exists while there is something to know and is forgotten afterwards.
 
 Healing (P3). A wake-up may be lost with its connection, and a holder may die. So somebody has to look again
 when the present holder's lease should have ended. One look per name is enough, since every script settles
@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from .._clock import now
-from .._engine.lua import LuaEngine, Push
+from .._engine.lua import LuaEngine
 from .._keys import Keys
 from .._link.call import Call
+from .._shared import Base
 from .._types import text
 from ..backoff import Backoff
+from ..errors import AcquireTimeout, SyncError
 from ..lease import Lease
+from .cohort import Cohort
 
 if TYPE_CHECKING:
     from .._renewal import Renewals
@@ -37,6 +40,9 @@ class Hub(Protocol):
     engine: LuaEngine
     renewals: Renewals
     tickets: dict[int, Ticket]
+    bases: dict[int, Base]
+    burst: int
+    slice: float
     token_prefix: bytes
     pushes: bool
     inbox: bytes
@@ -49,20 +55,35 @@ class Hub(Protocol):
     @property
     def trouble(self) -> Exception | None: ...
     def next_number(self) -> int: ...
+    def check(self) -> None: ...
+    def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName: ...
     def forget(self, local: LocalName) -> None: ...
 
 
 class LocalName:
     """See the top of this module."""
 
-    __slots__ = ("_fires_at", "_heal", "_look_at", "_polls", "held_until", "hub", "keys", "leases", "name", "tickets")
+    __slots__ = (
+        "_fires_at",
+        "_heal",
+        "_look_at",
+        "_polls",
+        "cohorts",
+        "held_until",
+        "hub",
+        "keys",
+        "leases",
+        "name",
+        "tickets",
+    )
 
     def __init__(self, hub: Hub, keys: Keys) -> None:
         self.hub = hub
         self.keys = keys
         self.name = text(keys.name)
         self.tickets: dict[int, Ticket] = {}  # oldest first
-        self.leases: dict[Lease, None] = {}
+        self.leases: dict[Lease, None] = {}  # on the server
+        self.cohorts: dict[tuple[int, int], Cohort] = {}  # by weight and limit of what they want
         self._heal: asyncio.TimerHandle | None = None
         self._look_at = 0.0  # local clock
         self._fires_at = 0.0  # when the timer fires: not later than that
@@ -105,6 +126,15 @@ class LocalName:
     def holder_remaining(self) -> float | None:
         """Return for how many seconds the present holder has it, as far as is known."""
         return None if self.held_until is None else max(0.0, self.held_until - now())
+
+    def timeout_error(self, limit: float | None) -> SyncError:
+        """Return the error for whoever waited ``limit`` seconds because others have it."""
+        return AcquireTimeout(
+            f"{self.name!r} was not free within {limit} seconds: others hold it or wait for it; "
+            "wait longer, or look at statistics() for the holder",
+            name=self.name,
+            remaining=self.holder_remaining(),
+        )
 
     def announced(self, until: float) -> None:
         """We are next, and the present holder's lease ends at ``until`` (local clock)."""
@@ -157,10 +187,52 @@ class LocalName:
 
     def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Lease:
         """Make the lease for a grant, and keep it."""
-        lease = Lease(self.hub.renewals, self.keys, token, fence, deadline, period, request)
+        kind = Base if request.shared else Lease
+        lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
         self.hub.renewals.watch(lease)
         return lease
+
+    def cohort(self, request: Request) -> Cohort:
+        """Return the cohort of tasks that want the same."""
+        key = (request.weight, request.limit)
+        found = self.cohorts.get(key)
+        if found is None:
+            found = self.cohorts[key] = Cohort(self, request)
+        return found
+
+    def held(self) -> list[Lease]:
+        """Return the leases that tasks have, the oldest first of those on the server."""
+        found = [lease for lease in self.leases if not isinstance(lease, Base)]
+        bases = [lease for lease in self.leases if isinstance(lease, Base)]
+        return [*found, *(share for base in bases for share in base.shares)]
+
+    def resized(self, by: int) -> None:
+        """The limit of these permits was changed."""
+        for cohort in self.cohorts.values():
+            cohort.resized(by)
+
+    def behind_tickets(self) -> int:
+        """Return how many tasks wait without a ticket of their own."""
+        lines = sum(max(0, cohort.waiting - len(cohort.openings)) for cohort in self.cohorts.values())
+        return lines + sum(base.left is not None for cohort in self.cohorts.values() for base in cohort.bases)
+
+    def task_of(self, token: bytes | None) -> str | None:
+        """Return the name of the task that has the base of that token."""
+        shares = [share for lease in self.leases if isinstance(lease, Base) for share in lease.shares]
+        names = [share.task.get_name() for share in shares if share.task is not None and share.wire_token == token]
+        return names[0] if names else None
+
+    def give_up(self, error: SyncError) -> None:
+        """End all that wait, with ``error``."""
+        for cohort in self.cohorts.values():
+            cohort.give_up(error)
+        for ticket in list(self.tickets.values()):
+            ticket.withdraw(error)
+
+    def resting(self) -> list[Base]:
+        """Return what is held and no task has."""
+        return [base for cohort in self.cohorts.values() for base in cohort.resting]
 
     def drop(self, lease: Lease) -> None:
         """Forget ``lease``."""
@@ -190,14 +262,5 @@ class LocalName:
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""
-        if not self.tickets and not self.leases:
+        if not self.tickets and not self.leases and not any(cohort.waiting for cohort in self.cohorts.values()):
             self.hub.forget(self)
-
-
-def dispatch(hub: Hub, push: Push) -> None:
-    """Give a push to the ticket it is for; tickets that are gone have been undone already."""
-    ticket = hub.tickets.get(push.number)
-    if ticket is not None:
-        ticket.pushed(push)
-    if push.following and (ticket := hub.tickets.get(push.following)) is not None:
-        ticket.announced(push.server_time, push.next_duration)

@@ -1,7 +1,7 @@
 """The one acquire path: ask -> (ticket -> wait) -> granted | timed out | cancelled | connection replaced.
 
-A ticket is one request of one task. Replies and pushes drive it from the event loop; the task itself only
-awaits ``future`` and so is woken once, whatever happens on the way.
+A ticket is one request of one task, or of a cohort of tasks (`cohort.py`). Replies and pushes drive it from the event
+loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
 
 The cleaning up (P5). A request ends early when its task is cancelled or its time is up. Then a release
 of its token *and* its ticket follows the request on the same connection: whatever the request had done by
@@ -17,20 +17,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from .._clock import now
-from .._engine.lua import ASK_AGAIN, FOR_EVER, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
+from .._engine.lua import ASK_AGAIN, FOR_EVER, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
-from ..errors import AcquireTimeout, SyncError, Unreachable
+from ..errors import SyncError, Unreachable
 from ..lease import Lease
 
 if TYPE_CHECKING:
     from .local import LocalName
 
 
-def _never_refused(answer: Answer, weight: int) -> SyncError:
-    raise AssertionError(f"a lock is never refused: {answer}")
+def never_refused(answer: Answer, weight: int) -> SyncError:
+    """For what the server always admits: locks, readers and writers."""
+    raise AssertionError(f"a request of weight {weight} can not be refused: {answer}")
 
 
 @dataclass(slots=True)
@@ -47,22 +48,41 @@ class Request:
     weight: int = 0  # of a permit; 0: it is a lock
     limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
     upgrade: bool = False  # of what the token holds already; ends by a downgrade
-    refused: Callable[[Answer, int], SyncError] = _never_refused  # the error for an outcome from MISMATCH on
+    shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
+    linger: float = 0.0  # for so long a shared lease that no task has is kept
+    refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
 
     reusable: bool = field(init=False)
     """Whether what the token holds may be in use elsewhere, before or after this request."""
     size: tuple[int, ...] = field(init=False)
     """What a request for permits says beside that for a lock."""
 
+    unlimited: bool = field(init=False)
+    """Whether it lasts for as long as it is renewed."""
+
     def __post_init__(self) -> None:
         self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
         self.size = (self.weight, self.limit) if self.weight else ()
+        self.unlimited = self.auto_renew and self.max_hold is None
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is for a reader: any number of them have the same at once."""
+        return self.limit == WHOLE and self.weight == 1
+
+
+class Taker(Protocol):
+    """Who waits for what becomes of a ticket: the future of a task, or an opening of a cohort."""
+
+    def done(self) -> bool: ...
+    def set_result(self, lease: Lease | None, /) -> None: ...
+    def set_exception(self, error: SyncError, /) -> None: ...
 
 
 class Ticket:
     """One request on its way to a lease.
 
-    Invariants: ``future`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The
+    Invariants: ``taker`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The
     ticket is in ``hub.tickets`` and ``local.tickets`` as long as a grant for it may arrive that somebody wants.
     """
 
@@ -75,17 +95,19 @@ class Ticket:
     abandoned = False
     """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Lease | None = None
-    _new = True
-    """Whether the lease began with this request."""
     _replayed = False
     """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
+    wanted = False
+    """Somebody else waits behind us."""
+    unheard = False
+    """It was granted before this answer: word that somebody waits may have been lost since."""
 
-    def __init__(self, local: LocalName, request: Request) -> None:
+    def __init__(self, local: LocalName, request: Request, taker: Taker) -> None:
         self._local = local
         self._request = request
+        self._taker = taker
         self.call: Call | None = None
         self.sent = 0.0
-        self.future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
         if request.timeout is not None:
             self._timer = local.hub.loop.call_later(request.timeout, self._time_out)
         self._name_request()
@@ -94,7 +116,8 @@ class Ticket:
         """Take a new number, and with it a new token unless the caller chose one."""
         hub, request = self._local.hub, self._request
         self.number = hub.next_number()
-        self._token = request.identity or request.token or b"%b%d" % (hub.token_prefix, self.number)
+        own = b"%b%d~" if request.shared else b"%b%d"
+        self._token = request.identity or request.token or own % (hub.token_prefix, self.number)
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
@@ -136,6 +159,7 @@ class Ticket:
     def _decided(self, answer: Answer, call: Call) -> None:
         request = self._request
         if answer.outcome is Outcome.OWN and (request.token is None or request.upgrade or call.ambiguous):
+            self.unheard = True
             # Another request of the same identity may live on this grant.
             self._granted(answer.number, call.sent, answer.left or 0.0, new=request.identity is None)
             if self._lease is not None and request.weight:
@@ -151,8 +175,8 @@ class Ticket:
         else:
             self._local.busy(answer.left)
             self._leave()
-            if not self.future.done():
-                self.future.set_result(None)
+            if not self._taker.done():
+                self._taker.set_result(None)
 
     def recheck(self) -> None:
         """The connection was replaced: find out where we stand."""
@@ -198,6 +222,7 @@ class Ticket:
             self.recheck()
         else:
             self._drop_call()
+            self.wanted |= push.wanted
             self._granted(push.fence, granted, push.duration)
 
     def announced(self, server_time: float, duration: float) -> None:
@@ -224,16 +249,17 @@ class Ticket:
             return
         deadline = _NEVER if for_ever else since + duration
         period = _NEVER if for_ever else duration
-        self._new = new
         lease = self._lease = local.hold(request, self._token, fence, deadline, period)
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
+        if not new:
+            lease.joined = True
         self._leave()  # after hold(): a name without tickets and leases is forgotten
-        if self.future.done():
+        if self._taker.done():
             # Cancelled, and the task has not run since: its `abandon` comes later and finds all done.
-            self._give_back(lease)
+            lease.forsake()
         else:
-            self.future.set_result(lease)
+            self._taker.set_result(lease)
 
     def _fail(self, error: SyncError, call: Call) -> None:
         self._leave()
@@ -243,16 +269,17 @@ class Ticket:
             # us, or a script stopped half-way.
             reusable = self._request.reusable
             self._local.undo(b"" if reusable else self._token, self._member, pending=not reusable)
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self._taker.done():
+            self._taker.set_exception(error)
 
     def _time_out(self) -> None:
-        if self.future.done():
+        if self._taker.done():
             return  # granted in the same turn of the loop: the grant wins
-        self.withdraw(self._timeout_error())
+        self.withdraw(self.timeout_error(self._request.timeout))
 
-    def _timeout_error(self) -> SyncError:
-        hub, limit = self._local.hub, self._request.timeout
+    def timeout_error(self, limit: float | None) -> SyncError:
+        """Return the error for whoever waited ``limit`` seconds for this ticket."""
+        hub = self._local.hub
         if self.call is not None and self.call.trouble is not None:
             return self.call.trouble
         unheard = not self._queued and limit is not None and limit >= hub.renewals.patience
@@ -260,35 +287,25 @@ class Ticket:
             error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
             error.__cause__ = hub.trouble
             return error
-        return AcquireTimeout(
-            f"{self._local.name!r} was not free within {limit} seconds: others hold it or wait for it; "
-            "wait longer, or look at statistics() for the holder",
-            name=self._local.name,
-            remaining=self._local.holder_remaining(),
-        )
+        return self._local.timeout_error(limit)
 
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""
-        self._undo()
-        if not self.future.done():
-            self.future.set_exception(error)
+        self.undo()
+        if not self._taker.done():
+            self._taker.set_exception(error)
 
-    def abandon(self) -> None:
-        """The task does not want the lock any more (it was cancelled). Undo whatever was done for it."""
+    def abandon(self, future: asyncio.Future[Lease | None]) -> None:
+        """The task, our taker, does not want the lock any more (it was cancelled). Undo whatever was done for it."""
         if self._lease is not None:
-            self._give_back(self._lease)
-        elif self.future.cancelled():
-            self._undo()
+            self._lease.forsake()
+        elif future.cancelled():
+            self.undo()
         else:
-            self.future.exception()  # it ended in the same turn, with an error that undid itself, or with None
+            future.exception()  # it ended in the same turn, with an error that undid itself, or with None
 
-    def _give_back(self, lease: Lease) -> None:
-        if self._new:
-            lease.give_back()
-        else:
-            self._local.drop(lease)
-
-    def _undo(self) -> None:
+    def undo(self) -> None:
+        """End the request on the server; the taker has ended, or is ended next."""
         call, local = self.call, self._local
         if not self._request.reusable:
             self._leave()
@@ -333,10 +350,11 @@ _NEVER = float("inf")
 
 async def acquire(local: LocalName, request: Request) -> Lease | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
-    ticket = Ticket(local, request)
+    future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
+    ticket = Ticket(local, request, future)
     ticket.ask()
     try:
-        return await ticket.future
+        return await future
     except asyncio.CancelledError:
-        ticket.abandon()
+        ticket.abandon(future)
         raise

@@ -10,6 +10,7 @@ lock, and in a client's pool it could overtake a script that is about several.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from .._clock import now
@@ -27,7 +28,8 @@ async def try_together(names: Sequence[LocalName], request: Request) -> list[Lea
 
     When one request fails, and on cancellation, all are undone.
     """
-    tickets = [Ticket(name, request) for name in names]
+    futures: list[asyncio.Future[Lease | None]] = [name.hub.loop.create_future() for name in names]
+    tickets = [Ticket(name, request, future) for name, future in zip(names, futures, strict=True)]
     keys = joined([name.keys for name in names]) if len(names) > 1 and names[0].hub.pushes else None
     if keys is None:
         for ticket in tickets:
@@ -42,11 +44,11 @@ async def try_together(names: Sequence[LocalName], request: Request) -> list[Lea
         for ticket in tickets:
             ticket.sent, ticket.call = sent, call
     try:
-        return [await ticket.future for ticket in tickets]
+        return [await future for future in futures]
     except BaseException:
-        for ticket in tickets:
-            ticket.future.cancel()
-            ticket.abandon()
+        for ticket, future in zip(tickets, futures, strict=True):
+            future.cancel()
+            ticket.abandon(future)
         raise
 
 

@@ -76,8 +76,7 @@ class History:
         found = [f"refused while held: {refusal}" for refusal in self.refusals if refusal["held"]]
         for name, log in self.commits.items():
             for one, following in itertools.pairwise(log):
-                # A fence is the server's time at the grant, or later: this misses rather than accuses.
-                if one.kind != "late" and one.fence < following.fence < one.at:
+                if _overlap(one, following):
                     found.append(f"{name}: {following} was granted while {one}")
         return found
 
@@ -133,3 +132,14 @@ class History:
                 if following < until:
                     found.append((following - at) / US)
         return found
+
+
+def _overlap(one: Commit, following: Commit) -> bool:
+    """Return whether ``one`` was held when ``following`` was granted. This misses rather than accuses.
+
+    A fence is the server's time at the grant, or later. Tasks that share what their process holds have the same token,
+    and fences that were reserved with the grant to the process: there the first has to end before the next begins.
+    """
+    if one.token == following.token and one.fence != following.fence:
+        return one.kind == following.kind == "begin"
+    return one.kind != "late" and one.fence < following.fence < one.at

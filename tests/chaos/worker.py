@@ -22,13 +22,18 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost
 from redis_sync_aio._clock import now
+from redis_sync_aio._keys import Engine
 from redis_sync_aio._waiting.local import LocalName
+
+ENGINE = cast(Engine, os.environ.get("CHAOS_ENGINE", "auto"))
+SHARE = "CHAOS_SHARE" in os.environ
+"""Two tasks for each name in each process, which share what the process holds and let it linger."""
 
 Doom = Literal["outside", "inside", "granted", "waiting"]
 """Where a worker dies: anywhere, by the parent's hand; by its own: in a section that has begun; when a grant has
@@ -104,7 +109,9 @@ class Worker:
             tell(born=job.number)
             async with asyncio.TaskGroup() as tasks:
                 for name in job.names:
-                    tasks.create_task(self.contend(AsyncLock(sync, name, ttl=job.ttl)))
+                    lock = AsyncLock(sync, name, ttl=job.ttl, engine=ENGINE, share=SHARE, linger=0.005 * SHARE)
+                    for _ in range(1 + SHARE):
+                        tasks.create_task(self.contend(lock))
         tell(worker=job.number, ended=True, sections=self.sections)
 
     def pulse(self, due: float) -> None:

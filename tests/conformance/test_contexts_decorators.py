@@ -9,7 +9,7 @@ import pytest
 
 from redis_sync_aio import AcquireTimeout, Coordinator, synchronized
 
-from ..support.factories import Exclusive, Kind
+from ..support.factories import Exclusive, Kind, holder
 
 NAME = "decorators"
 
@@ -42,7 +42,7 @@ async def test_wrap(lock: Exclusive) -> None:
     assert await asyncio.gather(*(double(n) for n in range(8))) == [2 * n for n in range(8)]
     with pytest.raises(BodyError):
         await double(1, fail=True)
-    assert not await lock.locked()
+    assert await holder(lock) is None
 
 
 async def test_synchronized(sync: Coordinator) -> None:

@@ -371,6 +371,7 @@ async def own_server() -> AsyncIterator[EmbeddedServer]:
 
 @pytest.mark.parametrize("outer", [nobody, task_cancel, asyncio_timeout], ids=named)
 @pytest.mark.parametrize("body", BODIES, ids=named)
+@pytest.mark.asks_on_release
 async def test_p7_release_without_an_answer(kind: Kind, own_server: EmbeddedServer, body: Body, outer: Outer) -> None:
     """P7: an unreachable server is a release error like any other."""
     seen = Seen()

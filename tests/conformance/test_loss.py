@@ -21,7 +21,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
-from ..support.factories import LOCK, Kind
+from ..support.factories import KINDS, LOCK, Kind
 
 NAME = "loss"
 TTL = 0.1
@@ -103,6 +103,7 @@ async def test_a_loss_cancels_the_body(
     await assert_lost(kind, lease, reason, redis)
 
 
+@pytest.mark.asks_on_release
 async def test_a_loss_found_by_the_release(
     kind: Kind, sync: Coordinator, redis: Redis, fault: str, reason: LossReason
 ) -> None:
@@ -233,7 +234,7 @@ async def test_lost_between_grant_and_body(kind: Kind, redis: Redis, turns: int)
             if after:
                 asyncio.get_running_loop().call_soon(lose, after - 1)
             else:
-                for lease in sync.held(kind.make(sync, NAME)._keys):
+                for lease in kind.make(sync, NAME)._held():
                     lease.lose("taken")
 
         sync.link_pushed = pushed_and_lost  # type: ignore[method-assign]
@@ -356,6 +357,7 @@ async def test_renewals_go_on_with_the_new_ttl(kind: Kind, sync: Coordinator, re
     await lease.release()
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)  # WATCH takes one at a time
 async def test_two_hundred_leases_are_renewed_in_one_write(kind: Kind, own_server: EmbeddedServer) -> None:
     """P9, E7: one batch; the server's reads grow with bytes (16 KiB each), not with leases."""
     async with own_server.client() as client, Coordinator(client) as sync:

@@ -22,7 +22,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, Unreac
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
-from ..support.factories import Kind
+from ..support.factories import KINDS, Kind
 from ..support.proxy import FaultProxy
 
 NAME = "race"
@@ -42,11 +42,18 @@ async def other(redis: Redis) -> AsyncIterator[Coordinator]:
         yield coordinator
 
 
+@pytest_asyncio.fixture
+async def last(redis: Redis) -> AsyncIterator[Coordinator]:
+    """And one more: a process that shares may hand on to its own tasks first."""
+    async with Coordinator(redis) as coordinator:
+        yield coordinator
+
+
 async def nothing_left(kind: Kind, sync: Coordinator, redis: Redis, name: str = NAME) -> None:
     """Nobody holds it, nobody is queued, and the process has forgotten it."""
     assert await kind.empty(redis, name)
     assert not sync.tickets
-    assert not sync.locals
+    await wait_until(lambda: not sync.locals, FAST, timeout=10 * kind.linger + 0.01)
 
 
 async def turns(number: int) -> None:
@@ -72,20 +79,26 @@ async def third_gets_it(third: asyncio.Task[Lease], first: asyncio.Task[Lease], 
 
 def expire(sync: Coordinator, number: int = 0) -> None:
     """Let the time of a waiter be up, now: what its timer does."""
+    for local in sync.locals.values():
+        for cohort in local.cohorts.values():
+            if cohort.waiting:
+                waiting = [future for future, _, _ in cohort.line if not future.done()]
+                cohort._time_out(waiting[number], 1.0)
+                return
     tickets = list(sync.tickets.values())
     if tickets:
         tickets[number]._time_out()
 
 
 async def three(
-    kind: Kind, sync: Coordinator, other: Coordinator
+    kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator
 ) -> tuple[Lease, asyncio.Task[Lease], asyncio.Task[Lease]]:
     """A holder on another connection; a first waiter, whose race it is; and a third."""
     holder = await kind.make(other, NAME, ttl=30).acquire()
     lock = kind.make(sync, NAME, ttl=30)
     first = asyncio.create_task(lock.acquire(timeout=20))
     await wait_until(waits(lock, 1), FAST, timeout=5)
-    third = asyncio.create_task(kind.make(other, NAME, ttl=30).acquire(timeout=20))
+    third = asyncio.create_task(kind.make(last, NAME, ttl=30).acquire(timeout=20))
     await wait_until(waits(lock, 2), FAST, timeout=5)
     return holder, first, third
 
@@ -97,6 +110,7 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
     kind: Kind,
     sync: Coordinator,
     other: Coordinator,
+    last: Coordinator,
     redis: Redis,
     monkeypatch: pytest.MonkeyPatch,
     how: Ends,
@@ -104,7 +118,7 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
 ) -> None:
     """The push is at the door, and the waiter ends right before, or right after it is let in."""
     for _ in range(10):
-        holder, first, third = await three(kind, sync, other)
+        holder, first, third = await three(kind, sync, other, last)
         entered, let_in = asyncio.Event(), sync.link_pushed
 
         def end() -> None:
@@ -139,12 +153,12 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
 
 @ends
 async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
-    kind: Kind, sync: Coordinator, other: Coordinator, redis: Redis, how: Ends
+    kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
     """Both orders of release and end, and all the turns of the loop between them."""
     won = 0
     for apart in (*range(-10, 30), *range(30, 90, 6)):
-        holder, first, third = await three(kind, sync, other)
+        holder, first, third = await three(kind, sync, other, last)
 
         def end(first: asyncio.Task[Lease] = first) -> None:
             if how == "cancelled":
@@ -167,11 +181,11 @@ async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
 
 @ends
 async def test_p5_b2_end_while_it_asks_again(
-    kind: Kind, sync: Coordinator, other: Coordinator, redis: Redis, how: Ends
+    kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
     """A queued waiter repeats its request and ends before that has left: its ticket goes all the same."""
     for _ in range(5):
-        holder, first, third = await three(kind, sync, other)
+        holder, first, third = await three(kind, sync, other, last)
         [ticket] = sync.tickets.values()
         await wait_until(lambda: ticket.call is None, FAST, timeout=2)  # noqa: B023
         ticket.ask()
@@ -186,7 +200,7 @@ async def test_p5_b2_end_while_it_asks_again(
 @ends
 @only_link
 async def test_p5_b2_end_while_the_connection_is_down(
-    kind: Kind, server: EmbeddedServer, other: Coordinator, redis: Redis, how: Ends, way: str
+    kind: Kind, server: EmbeddedServer, other: Coordinator, last: Coordinator, redis: Redis, how: Ends, way: str
 ) -> None:
     """As above, and the request waits for a connection. Nobody else would free it in time: ttl=600."""
     assert server.port is not None
@@ -199,7 +213,7 @@ async def test_p5_b2_end_while_the_connection_is_down(
         holder = await kind.make(other, NAME, ttl=600).acquire()
         first = asyncio.create_task(kind.make(sync, NAME, ttl=600).acquire())
         await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
-        third = asyncio.create_task(kind.make(other, NAME, ttl=600).acquire())
+        third = asyncio.create_task(kind.make(last, NAME, ttl=600).acquire())
         await wait_until(waits(kind.make(other, NAME), 2), FAST, timeout=5)
         opened, proxy.refuse = sync.connections, True
         await proxy.cut()
@@ -234,10 +248,10 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
 
     async def contend() -> None:
         for _ in range(rounds):
-            kind = chance.random()
-            task = asyncio.create_task(section(chance.choice(names), chance.random() * 0.01 if kind < 0.3 else None))
-            if kind > 0.5:
-                await turns(chance.randrange(25))
+            end = chance.random()
+            task = asyncio.create_task(section(chance.choice(names), chance.random() * 0.01 if end < 0.3 else None))
+            if end > 0.5:
+                await turns(chance.randrange(8 if kind.share else 25))
                 task.cancel()
             await asyncio.wait([task])
             if task.cancelled():
@@ -309,6 +323,7 @@ def cpu() -> float:
 
 
 @only_link
+@pytest.mark.parametrize("kind", KINDS, ids=str)  # WATCH takes one at a time
 async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """On one lock: no command but their own, one connection, 8 KiB each; all cancelled in a moment."""
     lock = kind.make(sync, NAME, ttl=60)

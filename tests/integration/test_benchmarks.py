@@ -5,22 +5,35 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from benchmarks import scenarios
+from benchmarks import page, profile, scenarios, sharing
 from benchmarks.contestants import BY_NAME
-from benchmarks.measure import contest, handovers, jain, miscounted, overlaps, peak, percentile, torn
+from benchmarks.measure import (
+    contest,
+    handovers,
+    jain,
+    miscounted,
+    overlaps,
+    peak,
+    percentile,
+    torn,
+    waits_for_others,
+)
 from benchmarks.report import show, write
-from benchmarks.runner import SMOKE, Outcome, benchmark
+from benchmarks.runner import SMOKE, Outcome, Round, Scale, benchmark
 from benchmarks.scenarios.permits import crowded
 from benchmarks.targets import Verdict, verdicts
 
 MS = 1_000_000
-OURS_ONLY = ("s3", "s3work", "s3one", "s4", "s5", "s5work", "s4sem", "cost")
+OURS_ONLY = ("s3", "s3work", "s3one", "lone", "s4", "s5", "s5work", "s4sem", "cost", "s8s1b5", "s8s5b1", "s8s1b1")
+SHARING = {"locks", "semaphores", "own semaphores", "readers and writers"}
+NO_TARGETS = {"s3work", "s3one", "lone", "s8s5b1", "s8s1b1"}  # where `ours` is not compared with others
 
 
 def run(keys: str, *names: str) -> tuple[list[Outcome], dict[str, Any]]:
@@ -51,7 +64,87 @@ def test_every_scenario_has_its_figures(everything: tuple[list[Outcome], dict[st
             figures = found["scenarios"][key]["figures"][name]
             assert set(figures) == {column.key for column in scenario.columns}
             assert all(len(figure["rounds"]) == SMOKE.rounds for figure in figures.values())
-    assert {target["scenario"] for target in found["targets"]} == set(scenarios.BY_KEY) - {"s3work", "s3one"}
+    assert {target["scenario"] for target in found["targets"]} == set(scenarios.BY_KEY) - NO_TARGETS
+
+
+def test_the_layers_of_a_pair_have_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    profile.main(rounds=1, seconds=0.02)
+    printed = capsys.readouterr().out
+    assert "100 tasks" in printed
+    assert "uvloop" in printed
+    assert all(release.name in printed for release in profile.RELEASES)
+    assert "inf" not in printed
+    assert "nan" not in printed
+
+
+def test_those_that_share_take_part() -> None:
+    names = ("ours-shared", "ours-lingering")
+    played = [key for key, scenario in scenarios.BY_KEY.items() if scenario.game in SHARING]
+    outcomes = {outcome.scenario.key: outcome for outcome in run(" ".join(played), *names)[0]}
+
+    assert [text for outcome in outcomes.values() for text in outcome.failures + outcome.violations] == []
+    for key, outcome in outcomes.items():
+        assert set(outcome.figures) == set(names) - set(scenarios.BY_KEY[key].refuses)
+        for figures in outcome.figures.values():
+            assert set(figures) == {column.key for column in outcome.scenario.columns}
+    for name in names:
+
+        def figure(key: str, what: str, name: str = name) -> float:
+            value = outcomes[key].figure(name, what)
+            assert value is not None
+            return value
+
+        assert figure("s3", "reads_per_grant") < 0.5
+        assert figure("s3one", "commands_per_grant") < 0.1
+        assert figure("s4", "commands_per_second") == figure("s4sem", "commands_per_second") == 0
+        assert figure("s5", "peak") == figure("s5work", "peak") == 5
+        assert figure("s6", "stuck") == figure("s6", "ignored") == figure("s6", "left") == 0
+        if name == "ours-lingering":
+            assert figure("s1", "commands_per_pair") < 0.1
+            assert figure("s2", "commands_per_pair") < 1
+        else:
+            assert figure("s1", "commands_per_pair") == pytest.approx(2, abs=0.05)
+
+
+def test_targets_of_sharing() -> None:
+    outcomes, _ = run("s3work s3one", "ours", "ours-shared", "asyncio-lock")
+    found = [(verdict.scenario, verdict.compared_with) for verdict in verdicts(outcomes)]
+    assert found == [("s3work", "ours"), ("s3work", "ours"), ("s3one", "asyncio-lock")]
+
+
+def test_bursts_and_slices_have_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    sharing.main(rounds=1, seconds=0.1, bursts="64,256", slices="0.005", out=None)
+    head, _, strict, *tuned = capsys.readouterr().out.splitlines()
+    assert head.count("fair/s") == head.count("p99 ms") == 2
+    assert strict.startswith("| 0 (strict) |  | ")
+    assert [line.split(" | ")[:2] for line in tuned] == [["| 64", "5"], ["| 256", "5"]]
+    assert "never" not in strict
+
+
+def test_only_some_take_part_in_a_quick_run() -> None:
+    names = ["ours", "ours-shared", "ours-lingering"]
+    quick = replace(SMOKE, everybody=False)
+
+    def who(scale: Scale) -> set[str]:
+        [outcome], _ = benchmark(
+            [scenarios.BY_KEY["s1"]], names, scale, uvloop=False, tcp=False, progress=lambda text: None
+        )
+        return set(outcome.figures)
+
+    assert who(quick) == {"ours", "ours-lingering"}
+    assert who(SMOKE) == set(names)
+    known = set(scenarios.BY_KEY)
+    assert all(contestant.quick is None or contestant.quick <= known for contestant in BY_NAME.values())
+
+
+def test_the_target_of_a_lone_task_is_its_slice_and_three_round_trips() -> None:
+    outcome = Outcome(scenarios.BY_KEY["lone"])
+    outcome.add("ours-shared", Round({"p99_ms": 5.5, "trip_ms": 0.2}))
+    (shared,) = verdicts([outcome])
+    assert shared.limit == pytest.approx(5.6)
+    assert shared.reached
+    outcome.add("ours-shared", Round({"p99_ms": 5.9, "trip_ms": 0.2}))
+    assert not verdicts([outcome])[0].reached
 
 
 def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome], dict[str, Any]]) -> None:
@@ -70,13 +163,15 @@ def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome]
     assert ours("s4sem", "connections") == 1
     assert ours("s5", "peak") == ours("s5work", "peak") == 5
     assert ours("rw", "peak") > 5
+    assert ours("tx", "reads") == pytest.approx(2, abs=0.05)
+    assert ours("guarded", "reads") == pytest.approx(2, abs=0.05)
     assert ours("s6", "stuck") == ours("s6", "ignored") == ours("s6", "left") == 0
 
 
 def test_a_lock_that_excludes_nobody_is_found_out() -> None:
-    outcomes, _ = run("s1 s2 s3 s3work s3one handover s4 s6 s5 s5work s2sem s4sem rw", "no-lock")
+    outcomes, _ = run("s1 s2 s3 s3work s3one lone handover s4 s6 s5 s5work s2sem s4sem rw s8", "no-lock")
 
-    assert len(outcomes) == 13
+    assert len(outcomes) == 15
     for outcome in outcomes:
         assert outcome.failures == []
         assert outcome.violations, outcome.scenario.key
@@ -126,15 +221,56 @@ def test_figures_of_a_contest() -> None:
     assert found.jain == pytest.approx(0.5)
     assert found.fair_per_second == pytest.approx(100)
     assert found.starved == 1
-    assert found.max_wait == pytest.approx(0.010)
+    assert found.max_wait == found.p99_wait == pytest.approx(0.010)
     assert jain([5, 5, 5]) == 1
     assert jain([0, 0]) == 0
+
+
+def test_waits_for_the_other_side() -> None:
+    here = [[(0, 1, 2), (2, 3, 4), (4, 9, 10)], [(0, 10, 11)]]
+    there = [[(0, 5, 8), (8, 20, 21)]]
+
+    # The first two here had it before anybody there; of those that follow the last is cut off at the end.
+    assert waits_for_others([here, there], 0, 12) == [5, 5, 10, 4]
+    assert waits_for_others([here, []], 0, 12) == []
 
 
 def test_only_grants_to_the_other_process_are_hand_overs() -> None:
     assert handovers([[(0, 0, 5000), (5000, 6000, 7000)], [(0, 9000, 9500)]]) == [2.0]
     assert percentile([3, 1, 2], 0.99) == 3
     assert percentile([], 0.5) == math.inf
+
+
+def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
+    outcome = Outcome(scenarios.BY_KEY["s1"])
+    for value in (1.0, 3.0, 2.0):
+        outcome.add("ours", Round({"pairs_per_second": 1000 * value, "commands_per_pair": value}))
+    about = {
+        "server": "Valkey 9",
+        "transport": "TCP",
+        "python": "3.11",
+        "loop": "asyncio",
+        "platform": "here",
+        "rounds": 3,
+    }
+    about["packages"] = {"redis": "8.1"}
+    document, picture = tmp_path / "some-page.md", tmp_path / "benchmarks.svg"
+    picture.write_text("<svg/>")
+    document.write_text(f"# Title\n\n{page.BEGIN}\nof old\n{page.END}\n\nand so on\n")
+
+    for _ in range(2):
+        page.put(document, picture, [outcome], [Verdict("s1", "commands", 2, 2, at_least=False)], about)
+        lines = document.read_text().splitlines()
+        assert lines[:3] == ["# Title", "", page.BEGIN]
+        assert lines[-3:] == [page.END, "", "and so on"]
+        assert any(line.startswith("| ours | 2,000 | 2.00 |") for line in lines)
+        assert "| ≤ 2 commands |  | 2 | reached |" in lines
+        assert "![The same as a picture](some-page.svg)" in lines
+        assert "of old" not in lines
+    assert (tmp_path / "some-page.svg").read_text() == "<svg/>"
+    document.write_text(f"{page.END} {page.BEGIN}")
+    with pytest.raises(ValueError, match="some-page"):
+        page.put(document, picture, [outcome], [], about)
 
 
 def test_verdicts() -> None:

@@ -19,12 +19,14 @@ def programs(page: str) -> list[str]:
     return [block for block in blocks if "asyncio.run(" in block]
 
 
-PROGRAMS = programs("reentrant-and-multi.md")
+PAGES = {"reentrant-and-multi.md": 2, "after-a-crash.md": 2, "fencing.md": 2, "transactions.md": 2}
+"""How many programs each page has."""
+PROGRAMS = [program for page in PAGES for program in programs(page)]
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not beside these tests")
 def test_there_are_programs() -> None:
-    assert len(PROGRAMS) == 2
+    assert {page: len(programs(page)) for page in PAGES} == PAGES
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))

@@ -37,6 +37,7 @@ workers = load("workers")
 rate_gate = load("rate_gate")
 config_readers = load("config_readers")
 transfer = load("transfer")
+order_saga = load("order_saga")
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +245,31 @@ async def test_transfer_refuses_to_write_under_an_older_fence(redis: Redis, riva
     with pytest.raises(transfer.LeaseLost):
         await transfer.write(redis, older, {"ann": 7, "bob": 7}, names)
     assert [await transfer.balance(redis, account) for account in ("ann", "bob", "cy")] == [0, 1, 2]
+
+
+# -- a saga ------------------------------------------------------------------------------------------------
+
+
+async def test_order_saga_is_undone_by_the_next_holder() -> None:
+    code, output = await run("-W", "error", "examples/order_saga.py")
+    assert code == 0, output
+    abandoned, undone, done = output.splitlines()
+    assert abandoned.endswith("with refund, restock to run: 1 paid, 4 in stock, 0 shipped")
+    assert undone == "undone: 0 paid, 5 in stock, 0 shipped"
+    assert done == "done: 1 paid, 4 in stock, 1 shipped"
+
+
+async def test_order_saga_s_steps_may_run_twice_and_for_nothing(redis: Redis) -> None:
+    shop = order_saga.Shop(redis)
+    await redis.set("stock", "5")
+    for step in shop.steps.values():
+        await step(order="none")
+    assert await shop.books() == "0 paid, 5 in stock, 0 shipped"
+    await shop.charge("one")
+    await shop.take("one")
+    for step in [*shop.steps.values()] * 2:
+        await step(order="one")
+    assert await shop.books() == "0 paid, 5 in stock, 0 shipped"
 
 
 # -- pytest fixtures ---------------------------------------------------------------------------------------

@@ -172,6 +172,7 @@ def run_twice(url: str, how: str) -> None:
     leases: list[Lease] = []
 
     async def once(leave: bool) -> None:
+        asyncio.get_running_loop().slow_callback_duration = 60  # not what is tested
         async with lock as lease:
             lease.check()
         assert await lock.try_acquire(ttl=1) is not None

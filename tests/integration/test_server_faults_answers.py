@@ -154,7 +154,7 @@ async def test_loading() -> None:
 ORDERS = "orders:42"
 ALL = "resetkeys ~* resetchannels &* +@all"
 USERS = {
-    "no scripting": "-@scripting",
+    "no scripting, no WATCH": "-@scripting -@transaction",
     "no such key": "resetkeys ~other:*",
     "no such channel": "resetchannels &other:*",
     "no subscribe": "-subscribe",

@@ -10,10 +10,10 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Lease, LeaseLost
+from redis_sync_aio import Lease, LeaseLost, wait_until
 from redis_sync_aio._clock import now
 
-from ..support.body import for_ever, lost_in
+from ..support.body import FAST, for_ever, lost_in
 from .test_server_faults import modes, served
 from .test_wire import quiet_loop as quiet_loop
 
@@ -59,14 +59,19 @@ async def test_restart_without_data(mode: str) -> None:
     async with served(mode) as s:
         answers: list[float] = []
 
-        async def body(_: Lease) -> None:
-            await asyncio.to_thread(s.server.restart, False)
+        def restart() -> None:
+            s.server.restart(False)
             answers.append(now())
+
+        async def body(_: Lease) -> None:
+            await asyncio.to_thread(restart)
             await for_ever()
 
         lease, loss = await lost_in(s.lock(ttl=1.5).hold(), body)
+        lost = now()
         assert loss.reason == "expired"
-        assert now() - answers[0] <= 1.5 / 3 + 0.5  # the renewal interval, and a reconnect
+        await wait_until(lambda: bool(answers), FAST, timeout=5)  # we may know before the thread does
+        assert lost - answers[0] <= 1.5 / 3 + 0.5  # the renewal interval, and a reconnect
         other = await s.elsewhere().acquire(timeout=1)
         assert other.fence > lease.fence
         await s.check_held(other)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import (
+    AsyncLock,
     AsyncReadWriteLock,
     AsyncSemaphore,
     Coordinator,
+    FenceGate,
     Lease,
     LeaseLost,
     PermissionRefused,
@@ -32,6 +34,7 @@ CHANNELS = "resetchannels &rsa:*"
 SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
 LOCKS = "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # what the scripts use
 PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank"
+ROBUST_TOO = "+hmget +hset"
 PERMITS = f"{LOCKS.replace('+get +set ', '').replace('+pttl ', '')} {PERMITS_TOO}"
 """Semaphores and read/write locks: what they use beside the above, and without what they do not."""
 
@@ -119,11 +122,31 @@ async def test_less_than_the_least_rights(what: str) -> None:
                     await use(woken, polling)
 
 
+async def test_rights_for_robust_locks() -> None:
+    """D16: those of locks and two more suffice; without one of them nothing is granted, and it is said why."""
+    async with served_to() as s:
+        lock = AsyncLock(s.sync, ORDERS, robust=True)
+        await user(s, rights(f"{LOCKS} {ROBUST_TOO}"))
+        async with lock.hold(timeout=2) as lease:
+            await lease.record({"a": 1})
+            await lease.extend(20)
+        await FenceGate(s.sync, ORDERS).accept(lease)
+        for missing in ("hmget", "hset"):
+            await user(s, rights(f"{LOCKS} {ROBUST_TOO}"), f"-{missing}")
+            with pytest.raises(PermissionRefused, match=f"'{missing}'"):
+                await lock.acquire(timeout=2)
+
+            async def given_back() -> bool:
+                return not await s.admin.exists(ORDERS)
+
+            await wait_until(given_back, SOON, timeout=2)
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
 def test_the_documentation_tells_them() -> None:
     text = " ".join(PAGE.read_text().split())
-    for words in (KEYS, CHANNELS, SENT, LOCKS, PERMITS_TOO):
+    for words in (KEYS, CHANNELS, SENT, LOCKS, PERMITS_TOO, ROBUST_TOO):
         assert words in text

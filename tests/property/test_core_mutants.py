@@ -46,22 +46,22 @@ MUTANTS: Mapping[str, Mutant] = {
     "GONE is lost, whatever happened before": Mutant(
         Renewals, "_release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
     ),
-    "a lost connection is no doubt": Mutant(Link, "_on_lost", "call.ambiguous = True"),
-    "a lost connection is no doubt, without a link": Mutant(PlainExecutor, "_failed", "call.ambiguous = True"),
+    "a lost connection is no doubt": Mutant(Link, "_on_lost", "call.ambiguous |= perhaps"),
+    "a lost connection is no doubt, without a link": Mutant(
+        PlainExecutor, "_failed", "call.ambiguous |= refused is None"
+    ),
     "what was not answered is not sent again": Mutant(Link, "_on_lost", "self._unsent.extendleft(reversed(resend))"),
-    "a force_release is repeated": Mutant(Link, "_on_lost", "if call.once:", "if False:"),
+    "a force_release is repeated": Mutant(Link, "_on_lost", "if call.once and perhaps:", "if False:"),
     "our own grant is taken for somebody else's": Mutant(
         Ticket, "_decided", "answer.outcome is Outcome.OWN and", "False and"
     ),
     # P5 cancellation
-    "nothing is undone": Mutant(Ticket, "_undo", "local.undo(self._token, self._member, pending=True)"),
+    "nothing is undone": Mutant(Ticket, "undo", "local.undo(self._token, self._member, pending=True)"),
     "an identity's grant is not undone": Mutant(
         Ticket, "_undo_answered", "self._local.undo(self._token, self._member)", "pass"
     ),
-    "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self._undo()"),
-    "the cancelled waiter keeps a grant of the same turn": Mutant(
-        Ticket, "abandon", "self._give_back(self._lease)", "pass"
-    ),
+    "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self.undo()"),
+    "the cancelled waiter keeps a grant of the same turn": Mutant(Ticket, "abandon", "self._lease.forsake()", "pass"),
     "clean-ups overtake, without a link": Mutant(PlainExecutor, "send", "if queue is not None:", "if False:"),
     # P6 leases
     "the lease counts from the answer": Mutant(
@@ -71,20 +71,20 @@ MUTANTS: Mapping[str, Mutant] = {
         Ticket, "pushed", "granted = min(self._base + push.server_time, now())", "granted = now()"
     ),
     "the renewed lease counts from the answer": Mutant(
-        Renewals, "_renewed", "lease.deadline = call.sent + lease.period", "lease.deadline = now() + lease.period"
+        Renewals, "renewed", "lease.deadline = call.sent + lease.period", "lease.deadline = now() + lease.period"
     ),
     "a grant is one however late": Mutant(Ticket, "_granted", "since + duration <= now()", "False"),
-    "an unanswered renewal is a loss": Mutant(Renewals, "_renewed", "elif now() >= lease.deadline:", "else:"),
+    "an unanswered renewal is a loss": Mutant(Renewals, "renewed", "elif now() >= lease.deadline:", "else:"),
     "a refused renewal is a loss": Mutant(
         Renewals,
-        "_renewed",
+        "renewed",
         'logger.warning("the lease on %r could not be renewed: %s", lease.name, call.error)',
         'lease.lose("unreachable")',
     ),
     "leases are not re-checked": Mutant(LocalName, "recheck", "self.hub.renewals.recheck(lease)"),
     "the deadline passes unnoticed": Mutant(Renewals, "_tick", "if time >= lease.deadline:", "if False:"),
     "a lost lease lets the body run": Mutant(Guard, "__init__", "lease.on_loss = self._cancel"),
-    "renewals go on beyond max_hold": Mutant(Renewals, "_renew", "left < math.inf", "False"),
+    "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
     "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "self._guard.finish(error)", "False"),
     "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if own is None:\n            raise", "raise"),

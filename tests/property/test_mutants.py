@@ -1,7 +1,7 @@
 """Mutants: each takes one decision out of the scripts, and at least one check has to notice.
 
-The checks are those of `tests/scripts/test_lock_scripts.py` and a few of our own; they run here against scripts
-in which some text was replaced. The unmutated scripts pass all of them.
+The checks are those of `tests/scripts/test_lock_scripts.py`, `test_lock_sharing.py` and a few of our own; they run here
+against scripts in which some text was replaced. The unmutated scripts pass all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from redis_sync_aio._engine.lua import ticket_member
 from redis_sync_aio._scripts import Script, load
 
 from ..scripts import test_lock_scripts as suite
+from ..scripts import test_lock_sharing as sharing
 from ..scripts.test_lock_scripts import KEYS, acquire, holder, polled, run
 
 Check = Callable[[Redis], Awaitable[None]]
@@ -37,7 +38,7 @@ class Mutant(NamedTuple):
 MUTANTS: Mapping[str, Mutant] = {
     # P1 exclusion
     "release without token check": Mutant("if holder and holder ~= ARGV[1] then return 2 end"),
-    "renew without token check": Mutant("if holder == ARGV[1] then", "if holder then"),
+    "renew without token check": Mutant("if holder ~= ARGV[1] then", "if not holder then"),
     "get, then set without NX": Mutant("'SET', NAME, token, 'NX', 'PX', ttl", "'SET', NAME, token, 'PX', ttl"),
     "for ever without NX": Mutant(
         "taken = redis.call('SET', NAME, token, 'NX')",
@@ -48,17 +49,23 @@ MUTANTS: Mapping[str, Mutant] = {
     # P2 order
     "barging in the slow path": Mutant("if settle(ticket, heads()) == FREE then", "if true then"),
     "barging in the fast path": Mutant("if not tail then\n", "if true then\n"),
-    "last come, first served": Mutant("'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'", "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'"),
+    "last come, first served": Mutant(
+        "'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'",
+        "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'",
+    ),
     "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', ", "'ZADD', QUEUE, "),
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
     "a living poller is dropped": Mutant("then return RESERVED end", "then end"),
     # P3 wake-up
     "a release wakes nobody": Mutant("local next = settle('', first)", "local next = FREE"),
-    "a renewal that finds it gone wakes nobody": Mutant("settle('', heads())\nreturn {0, now}", "return {0, now}"),
+    "a renewal that finds it gone wakes nobody": Mutant("settle('', heads())\n  return {0, now}", "return {0, now}"),
     "force wakes nobody": Mutant("if settle('', heads()) ~= GRANTED then", "if true then"),
-    "the next in line is told nothing": Mutant("if next_inbox == inbox then grant = grant .. ' ' .. next_id end"),
-    "the next in line elsewhere is told nothing": Mutant("if next_inbox and next_inbox ~= inbox then", "if false then"),
+    "the next in line is told nothing": Mutant("(next_inbox == inbox and next_id or 0)", "0"),
+    "the next in line elsewhere is told nothing": Mutant(
+        "if next_inbox and next_inbox ~= inbox then",
+        "if false then",
+    ),
     "a foreign holder is taken for one of ours": Mutant(
         "if holder and last and string.sub(last, 18) == holder then soon = 0 end",
         "soon = 0",
@@ -79,7 +86,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "hold(token, ttl) return {3, tonumber(fence),",
     ),
     "a replay takes a new fence": Mutant(
-        "last_token == token and string.sub(last, 1, 16) or next_fence(token, ttl)",
+        "last_token == token and string.sub(last, 1, 16) + 1 - fences_of(token) or next_fence(token, ttl)",
         "next_fence(token, ttl)",
     ),
     # leftovers
@@ -89,7 +96,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "if ticket ~= '' then redis.call('ZREM', QUEUE, ticket) end\n    if poll_ms",
         "if poll_ms",
     ),
-    "a grant leaves its poll": Mutant("if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end\n    local", "local"),
+    "a grant leaves its poll": Mutant(
+        "if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end\n    local",
+        "local",
+    ),
     "a grant leaves its ticket (hand-over)": Mutant(
         "redis.call('ZREM', QUEUE, ticket)\n      local next_inbox",
         "local next_inbox",
@@ -101,19 +111,22 @@ MUTANTS: Mapping[str, Mutant] = {
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
     "the lock has no ttl": Mutant("token, 'NX', 'PX', ttl", "token, 'NX'"),
     # P6 leases
-    "renew does nothing": Mutant("redis.call('PEXPIRE', NAME, ARGV[2])"),
+    "renew does nothing": Mutant("redis.call('PEXPIRE', NAME, ttl)"),
     "renew forgets the fence": Mutant("redis.call('PEXPIRE', FENCE, keep)"),
     "renew forgets a fence ahead of the clock": Mutant("if redis.call('PTTL', FENCE) < keep then", "if true then"),
     # P8 fencing
     "the fence is not stored (slow path)": Mutant(
-        "local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep, 'GET')",
+        "local last = redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep, 'GET')",
         "local last = redis.call('GET', FENCE)",
     ),
     "the fence is not stored (fast path)": Mutant(
-        "redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', remember(ttl), 'GET')",
+        "redis.pcall('SET', FENCE, fence .. ' ' .. token, 'PX', remember(ttl), 'GET')",
         "redis.pcall('GET', FENCE)",
     ),
-    "the fence is the stored one": Mutant("tonumber(string.sub(last, 1, 16)) + 1", "tonumber(string.sub(last, 1, 16))"),
+    "the fence is the stored one": Mutant(
+        "tonumber(string.sub(last, 1, 16)) + 1",
+        "tonumber(string.sub(last, 1, 16))",
+    ),
     "the fence is only the clock (slow path)": Mutant(
         "if last and string.sub(last, 1, 16) >= fence then",
         "if false then",
@@ -123,9 +136,47 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the fence is only the clock (fast path)": Mutant("string.sub(before, 1, 16) < digits and "),
     "the fence is only a counter": Mutant(
-        "local fence, keep = digits, remember(ms)\n",
-        "local fence, keep = string.format('%.0f', tonumber(string.sub(redis.call('GET', FENCE) or '0', 1, 16)) + 1), remember(ms)\n",  # noqa: E501
+        "local fence, keep, more = digits, ",
+        "local fence, keep, more = string.format('%.0f', tonumber(string.sub(redis.call('GET', FENCE) or '0', 1, 16)) + 1), ",  # noqa: E501
     ),
+    # a process that shares what it holds
+    "everybody shares whose token ends so": Mutant(
+        "return string.match(token, ':(%x+):(%d+)~$')",
+        "return token, '1'",
+    ),
+    "nobody shares": Mutant("if string.byte(token, -1) == 126 then", "if false then"),
+    "one fence too few": Mutant("local RANGE = 128", "local RANGE = 127"),
+    "a range is not stored (slow path)": Mutant(
+        "return more == 0 and fence or string.format('%.0f', fence + more)",
+        "return fence",
+    ),
+    "a range is not stored when the clock stood still": Mutant(
+        "redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep + ",
+        "redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep + ",
+    ),
+    "a range is not stored (fast path)": Mutant(
+        "sharer(token) and string.format('%.0f', digits + RANGE - 1) or digits",
+        "digits",
+    ),
+    "a replay gets the last of the range": Mutant(
+        "string.sub(last, 1, 16) + 1 - fences_of(token)",
+        "string.sub(last, 1, 16)",
+    ),
+    "a renewal reserves a whole range": Mutant("next_fence(holder, ttl, ARGV[3])", "next_fence(holder, ttl)"),
+    "a renewal reserves what nobody wants": Mutant("ARGV[3] == '0' and 0 or next_fence", "next_fence"),
+    "every renewal reserves": Mutant("if not ARGV[3] then return {1, now} end", "ARGV[3] = ARGV[3] or '0'"),
+    "a renewal does not say who waits": Mutant(
+        "tonumber(first), redis.call('EXISTS', QUEUE)}",
+        "tonumber(first), 0}",
+    ),
+    "who shares is not told that somebody waits": Mutant("if holder then wanted(holder) end"),
+    "who shares is told although nobody waits": Mutant("and redis.call('EXISTS', QUEUE) == 1 then", "then"),
+    "who shares is not told who is behind": Mutant("wanted(token)\n"),
+    "a grant does not say that somebody is behind": Mutant(
+        "if following then grant",
+        "if next_inbox == inbox then grant",
+    ),
+    "a grant says that somebody is behind": Mutant("if following then grant", "if true then grant"),
 }  # fmt: skip
 
 
@@ -238,7 +289,7 @@ async def check_force_serves_the_next(redis: Redis) -> None:
 def checks() -> dict[str, Check]:
     """Ours first: they are quick to fail where those of the script tests wait for a message."""
     found: dict[str, Check] = {name: value for name, value in globals().items() if name.startswith("check_")}
-    for name, value in vars(suite).items():
+    for name, value in {**vars(suite), **vars(sharing)}.items():
         if name.startswith("test_") and inspect.iscoroutinefunction(value):
             parameters = list(inspect.signature(value).parameters)
             if parameters == ["redis"]:

@@ -1,4 +1,4 @@
-"""Random histories of permits, run by the scripts on a server and by `rules.py`; compared after each command.
+"""Random histories of permits, run on a server by the scripts or by WATCH, and by `rules_permits.py`; compared.
 
 Time is ours: in the scripts the server's TIME is replaced by the last two arguments, so every expiry is exact. Each
 command runs twice (P4). Compared are the reply, the messages that arrive, and all that is stored. Beside the model
@@ -17,26 +17,30 @@ from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from redis_sync_aio._engine import rules
+from redis_sync_aio._engine import rules_permits as rules
+from redis_sync_aio._engine import watch_permits
 from redis_sync_aio._engine.lua import WHOLE, ticket_member
-from redis_sync_aio._engine.snapshot import Decision, Message, Permit, Snapshot, Ticket
+from redis_sync_aio._engine.outcomes import RANGE, Renewed
+from redis_sync_aio._engine.rules_permits import Decision
+from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket
 from redis_sync_aio._keys import permit_keys
-from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.executions import by_watch, clocked
 
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
-INBOXES = (b"rsa:one", b"rsa:two")
-NOBODY = b"rsa:nobody"
+INBOXES = (b"rsa:1", b"rsa:2")
+NOBODY = b"rsa:0"
 SCRIPTS = tuple(f"permits_{name}" for name in ("acquire", "release", "renew", "resize"))
 UPGRADES = ("upgrade_acquire", "upgrade_release")
 MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 START = 1_800_000_000_000_000
 SECOND = 1_000_000
 
-Kind = Literal["pushed", "dead", "polling", "impatient", "identity"]
-KINDS: tuple[Kind, ...] = ("pushed", "pushed", "pushed", "dead", "polling", "impatient", "identity")
-Rule = Callable[[Snapshot], Decision]
+Kind = Literal["pushed", "sharing", "dead", "polling", "impatient", "identity"]
+KINDS: tuple[Kind, ...] = ("pushed", "pushed", "sharing", "sharing", "dead", "polling", "impatient", "identity")
+Rule = Callable[[PermitSnapshot], Decision]
 
 COMMANDS = {
     "request": 12,
@@ -53,13 +57,6 @@ COMMANDS = {
 MUTE = st.sampled_from([False] * 9 + [True])
 
 
-def clocked(name: str) -> str:
-    """Return the script with the last two arguments for the server's clock."""
-    source = load(name).source.decode()
-    assert source.count("redis.call('TIME')") == 1
-    return source.replace("redis.call('TIME')", "{ARGV[#ARGV - 1], ARGV[#ARGV]}")
-
-
 @dataclass(frozen=True)
 class Actor:
     """One request: its token, its ticket, and what it asks for."""
@@ -73,6 +70,8 @@ class Actor:
 
     @property
     def token(self) -> bytes:
+        if self.kind == "sharing":
+            return b"host:%b:%d~" % (self.inbox[4:], self.number % MANY)
         return b"me" if self.kind == "identity" else b"t%d" % (self.number % MANY)
 
     @property
@@ -100,7 +99,7 @@ class History(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = START
-        self.model = Snapshot(START, deaf=frozenset({NOBODY}))
+        self.model = PermitSnapshot(START, deaf=frozenset({NOBODY}))
         self.actors: list[Actor] = []
         self.fence = self.remembered = 0  # the last fence, and the last that the server knew
 
@@ -126,7 +125,7 @@ class History(RuleBasedStateMachine):
 
     # -- both, and compare -------------------------------------------------------------------------------
 
-    def stored(self) -> Snapshot:
+    def stored(self) -> PermitSnapshot:
         """Read what is on the server."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(STATE).zrange(PERMITS, 0, -1, withscores=True)
@@ -141,17 +140,22 @@ class History(RuleBasedStateMachine):
             weight, fence = state.pop(b"=" + token).split()
             permits[token] = Permit(int(weight), int(fence), int(score))
         known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
+        known["shared"] = state.pop(b"shared", b"") == b"1"
         assert not state, "fields without a permit"
         alive = {ticket: int(score) for ticket, score in polls}
         waiting = tuple(ticket for ticket, _ in queue)
         ahead = b"".join(ticket for ticket, place in queue if place < 0)
         return replace(self.model, now=self.now, permits=permits, queue=waiting, ahead=ahead, polls=alive, **known)
 
+    def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
+        return client.evalsha(self.scripts[script], 4, *KEYS.all, *arguments, *divmod(self.now, SECOND))
+
+    def expected(self, decide: Rule, mute: bool) -> Decision:
+        return decide(replace(self.model, now=self.now, mute=mute))
+
     def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> Decision:
-        before = replace(self.model, now=self.now, mute=mute)
-        decision = decide(before)
-        client = self.muted if mute else self.client
-        reply = client.evalsha(self.scripts[script], 4, *KEYS.all, *arguments, *divmod(self.now, SECOND))
+        decision = self.expected(decide, mute)
+        reply = self.run(self.muted if mute else self.client, script, arguments)
         assert (tuple(reply) if isinstance(reply, list) else reply) == decision.reply, (script, arguments)
         for expected in decision.messages:
             found = self.message()
@@ -160,17 +164,22 @@ class History(RuleBasedStateMachine):
         assert self.stored() == self.model, (script, arguments)
         return decision
 
-    def both(self, decide: Rule, script: str, *arguments: bytes | int, mute: bool = False) -> Decision:
-        """Run it on both, and again; the second run is to change nothing and to grant nothing."""
+    def both(
+        self, decide: Rule, script: str, *arguments: bytes | int, mute: bool = False, spends: bool = False
+    ) -> Decision:
+        """Run it on both, and again; the second run is to grant nothing, and to change nothing; it may spend fences."""
         before = replace(self.model, now=self.now)
         first = self.once(decide, script, arguments, mute)
         self.check_promises(before, first, mute)
         again = self.once(decide, script, arguments, mute)
-        assert again.after == first.after, f"P4: {script} {arguments} run again changed something"
+        same = replace(again.after, mute=first.after.mute)
+        assert (replace(same, fence=first.after.fence) if spends else same) == first.after, (
+            f"P4: {script} {arguments} run again changed something"
+        )
         assert all(int(message.payload.split()[1]) <= 0 for message in again.messages), "P4: granted twice"
         return first
 
-    def check_promises(self, before: Snapshot, decision: Decision, mute: bool) -> None:
+    def check_promises(self, before: PermitSnapshot, decision: Decision, mute: bool) -> None:
         after, reply = decision.after, decision.reply
         live = {token: permit for token, permit in after.permits.items() if permit.until > self.now}
         assert live == after.permits, "what is over is gone"
@@ -218,7 +227,9 @@ class History(RuleBasedStateMachine):
             assert fence == self.remembered, "readers have the fence of the last writer"
         else:
             assert fence > self.fence
-            self.fence = self.remembered = fence
+            reads = WHOLE in self.limits and to.weight == 1
+            last = fence + RANGE - 1 if Sharer.of(to.token) and not reads else fence
+            self.fence = self.remembered = last
             held[to.token] = Permit(to.weight, fence, 0)
 
     asking: Actor | None = None
@@ -282,8 +293,19 @@ class History(RuleBasedStateMachine):
 
     def renew(self, data: st.DataObject) -> None:
         ttl_ms = data.draw(st.sampled_from([10, 1000, 60_000]))
-        token = self.someone(data).token
-        self.both(lambda it: rules.renew(it, token, ttl_ms), "permits_renew", token, ttl_ms)
+        actor = self.someone(data)
+        token, mute = actor.token, data.draw(MUTE)
+        if actor.kind != "sharing":
+            self.both(lambda it: rules.renew(it, token, ttl_ms), "permits_renew", token, ttl_ms, mute=mute)
+            return
+        fences = data.draw(st.sampled_from([0, 5, 4096]))
+        words, last = (token, ttl_ms, fences), self.fence
+        renewed = self.both(lambda it: rules.renew(it, *words), "permits_renew", *words, mute=mute, spends=fences > 0)
+        assert isinstance(renewed.reply, tuple)
+        if renewed.reply[0] == Renewed.RENEWED:
+            reads = WHOLE in self.limits and self.model.permits[token].weight == 1
+            assert renewed.reply[2] > last if fences and not reads else renewed.reply[2] == 0, "P8"
+        self.fence = max(self.fence, self.model.fence)
 
     def resize(self, data: st.DataObject) -> None:
         limit = data.draw(st.sampled_from(self.limits))
@@ -313,8 +335,8 @@ class History(RuleBasedStateMachine):
         assume(key != PERMITS or self.model.used > 0)
         self.client.delete(key)
         lost: dict[bytes, dict[str, Any]] = {
-            PERMITS: {"permits": {}, "used": 0},
-            STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0},
+            PERMITS: {"permits": {}, "used": 0, "shared": False},
+            STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0, "shared": False},
             QUEUE: {"queue": (), "ahead": b""},
             POLLS: {"polls": {}},
         }
@@ -355,6 +377,21 @@ class ReadersAndWriters(History):
         data.draw(st.sampled_from([super().renew, self.upgrade, self.upgrade, self.downgrade]))(data)
 
 
+class ByWatch(History):
+    """The same by WATCH, MULTI and EXEC. The queue is looked at two by two, and of what is over one goes at a time."""
+
+    def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
+        return by_watch(client, script, KEYS, arguments, self.now)
+
+    def expected(self, decide: Rule, mute: bool) -> Decision:
+        """Who has nothing to tell does not notice that he may not."""
+        return super().expected(decide, mute and bool(super().expected(decide, False).messages))
+
+
+class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
+    """And for readers and writers."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
@@ -375,8 +412,10 @@ PROFILE = settings(
 )
 
 
-@pytest.mark.parametrize("machine", [History, ReadersAndWriters])
-def test_random_histories_agree_with_the_rules(machine: type[History]) -> None:
+@pytest.mark.parametrize("machine", [History, ReadersAndWriters, ByWatch, ReadersAndWritersByWatch])
+def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_permits, "WINDOW", 2)
+    monkeypatch.setattr(watch_permits, "BATCH", 1)
     run_state_machine_as_test(machine, settings=PROFILE)
 
 

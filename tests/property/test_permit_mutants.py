@@ -1,6 +1,6 @@
 """Mutants of the permit scripts: each takes one decision out of them, and at least one check has to notice.
 
-The checks are the tests of `tests/scripts/test_permit_scripts*.py`, run against scripts in which some text was
+The checks are the tests of `tests/scripts/test_permit_*.py`, run against scripts in which some text was
 replaced. The unmutated scripts pass all of them.
 """
 
@@ -21,6 +21,7 @@ from redis_sync_aio._scripts import Script, load
 from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_scripts_edges as edges
+from ..scripts import test_permit_sharing as sharing
 from ..scripts import test_upgrade_scripts as upgrades
 from .test_mutants import Mutant
 
@@ -49,7 +50,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "if used ~= saved then redis.call('HSET', STATE, 'used', used) end", "if had then end"
     ),
     "the sum is not stored after a release": Mutant("save()\nreturn held and 1 or 0", "return held and 1 or 0"),
-    "the sum is not stored after a renewal": Mutant("save()\nreturn {held", "return {held"),
+    "the sum is not stored after a renewal": Mutant("save()\nif not held or", "if not held or"),
     "the sum is not stored before who lines up": Mutant("save()\nlocal look", "local look"),
     "the own permit is remembered when it is gone": Mutant("if token == ARGV[1] then own = '' end"),
     "the own permit is not remembered": Mutant("if token == ARGV[1] then own = mine end"),
@@ -63,7 +64,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "if used >= limit or tell(inbox, id, 0, left() or 1) then return FULL end",
         "do return FULL end",
     ),
-    "last come, first served": Mutant("'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'", "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'"),
+    "last come, first served": Mutant(
+        "'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'",
+        "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'",
+    ),
     "a repeated request goes to the end": Mutant("'ZADD', QUEUE, 'NX', ", "'ZADD', QUEUE, "),
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
@@ -74,17 +78,21 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     # P3 wake-up
     "a release wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "save()\nreturn held and 1 or 0"),
-    "a renewal wakes nobody": Mutant("settle('')\nlocal had, ms", "local had, ms"),
+    "a renewal wakes nobody": Mutant("local waiting = settle('') ~= FREE", "local waiting = false"),
     "a resize wakes nobody": Mutant("settle('')\nsave()\nreturn before", "save()\nreturn before"),
-    "a grant wakes nobody behind it": Mutant("if more then settle('') end"),
+    "a grant wakes nobody behind it": Mutant("if more and settle('') ~= FREE then", "if false then"),
     "only one is woken": Mutant(
         "if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end",
         "do return FULL end",
     ),
     "the next in line is told nothing": Mutant(
-        "if next_inbox == inbox then grant = grant .. ' ' .. next_id .. ' ' .. next_left end",
+        "(next_inbox == inbox and next_id or 0)",
+        "0",
     ),
-    "the next in line elsewhere is told nothing": Mutant("if next_inbox and next_inbox ~= inbox then", "if false then"),
+    "the next in line elsewhere is told nothing": Mutant(
+        "if next_inbox and next_inbox ~= inbox then",
+        "if false then",
+    ),
     "too heavy waiters are told nothing": Mutant("if inbox ~= '' then tell(inbox, id, -1, 0) end"),
     "nobody says that it is worth looking soon": Mutant("turn == RESERVED and not more and 1 or 0", "0"),
     "the claim is ignored": Mutant(
@@ -95,16 +103,16 @@ MUTANTS: Mapping[str, Mutant] = {
     "a holder gets a second permit": Mutant("differs or had or weight > limit", "differs or weight > limit"),
     "what was undone is granted": Mutant("'=' .. ARGV[1], own)\n    keep", "'!' .. ARGV[1], own)\n    keep"),
     "a tombstone can be renewed": Mutant(
-        "local held = had and had > 0\nif held then\n  keep(ms, true)",
-        "local held = had\nif held then\n  keep(ms, true)",
+        "local held = had and had > 0\nif held then\n  if more > 0",
+        "local held = had\nif held then\n  if more > 0",
     ),
     "a renewal creates a permit": Mutant(
-        "local held = had and had > 0\nif held then\n  keep(ms, true)",
-        "local held = true\nif held then\n  keep(ms, true)",
+        "local held = had and had > 0\nif held then\n  if more > 0",
+        "local held = true\nif held then\n  if more > 0",
     ),
     "renewals come before the turn": Mutant(
-        "settle('')\nlocal had, ms = permit(ARGV[1]), tonumber(ARGV[2])",
-        "local had, ms = permit(ARGV[1]), tonumber(ARGV[2])\nsettle('')",
+        "local waiting = settle('') ~= FREE\nlocal had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]),",
+        "local before = permit(ARGV[1])\nlocal waiting = settle('') ~= FREE\nlocal had, ms, more, reserved = before, tonumber(ARGV[2]),",  # noqa: E501
     ),
     # P6 leases
     "a renewal does nothing": Mutant("redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])"),
@@ -112,8 +120,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "the fence is only the clock": Mutant("math.max(fence + 1, now)", "now"),
     "the fence is only a counter": Mutant("math.max(fence + 1, now)", "fence + 1"),
     "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
-    "each reader has its own fence": Mutant("limit ~= WHOLE or weight == WHOLE or fence == 0", "true"),
-    "writers share fences": Mutant("or weight == WHOLE or", "or"),
+    "each reader has its own fence": Mutant("local rises = fenced(weight) or fence == 0", "local rises = true"),
+    "writers share fences": Mutant("limit ~= WHOLE or weight == WHOLE end", "limit ~= WHOLE end"),
     "a fence ahead of the clock is forgotten": Mutant("math.max(time, math.ceil(fence / 1000))", "time"),
     # out of memory
     "a new grant begins with a harmless write": Mutant(
@@ -170,6 +178,67 @@ MUTANTS: Mapping[str, Mutant] = {
     "an upgrade shortens": Mutant("if had > 0 then over", "if false then over"),
     "a downgrade frees nothing": Mutant("used = used - had + 1"),
     "a downgrade wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "return held and 1 or 0"),
+    # a process that shares what it holds
+    "everybody shares whose token ends so": Mutant(
+        "return string.match(token, ':(%x+):(%d+)~$')",
+        "return token, '1'",
+    ),
+    "nobody shares": Mutant("if string.byte(token, -1) == 126 then", "if false then"),
+    "one fence too few": Mutant("local RANGE = 128", "local RANGE = 127"),
+    "readers get a range": Mutant("shares and fenced(weight) and RANGE", "shares and RANGE"),
+    "everybody gets a range": Mutant("shares and fenced(weight) and RANGE", "fenced(weight) and RANGE"),
+    "nobody remembers that it is shared": Mutant(", mine, 'shared', 1)", ", mine)"),
+    "it is shared from the beginning": Mutant(", mine) end", ", mine, 'shared', 1) end"),
+    "it is looked for where nobody shares": Mutant("if redis.call('HGET', STATE, 'shared') then", "do"),
+    "who shares is not told that somebody waits": Mutant(
+        "if redis.call('HGET', STATE, 'shared') then",
+        "if false then",
+    ),
+    "who does not wait has others told": Mutant(
+        "if ticket == '' then return {0, 0, look, now, soon} end",
+        "if ticket == '' then wanted('host:1:a:1~') return {0, 0, look, now, soon} end",
+    ),
+    "all who hold are looked at": Mutant("'ZRANGE', PERMITS, 0, 63)", "'ZRANGE', PERMITS, 0, -1)"),
+    "a process is told more than once": Mutant("and not told[inbox] and", "and"),
+    "what was undone hides what is held": Mutant(" and permit(holder) ~= 0 then", " then"),
+    "who shares is not told who is behind": Mutant(
+        "if more and settle('') ~= FREE then wanted(token) end",
+        "if more then settle('') end",
+    ),
+    "who shares is told although all behind fit": Mutant(
+        "if more and settle('') ~= FREE then wanted(token) end",
+        "if more then settle('') wanted(token) end",
+    ),
+    "a new writer is not told who waits": Mutant(
+        "if sharer(token) and redis.call('EXISTS', QUEUE) == 1 then",
+        "if false then",
+    ),
+    "a new writer is told although nobody waits": Mutant(
+        "sharer(token) and redis.call('EXISTS', QUEUE) == 1",
+        "true",
+    ),
+    "a grant does not say that somebody is behind": Mutant("if following then", "if next_inbox == inbox then"),
+    "a grant says that somebody is behind": Mutant(
+        "if following then",
+        "next_left = next_left or 0\n      if true then",
+    ),
+    "no time is known for a poller behind": Mutant("following and math.min", "next_id and math.min"),
+    "a renewal reserves one fence": Mutant("fence = reserved + more - 1", "fence = reserved"),
+    "a renewal reserves for readers": Mutant("if more > 0 and fenced(had) then", "if more > 0 then"),
+    "a renewal reserves by the clock": Mutant("reserved = math.max(fence + 1, now)", "reserved = now"),
+    "a renewal reserves by the counter": Mutant("reserved = math.max(fence + 1, now)", "reserved = fence + 1"),
+    "a renewal does not store what it reserves": Mutant("if reserved > 0 then", "if false then"),
+    "a renewal reserves before what is allowed when out of memory": Mutant(
+        "    fence = reserved + more - 1\n",
+        "    fence = reserved + more - 1\n    redis.call('HSET', STATE, 'fence', 0)\n",
+    ),
+    "what a renewal reserves is forgotten": Mutant(
+        "    fence = reserved + more - 1\n  end\n  keep(ms, true)",
+        "  end\n  keep(ms, true)\n  if reserved > 0 then fence = reserved + more - 1 end",
+    ),
+    "a renewal says nothing of who waits": Mutant("(waiting or used > limit) and", "(used > limit) and"),
+    "a renewal says nothing of a lower limit": Mutant("(waiting or used > limit) and", "waiting and"),
+    "a renewal tells more than was asked": Mutant("if not held or not ARGV[3] then", "if not held then"),
     # looking
     "inspect counts what is over": Mutant("do used = used - (permit(token) or 0) end", "do end"),
     "inspect shows tombstones": Mutant("if weight and weight > 0 and", "if weight and"),
@@ -198,7 +267,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, edges, upgrades)
+CHECKS = checks(suite, sharing, edges, upgrades)
 
 
 def mutate(mutant: Mutant) -> Callable[[str], Script]:

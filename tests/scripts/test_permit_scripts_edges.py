@@ -105,6 +105,22 @@ async def test_out_of_memory_who_holds_or_waits_goes_on(starved: Client) -> None
         assert [message[0] for message in await told() if int(message[1]) > 0] == [b"1", b"3"]
 
 
+async def test_out_of_memory_who_shares_gets_more_fences_and_is_told(starved: Client) -> None:
+    """A renewal reserves fences, and who is queued still has the holder told."""
+    token = b"host:1:a:1~"
+    async with inbox(starved, b"rsa:a") as told:
+        first = await granted(starved, token, weight=2)
+        ticket = await waits(starved, b"w")
+        await told()
+        await starve(starved)
+        code, _, more, waiting = await run(starved, "permits_renew", token, 90_000, 50)
+        assert (code, waiting) == (1, 1)
+        assert more > first
+        assert int(await starved.hget(STATE, "fence")) == more + 49
+        assert (await ask(starved, b"w", ticket))[0] == QUEUED
+        assert [message[:2] for message in await told()] == [(b"1", b"-2")]
+
+
 # -- lost, foreign and mortal keys -------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import itertools
 import json
 import os
@@ -117,9 +118,9 @@ class Child:
         """Make a client and a coordinator, and connect."""
         await self.ask("open", url, claim)
 
-    def acquire(self, name: str, ttl: float, slot: str = "it") -> asyncio.Future[Answer]:
+    def acquire(self, name: str, ttl: float, slot: str = "it", identity: str = "") -> asyncio.Future[Answer]:
         """Acquire (token, fence, remaining), to be released as ``slot``."""
-        return self.ask("acquire", slot, name, ttl)
+        return self.ask("acquire", slot, name, ttl, *([identity] if identity else []))
 
     def permits(
         self, name: str, ttl: float, weight: int, limit: int, slot: str = "it", identity: str = ""
@@ -127,8 +128,24 @@ class Child:
         """Acquire permits of a semaphore; otherwise as `acquire`."""
         return self.ask("permits", slot, name, ttl, weight, limit, *([identity] if identity else []))
 
+    def robust(self, name: str, ttl: float, slot: str = "it") -> asyncio.Future[Answer]:
+        """Acquire a robust lock (also: abandoned, the fence of who left it, or None); otherwise as `acquire`."""
+        return self.ask("robust", slot, name, ttl)
+
+    def record(self, progress: object, slot: str = "it") -> asyncio.Future[Answer]:
+        """Record progress under a robust lock."""
+        return self.ask("record", slot, json.dumps(progress, separators=(",", ":")))
+
     def release(self, slot: str = "it") -> asyncio.Future[Answer]:
         return self.ask("release", slot)
+
+    def release_as(self, name: str, identity: str) -> asyncio.Future[Answer]:
+        """Release the lock that ``identity`` holds, wherever it was acquired."""
+        return self.ask("release_as", name, identity)
+
+    def run(self, job: str, *words: object) -> asyncio.Future[Answer]:
+        """Run ``await module.function(sync, *words)``, called ``module:function``; its answer is a dict."""
+        return self.ask("run", job, *words)
 
     # -- what the operating system does to it ----------------------------------------------------------
 
@@ -148,6 +165,14 @@ class Child:
         _, status = os.waitpid(self.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), "it died instead"
         self.stopped = True
+
+    def stands_still(self) -> bool:
+        """Return whether it stopped since it was last asked."""
+        pid, status = os.waitpid(self.process.pid, os.WUNTRACED | os.WNOHANG)
+        if pid:
+            assert os.WIFSTOPPED(status), "it died instead"
+            self.stopped = True
+        return bool(pid)
 
     def go_on(self) -> float:
         """SIGCONT; return when that was, by the clock of `Answer.at`."""
@@ -271,8 +296,8 @@ class Worker:
         assert self.sync is not None
         return self.sync.lock(name, ttl=float(ttl))
 
-    async def do_acquire(self, slot: str, name: str, ttl: str) -> dict[str, object]:
-        return self.acquired(slot, await self.lock(name, ttl).acquire())
+    async def do_acquire(self, slot: str, name: str, ttl: str, identity: str | None = None) -> dict[str, object]:
+        return self.acquired(slot, await self.lock(name, ttl).acquire(identity=identity))
 
     async def do_permits(
         self, slot: str, name: str, ttl: str, weight: str, limit: str, identity: str | None = None
@@ -282,6 +307,18 @@ class Worker:
         assert self.sync is not None
         semaphore = AsyncSemaphore(self.sync, name, limit=int(limit), ttl=float(ttl))
         return self.acquired(slot, await semaphore.acquire(int(weight), identity=identity))
+
+    async def do_robust(self, slot: str, name: str, ttl: str) -> dict[str, object]:
+        from redis_sync_aio import AsyncLock
+
+        assert self.sync is not None
+        lease = await AsyncLock(self.sync, name, ttl=float(ttl), robust=True).acquire()
+        found = self.acquired(slot, lease)
+        return {**found, "abandoned": lease.abandoned.fence if lease.abandoned else None}
+
+    async def do_record(self, slot: str, progress: str) -> dict[str, object]:
+        await self.leases[slot].record(json.loads(progress))
+        return {}
 
     def acquired(self, slot: str, lease: Any) -> dict[str, object]:
         self.leases[slot] = lease
@@ -322,6 +359,15 @@ class Worker:
         await self.leases[slot].release()
         return {}
 
+    async def do_release_as(self, name: str, identity: str) -> dict[str, object]:
+        await self.lock(name, "30").release(identity=identity)
+        return {}
+
+    async def do_run(self, job: str, *words: str) -> dict[str, object]:
+        module, name = job.split(":")
+        found: dict[str, object] = await getattr(importlib.import_module(module), name)(self.sync, *words)
+        return found
+
     async def do_check(self, slot: str) -> dict[str, object]:
         self.leases[slot].check()
         return {}
@@ -348,6 +394,53 @@ class Worker:
         """Stop ourselves in the middle of a turn; as `do_block` when we continue."""
         os.kill(os.getpid(), signal.SIGSTOP)
         return {"lost": self.leases[slot].lost.is_set()}
+
+    async def do_late(self, name: str, key: str, ttl: str, guarded: str) -> dict[str, object]:
+        """Count ``key`` up under a lock, but stop ourselves after the last check of the lease, before the write."""
+        from redis_sync_aio import AsyncLock
+
+        assert self.sync is not None
+        lease = await AsyncLock(self.sync, name, ttl=float(ttl), auto_renew=False).acquire()
+        if guarded == "guarded":
+            async with lease.transaction() as tx:
+                count = int(await tx.get(key) or 0)
+                tx.multi()
+                tx.set(key, count + 1)
+                execute = tx._execute
+
+                async def late() -> Any:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    return await execute()
+
+                tx.__dict__["_execute"] = late
+        else:
+            count = int(await self.client.get(key) or 0)
+            lease.check()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            await self.client.set(key, count + 1)
+        return {}
+
+    async def do_count(self, key: str, tasks: str, times: str, after: str) -> dict[str, object]:
+        """Count ``key`` up in transactions, tasks x times; by turns ``after`` conflicts (0: never)."""
+        from redis_sync_aio import Transaction, transaction
+
+        assert self.sync is not None
+        sync, conflicts, escalated = self.sync, 0, 0
+
+        async def body(tx: Transaction) -> None:
+            count = int(await tx.get(key) or 0)
+            tx.multi()
+            tx.set(key, count + 1)
+
+        async def one() -> None:
+            nonlocal conflicts, escalated
+            for _ in range(int(times)):
+                done = await transaction(sync, body, key, attempts=100_000, escalate_after=int(after) or None)
+                conflicts += done.conflicts
+                escalated += done.escalated
+
+        await asyncio.gather(*(one() for _ in range(int(tasks))))
+        return {"conflicts": conflicts, "escalated": escalated}
 
     async def do_die(self, slot: str) -> dict[str, object]:
         """Kill ourselves in the middle of a turn, inside the section."""

@@ -18,6 +18,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe
 from .schedule import KINDS, run, sha
+from .schedule_locks import LOCK
 
 Check = Callable[["Sim"], Awaitable[None]]
 
@@ -294,7 +295,7 @@ async def check_close_releases(sim: Sim) -> None:
 
 
 def check_schedules(server: EmbeddedServer) -> None:
-    run(server, range(200))
+    run(server, LOCK, range(200))
 
 
 CHECKS: dict[str, Check] = {

@@ -8,13 +8,14 @@ locks have, and says so.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator
-from redis_sync_aio._keys import Keys, lock_keys, permit_keys
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Backoff, Coordinator, wait_until
+from redis_sync_aio._keys import Engine, Keys, lock_keys, permit_keys
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio.errors import LossReason
 from redis_sync_aio.lock import LockStatistics
@@ -36,6 +37,9 @@ class Kind(ABC):
     """Of its scripts."""
     taken: LossReason
     """What a holder learns when `take_over` took its place."""
+    engine: Engine = "auto"
+    share: bool = False
+    linger: float = 0.0
 
     def __str__(self) -> str:
         return self.label
@@ -103,16 +107,19 @@ class LockKind(Kind):
     """`AsyncLock`."""
 
     def make(self, sync: Coordinator | Redis, name: str | bytes, **options: Any) -> AsyncLock:
-        return AsyncLock(sync, name, **options)
+        given = {"engine": self.engine, "share": self.share, "linger": self.linger}
+        return AsyncLock(sync, name, **{**given, **options})
 
     def keys(self, name: str) -> Keys:
-        return lock_keys(name.encode())
+        return lock_keys(name.encode()).by(self.engine)
 
     def queue(self, name: str) -> bytes:
         return self.keys(name).all[1]
 
     async def token(self, redis: Client, name: str) -> bytes | None:
         found: bytes | str | None = await redis.get(name)
+        if found is not None and self.linger:  # nobody has it any more, perhaps
+            found = await _unless_it_goes(redis, name, 10 * self.linger)
         return found.encode() if isinstance(found, str) else found
 
     async def left_ms(self, redis: Client, name: str) -> int:
@@ -135,19 +142,21 @@ class SemaphoreKind(Kind):
         return self.label
 
     def make(self, sync: Coordinator | Redis, name: str | bytes, **options: Any) -> AsyncSemaphore:
-        return AsyncSemaphore(sync, name, limit=self.limit, **options)
+        given = {"engine": self.engine, "share": self.share, "linger": self.linger}
+        return AsyncSemaphore(sync, name, limit=self.limit, **{**given, **options})
 
     def keys(self, name: str) -> Keys:
-        return permit_keys(name.encode(), "sem")
+        return permit_keys(name.encode(), "sem").by(self.engine)
 
     def queue(self, name: str) -> bytes:
         return self.keys(name).all[2]
 
     async def permits(self, redis: Client, name: str) -> list[tuple[bytes, float]]:
         """Return tokens and milliseconds left; tombstones of undone requests (weight 0) are none."""
-        now = await _server_us(redis)
         found = []
-        for token, until in await redis.zrange(self.key(name), 0, -1, withscores=True):
+        permits = await redis.zrange(self.key(name), 0, -1, withscores=True)
+        now = await _server_us(redis)  # afterwards: a renewal in between would seem to last longer than it does
+        for token, until in permits:
             token = token.encode() if isinstance(token, str) else token
             about = await redis.hget(self.keys(name).all[1], b"=" + token) or b"0"
             if until > now and int(about.split()[0]):
@@ -173,12 +182,30 @@ class SemaphoreKind(Kind):
 
 
 async def holder(lock: Exclusive) -> str | None:
-    """Return who holds it, as it says itself."""
+    """Return who holds it, as it says itself; of one that lingers, who holds it still after that."""
+    if lock._linger:
+        with suppress(TimeoutError):
+            await wait_until(lambda: _unlocked(lock), Backoff(initial=0.001, cap=0.002), timeout=10 * lock._linger)
     found = await lock.statistics()
     if isinstance(found, LockStatistics):
         return found.holder
     assert len(found.holders) == found.held <= 1, found
     return found.holders[0].identity if found.holders else None
+
+
+async def _unlocked(lock: Exclusive) -> bool:
+    return not await lock.locked()
+
+
+async def _unless_it_goes(redis: Client, name: str, seconds: float) -> bytes | str | None:
+    """Return who holds a lock, if it is still held after so long."""
+    with suppress(TimeoutError):
+        await wait_until(lambda: _free(redis, name), Backoff(initial=0.001, cap=0.002), timeout=seconds)
+    return await redis.get(name)  # type: ignore[no-any-return]
+
+
+async def _free(redis: Client, name: str) -> bool:
+    return await redis.get(name) is None
 
 
 async def _server_us(redis: Client) -> int:
@@ -188,4 +215,11 @@ async def _server_us(redis: Client) -> int:
 
 LOCK: Kind = LockKind("lock", "", "taken")
 SEMAPHORE: Kind = SemaphoreKind("semaphore(1)", "permits_", "expired")  # "taken" needs one key with one owner
+WATCHED_LOCK: Kind = LockKind("lock by WATCH", "", "taken", "watch")
+WATCHED_SEMAPHORE: Kind = SemaphoreKind("semaphore(1) by WATCH", "permits_", "expired", "watch")
+SHARED_LOCK: Kind = LockKind("shared lock", "", "taken", share=True)
+LINGERING_LOCK: Kind = LockKind("lingering lock", "", "taken", share=True, linger=0.005)
 KINDS = (LOCK, SEMAPHORE)
+SHARED_SEMAPHORE: Kind = SemaphoreKind("shared semaphore(1)", "permits_", "expired", share=True)
+SHARED = (SHARED_LOCK, LINGERING_LOCK, SHARED_SEMAPHORE)
+WATCHED = (WATCHED_LOCK, WATCHED_SEMAPHORE)

@@ -38,7 +38,7 @@ Command = tuple[bytes, ...]
 Move = tuple[int, Callable[[], object]]
 """Something that may happen next, and how likely it is."""
 
-_PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"CLIENT"})
+_PUBLISHING = frozenset({b"EVALSHA", b"EVAL", b"PUBLISH", b"CLIENT", b"EXEC"})
 """After these there may be something for others: a push, or the end of their connection."""
 
 
@@ -89,6 +89,9 @@ class Pipe(asyncio.Transport):
         self.lost = False  # for the client
         self.ended = False  # for the server
         self.subscribed = False
+        self.watching = False
+        self.queued: list[Command] | None = None
+        """What the server has queued since MULTI."""
         asyncio.get_running_loop().call_soon(protocol.connection_made, self)
 
     # -- for the client ------------------------------------------------------------------------------------
@@ -149,14 +152,26 @@ class Pipe(asyncio.Transport):
             return
         if not self._gate.permits(self, words):
             if not self.lost:
-                self.down.append(b"-NOPERM not permitted\r\n")
+                self.down.append(self._gate.refusal)
             return
         self._gate.delivered += 1
         name = words[0].upper()
         self.subscribed |= name == b"SUBSCRIBE"
+        self._follow(name, words)
         self._ask(words, lambda frame: frame.items[:1] == [b"subscribe"] if name == b"SUBSCRIBE" else frame.kind != ">")
-        if name in _PUBLISHING:
+        if name in _PUBLISHING and self.queued is None:
             self._gate.collect()
+
+    def _follow(self, name: bytes, words: Command) -> None:
+        """Keep the books on WATCH and MULTI."""
+        if name in (b"EXEC", b"UNWATCH"):
+            self.watching, self.queued = False, None
+        elif name == b"WATCH":
+            self.watching = True
+        elif name == b"MULTI":
+            self.queued = []
+        elif self.queued is not None:
+            self.queued.append(words)
 
     def deliver_down(self) -> None:
         """Let the client have the next frame."""
@@ -229,6 +244,7 @@ class Gate:
         """Lets one thing happen; gets the seconds until the next timer, or None."""
         self.permits: Callable[[Pipe, Command], bool] = lambda _pipe, _words: True
         """Whether a command may reach the server. The one that may not is answered with an error."""
+        self.refusal = b"-NOPERM not permitted\r\n"
         self.delivered = self.lost = 0
         self.errors: list[dict[str, Any]] = []
 
@@ -306,7 +322,7 @@ class Gate:
     def collect(self) -> None:
         """Take what the server has sent to those who subscribed."""
         for pipe in self.pipes:
-            if pipe.subscribed and not pipe.ended:
+            if pipe.subscribed and not pipe.ended and pipe.queued is None:  # else the PING would be queued
                 pipe.collect()
 
 

@@ -20,14 +20,20 @@ ROOT = Path(redis_sync_aio.__file__).parent
 PACKAGE = "redis_sync_aio"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_types", "_clock", "_keys", "backoff"),
+    ("errors", "_types", "_clock", "_keys", "_templates", "_cancellation", "backoff"),
     ("_scripts", "_link"),
     ("_engine",),
-    ("lease", "_renewal", "_guard", "_hold", "_waiting", "_bundle"),
+    (
+        *("lease", "_recorded", "_renewal", "_robust", "_undo", "_guard", "_hold", "_waiting", "_bundle", "_shared"),
+        *("_transaction", "_body", "_guarded", "_turn", "_marker", "_attempts"),
+    ),
     ("coordinator",),
     ("_implicit",),
     ("_primitive",),
-    ("lock", "semaphore", "rwlock", "reentrant", "multilock", "_synchronized", "compat"),
+    (
+        *("lock", "semaphore", "rwlock", "reentrant", "multilock", "_synchronized", "compat", "transaction"),
+        *("fencegate", "compensation"),
+    ),
     ("__init__",),
     ("cli", "embedded", "__main__"),
 )
@@ -267,7 +273,9 @@ def public_definitions() -> dict[str, ast.AST]:
         for base in value.__mro__:
             node = definition(base) if base.__module__.startswith(PACKAGE) else None
             for part in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) and not part.name.startswith("_"):
+                if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) or part.name.startswith("_"):
+                    continue
+                if "overload" not in map(ast.unparse, part.decorator_list):
                     found.setdefault(f"{name}.{part.name}", part)
     return found
 
@@ -315,7 +323,8 @@ def test_what_is_public_is_documented(name: str) -> None:
     "name",
     [
         *("AsyncLock", "AsyncSemaphore", "AsyncReadWriteLock", "AsyncReentrantLock", "AsyncMultiLock"),
-        *("Coordinator", "Backoff", "wait_until", "synchronized"),
+        *("Coordinator", "Backoff", "wait_until", "synchronized", "transaction", "watch_retry"),
+        *("FenceGate", "Compensation"),
     ],
 )
 @pytest.mark.parametrize("part", ["Raises:", ":: or Example:"])
@@ -329,6 +338,8 @@ def test_what_takes_arguments_documents_errors_and_shows_an_example(name: str, p
     [
         *(f"{lock}.acquire" for lock in ("AsyncLock", "AsyncSemaphore", "AsyncReentrantLock", "AsyncMultiLock")),
         *("AsyncReadWriteLock.upgrade", "Lease.extend", "Lease.release", "Coordinator.close"),
+        *("Lease.record", "Lease.compensate", "FenceGate.accept", "Compensation.push"),
+        *("transaction", "Transaction.watch", "Lease.transaction"),
     ],
 )
 def test_what_waits_says_what_a_cancellation_does(name: str) -> None:
@@ -354,7 +365,7 @@ def test_the_errors_are_one_tree() -> None:
 @each_module
 def test_errors_for_callers_are_defined_in_errors(module: str) -> None:
     """But for those that never leave their room, and those of the edges."""
-    inside = {"ReplyError", "NotAdoptable"}
+    inside = {"ReplyError", "NotAdoptable", "Refused"}
     if module in ("errors", "compat") or room(module) in EDGES:
         return
     defined = {

@@ -13,4 +13,5 @@ if poll_ms > 0 then
   redis.call('ZADD', POLLS, math.floor(now / 1000) + poll_ms, ticket)
   redis.call('PEXPIRE', POLLS, QUEUE_TTL)
 end
+if holder then wanted(holder) end
 return {2, 0, left, now, soon}

@@ -4,3 +4,5 @@ local QUEUE_TTL = 600000
 local function remember(ms)
   return ms == '0' and 315360000000 or math.max(3600000, ms * 2)
 end
+-- include: sharer
+local function fences_of(token) return sharer(token) and RANGE or 1 end

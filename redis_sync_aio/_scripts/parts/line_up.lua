@@ -15,4 +15,16 @@ if poll_ms > 0 then
   redis.call('ZADD', POLLS, math.floor(now / 1000) + poll_ms, ticket)
   redis.call('PEXPIRE', POLLS, QUEUE_TTL)
 end
+-- Tell those who share what they hold, each process once. `shared` is read only here: where it is missing among many
+-- permits that takes time, which those who do not wait need not spend.
+if redis.call('HGET', STATE, 'shared') then
+  local told = {}
+  for _, holder in ipairs(redis.call('ZRANGE', PERMITS, 0, 63)) do
+    local inbox = sharer(holder)
+    if inbox and not told[inbox] and permit(holder) ~= 0 then
+      told[inbox] = true
+      wanted(holder)
+    end
+  end
+end
 return {2, 0, look, now, soon}

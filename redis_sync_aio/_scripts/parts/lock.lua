@@ -7,14 +7,24 @@ local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 unt
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6) -- the same as text: 16 digits until 2286
 
 -- P8: the hybrid clock. Greater than every earlier fence, also when the stored one was lost. Returns text.
-local function next_fence(token, ms)
-  local fence, keep = digits, remember(ms)
-  local last = redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep, 'GET')
+-- Of a range the first is returned and the last is stored.
+local function next_fence(token, ms, range)
+  local fence, keep, more = digits, remember(ms), (range or fences_of(token)) - 1
+  local function upto() return more == 0 and fence or string.format('%.0f', fence + more) end
+  local last = redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep, 'GET')
   if last and string.sub(last, 1, 16) >= fence then -- the clock stood still, or went back
     fence = string.format('%.0f', tonumber(string.sub(last, 1, 16)) + 1)
-    redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep + math.floor((fence - now) / 1000)) -- it catches up
+    redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep + math.floor((fence - now) / 1000)) -- it catches up
   end
   return fence
+end
+
+-- Tell a process that shares what it holds that somebody waits, if somebody does.
+local function wanted(holder)
+  local inbox, id = sharer(holder)
+  if inbox and redis.call('EXISTS', QUEUE) == 1 then
+    redis.pcall('PUBLISH', 'rsa:' .. inbox, id .. ' -2 ' .. digits .. ' 0')
+  end
 end
 
 local function hold(token, ms)
@@ -42,7 +52,7 @@ local function settle(mine, first)
       redis.call('ZREM', QUEUE, ticket)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local grant = id .. ' ' .. next_fence(token, ms) .. ' ' .. digits .. ' ' .. ms
-      if next_inbox == inbox then grant = grant .. ' ' .. next_id end
+      if following then grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) end -- 0: somebody else waits
       local heard = redis.pcall('PUBLISH', inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds the reserved lock when it heals
         redis.call('ZADD', QUEUE, place, ticket)

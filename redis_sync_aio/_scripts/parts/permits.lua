@@ -1,6 +1,7 @@
 -- Shared by every script of permits (semaphores, readers and writers).
 -- PERMITS: token -> until when (us). STATE: limit, used (sum of the weights), fence, kept (until when the keys last,
--- ms), and '=token' -> 'weight fence' of each permit. Weight 0 is the tombstone of a request that was undone.
+-- ms), shared ('1' once a process that shares was granted something), and '=token' -> 'weight fence' of each permit.
+-- Of a range of fences '=token' has the first, `fence` the last. Weight 0: the tombstone of a request that was undone.
 -- Here all is read that most calls need: a key of another type stops the script before it changes anything.
 local PERMITS, STATE, QUEUE, POLLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local QUEUE_TTL, WHOLE = 600000, 2147483647 -- a limit of WHOLE: readers weigh 1, a writer weighs it all
@@ -11,6 +12,7 @@ local limit, used, fence = tonumber(state[1] or 0), tonumber(state[2] or 0), ton
 local kept, own, saved = tonumber(state[4] or 0), state[5] or '', used
 local soonest = redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2] -- nil: unknown again, after a change
 local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') -- the same
+-- include: sharer
 
 local function permit(token) -- its weight and fence (text), nil when there is none
   local found = token == ARGV[1] and own or redis.call('HGET', STATE, '=' .. token) or ''
@@ -37,19 +39,22 @@ local function keep(ms, new) -- the keys outlive the permits, the fence (if the 
   end
 end
 
-local function next_fence(weight) -- P8, as for the lock; readers get the fence of the last writer
-  local rises = limit ~= WHOLE or weight == WHOLE or fence == 0
+local function fenced(weight) return limit ~= WHOLE or weight == WHOLE end -- readers get the fence of the last writer
+
+local function next_fence(weight) -- P8, as for the lock
+  local rises = fenced(weight) or fence == 0
   return string.format('%.0f', rises and math.max(fence + 1, now) or fence)
 end
 
 local function hold(token, weight, ms, had, its_fence)
-  local over, new = now + ms * 1000, used == 0
+  local over, new, shares = now + ms * 1000, used == 0, sharer(token)
   if had > 0 then over = math.max(over, redis.call('ZSCORE', PERMITS, token) or 0) end -- never shorter than it was
   redis.call('ZADD', PERMITS, over, token)
   used = math.max(used - had, 0) + weight
-  fence = math.max(fence, tonumber(its_fence))
+  fence = math.max(fence, its_fence + (shares and fenced(weight) and RANGE - 1 or 0))
   local last, mine = string.format('%.0f', fence), weight .. ' ' .. its_fence
-  redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine)
+  if shares then redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine, 'shared', 1)
+  else redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine) end
   if token == ARGV[1] then own = mine end
   saved, soonest = used, nil
   keep(ms, new)

@@ -6,8 +6,13 @@
 local RESERVED, FULL, FREE = 1, 2, 3
 local ahead -- the score of a ticket that goes ahead of all others (a reader that is to become the writer)
 
-local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again. Returns whether anybody listens.
+local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again; -2: wanted. Returns whether anybody listens.
   return redis.pcall('PUBLISH', inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
+end
+
+local function wanted(token) -- tell a process that shares what it holds that somebody waits
+  local inbox, id = sharer(token)
+  if inbox then tell('rsa:' .. inbox, id, -2, 0) end
 end
 
 local function settle(mine)
@@ -36,9 +41,11 @@ local function settle(mine)
       first = nil
       local its_fence = next_fence(weight)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
-      local next_left = next_id and math.min(left() or ms, ms)
+      local next_left = following and math.min(left() or ms, ms)
       local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
-      if next_inbox == inbox then grant = grant .. ' ' .. next_id .. ' ' .. next_left end
+      if following then -- 0: somebody else waits
+        grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
+      end
       local heard = redis.pcall('PUBLISH', inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds its turn when it heals
         redis.call('ZADD', QUEUE, place, ticket)

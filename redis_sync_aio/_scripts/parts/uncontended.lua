@@ -6,7 +6,8 @@ if not tail then
   if taken then
     local clock = redis.call('TIME')
     local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
-    local before = redis.pcall('SET', FENCE, digits .. ' ' .. token, 'PX', remember(ttl), 'GET')
+    local fence = sharer(token) and string.format('%.0f', digits + RANGE - 1) or digits
+    local before = redis.pcall('SET', FENCE, fence .. ' ' .. token, 'PX', remember(ttl), 'GET')
     if not before then return tonumber(digits) end
     if type(before) == 'table' then -- FENCE is somebody else's key: change nothing
       redis.call('DEL', NAME)

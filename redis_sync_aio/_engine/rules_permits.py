@@ -7,6 +7,8 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
     PERMITS   permits (until)         those over, the first that is not       its own, those over, those it grants
     STATE     limit, used, fence,     limit, used, fence; its own permit,     what changed of that
               permits (weight, fence) those of PERMITS above, of the tickets
+              shared                  the first CALLED of PERMITS, if it is   a grant to a process that shares
+                                      set, for a ticket that has to wait
     QUEUE     queue, ahead            from the front to the first that has    those granted or dropped; its own, at
                                       to wait; its own; the last one's score  the end (score: the last one's + 1)
     POLLS     polls                   the first ticket in the queue           its own, those dropped
@@ -18,19 +20,27 @@ The order of every decision: first what is over goes (`_Desk`), then those who w
 (`_Desk.settle`), and only then comes the request itself. So nobody barges, whoever calls first after an expiry.
 
 Fences (P8) are a hybrid clock: max(last + 1, server time in microseconds). With a limit of WHOLE, readers weigh 1, a
-writer weighs WHOLE, and readers share the fence of the last writer.
+writer weighs WHOLE, and readers share the fence of the last writer. A process that shares what it holds among its tasks
+gets a RANGE of them with a permit: STATE has the last, all else the first.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from heapq import nsmallest
+from typing import TypeAlias
 
-from .outcomes import ASK_AGAIN, WHOLE, Outcome, Released, Renewed
-from .snapshot import Decision, Message, Permit, Reply, Snapshot, Ticket
+from .outcomes import ASK_AGAIN, RANGE, WANTED, WHOLE, Outcome, Released, Renewed
+from .snapshot import Decision as AnyDecision
+from .snapshot import Message, Permit, PermitSnapshot, Reply, Sharer, Ticket
+
+Decision: TypeAlias = AnyDecision[PermitSnapshot]
 
 TOMB_MS = 60_000
 """For how long a token that was undone is known to be spent."""
+CALLED = 64
+"""Of so many permits, those that end first, the owners are told that somebody waits, if they share what they hold."""
 
 
 class _Turn(Enum):
@@ -42,10 +52,10 @@ class _Turn(Enum):
 class _Desk:
     """A snapshot on which one decision is worked out."""
 
-    def __init__(self, before: Snapshot) -> None:
+    def __init__(self, before: PermitSnapshot) -> None:
         """Drop what is over."""
         self.before, self.now = before, before.now
-        self.limit, self.fence = before.limit, before.fence
+        self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
         self.known_limit = before.limit  # the caller's becomes the server's with a grant
         self.queue, self.polls, self.ahead = list(before.queue), dict(before.polls), before.ahead
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
@@ -63,6 +73,7 @@ class _Desk:
             queue=tuple(self.queue),
             ahead=self.ahead if self.ahead in self.queue else b"",
             polls=self.polls,
+            shared=self.shared,
         )
         return Decision(reply, after, tuple(self.messages))
 
@@ -80,15 +91,28 @@ class _Desk:
             until = min((permit.until for permit in self.permits.values()), default=None)
         return 0 if until is None else max(1, -((self.now - until) // 1000))
 
+    def fenced(self, weight: int) -> bool:
+        """Return whether that gets a fence of its own: readers have the one of the last writer."""
+        return self.limit != WHOLE or weight == WHOLE
+
     def next_fence(self, weight: int) -> int:
-        rises = self.limit != WHOLE or weight == WHOLE or self.fence == 0
-        return max(self.fence + 1, self.now) if rises else self.fence
+        return max(self.fence + 1, self.now) if self.fenced(weight) or self.fence == 0 else self.fence
+
+    def reserve(self, weight: int, fences: int) -> int:
+        """Return the first of so many fences more for what is held already, 0 if there are none."""
+        if not fences or not self.fenced(weight):
+            return 0
+        first = self.next_fence(weight)
+        self.fence = first + fences - 1
+        return first
 
     def hold(self, token: bytes, weight: int, ms: int, fence: int) -> None:
         until = self.permits[token].until if self.weight(token) else 0  # never shorter than it was
         self.used += weight - self.weight(token)
         self.permits[token] = Permit(weight, fence, max(until, self.now + ms * 1000))
-        self.known_limit, self.fence = self.limit, max(self.fence, fence)
+        shares = Sharer.of(token) is not None
+        last = fence + RANGE - 1 if shares and self.fenced(weight) else fence
+        self.known_limit, self.fence, self.shared = self.limit, max(self.fence, last), self.shared or shares
 
     def drop(self, token: bytes) -> None:
         self.used -= self.weight(token)
@@ -107,6 +131,23 @@ class _Desk:
             return False
         self.messages.append(Message(inbox, b"%d %d %016d %d%b" % (number, fence, self.now, ms, more)))
         return True
+
+    def wanted(self, token: bytes) -> None:
+        """Tell whose permit it is, if he shares it, that somebody waits."""
+        sharer = Sharer.of(token)
+        if sharer is not None:
+            self.tell(sharer.inbox, sharer.number, WANTED, 0)
+
+    def call(self) -> None:
+        """Tell those who share what they hold that somebody waits, each process once."""
+        held = nsmallest(CALLED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
+        whom: dict[bytes, bytes] = {}
+        for token, permit in held if self.shared else ():
+            sharer = Sharer.of(token)
+            if sharer is not None and permit.weight:  # not what was undone
+                whom.setdefault(sharer.inbox, token)
+        for token in whom.values():
+            self.wanted(token)
 
     # -- who is next -------------------------------------------------------------------------------------
 
@@ -144,12 +185,14 @@ class _Desk:
 
     def hand_over(self, member: bytes, ticket: Ticket, weight: int, had: int) -> None:
         """Grant the first ticket, if its owner lives, and tell the one behind when to look."""
-        following = Ticket.parse(self.queue[1]) if len(self.queue) > 1 else None
+        behind = self.queue[1:2]
+        following = Ticket.parse(behind[0]) if behind else None
         self.leave(member)
         fence = self.next_fence(weight)
         then = min(self.left() or ticket.claim_ms, ticket.claim_ms)
         together = following is not None and following.inbox == ticket.inbox
-        more = b" %d %d" % (following.number, then) if following is not None and together else b""
+        number = following.number if following is not None and together else 0  # 0: somebody else waits
+        more = b" %d %d" % (number, then) if behind else b""
         if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more):
             self.hold(ticket.token, weight, ticket.claim_ms, fence)
             if following is not None and following.inbox and not together:
@@ -173,6 +216,8 @@ class _Desk:
             self.queue.append(member)
         if member and poll_ms:
             self.polls[member] = self.now // 1000 + poll_ms
+        if member:
+            self.call()
         return self.decide((Outcome.QUEUED if member else Outcome.BUSY, 0, look, self.now, soon))
 
 
@@ -180,7 +225,7 @@ class _Desk:
 
 
 def acquire(
-    before: Snapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, weight: int, limit: int
+    before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, weight: int, limit: int
 ) -> Decision:
     """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's."""
     desk = _Desk(before)
@@ -203,11 +248,13 @@ def acquire(
         desk.hold(token, weight, ttl_ms, fence)
         if queued:
             desk.settle()  # who is behind may fit, too
+        if desk.queue:
+            desk.wanted(token)
         return desk.decide(fence)
     return desk.line_up(turn, reserved, member, poll_ms)
 
 
-def upgrade(before: Snapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int) -> Decision:
+def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int) -> Decision:
     """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
     desk = _Desk(before)
     turn, reserved = desk.settle(member)
@@ -221,6 +268,8 @@ def upgrade(before: Snapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms:
     if desk.fits(WHOLE, had):
         desk.leave(member)
         desk.hold(token, WHOLE, ttl_ms, fence := desk.next_fence(WHOLE))
+        if desk.queue:
+            desk.wanted(token)
         return desk.decide(fence)
     if member and member not in desk.queue:
         desk.queue.insert(0, member)
@@ -228,7 +277,7 @@ def upgrade(before: Snapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms:
     return desk.line_up(turn, reserved, member, poll_ms)
 
 
-def downgrade(before: Snapshot, token: bytes, member: bytes) -> Decision:
+def downgrade(before: PermitSnapshot, token: bytes, member: bytes) -> Decision:
     """Let the writer be a reader again, or withdraw the ticket of a reader that was to become it."""
     desk = _Desk(before)
     desk.leave(member)
@@ -240,7 +289,7 @@ def downgrade(before: Snapshot, token: bytes, member: bytes) -> Decision:
     return desk.decide(Released.RELEASED if held else Released.GONE)
 
 
-def release(before: Snapshot, token: bytes, member: bytes, pending: bool) -> Decision:
+def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
     """Give up a permit and a ticket; ``pending``: a late copy of the request is to find its token spent."""
     desk = _Desk(before)
     desk.leave(member)
@@ -253,17 +302,21 @@ def release(before: Snapshot, token: bytes, member: bytes, pending: bool) -> Dec
     return desk.decide(Released.RELEASED if held else Released.GONE)
 
 
-def renew(before: Snapshot, token: bytes, ttl_ms: int) -> Decision:
-    """Let a permit end ``ttl_ms`` from now."""
+def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
+    """Let a permit end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
     desk = _Desk(before)
     desk.settle()
     held = desk.weight(token)
-    if held:
-        desk.permits[token] = Permit(held, desk.permits[token].fence, desk.now + ttl_ms * 1000)
-    return desk.decide((Renewed.RENEWED if held else Renewed.GONE, desk.now))
+    if not held:
+        return desk.decide((Renewed.GONE, desk.now))
+    desk.permits[token] = Permit(held, desk.permits[token].fence, desk.now + ttl_ms * 1000)
+    if fences is None:
+        return desk.decide((Renewed.RENEWED, desk.now))
+    wanted = bool(desk.queue) or desk.used > desk.limit  # it may have been lowered
+    return desk.decide((Renewed.RENEWED, desk.now, desk.reserve(held, fences), int(wanted)))
 
 
-def resize(before: Snapshot, limit: int) -> Decision:
+def resize(before: PermitSnapshot, limit: int) -> Decision:
     """Set the limit. Those who fit now are granted; nothing is taken away."""
     desk = _Desk(before)
     desk.limit = desk.known_limit = limit

@@ -1,0 +1,64 @@
+"""Puts the figures of a run into a page of the documentation, with a picture beside it.
+
+What stands between two lines of the page is replaced: BEGIN and END.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .report import number
+from .runner import Outcome
+from .targets import Verdict
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def put(
+    page: Path, picture: Path | None, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]
+) -> None:
+    """Write tables into ``page``, and copy ``picture`` to its name with another suffix.
+
+    Raises ValueError when the page does not have the two lines, in this order.
+    """
+    text = page.read_text("utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} needs a line {BEGIN!r}, and after it a line {END!r}")
+    lines = list(_lines(outcomes, verdicts, about))
+    if picture is not None:
+        beside = page.with_suffix(picture.suffix)
+        shutil.copyfile(picture, beside)
+        lines += [f"![The same as a picture]({beside.name})", ""]
+    page.write_text("\n".join([f"{before}{begin}", "", *lines, f"{end}{after}"]), "utf-8")
+
+
+def _lines(outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"Measured with {about['server']} ({about['transport']}), Python {about['python']} ({about['loop']}), "
+        f"redis-py {about['packages']['redis']}; {about['platform']}; medians of {about['rounds']} rounds."
+    )
+    yield ""
+    for outcome in outcomes:
+        columns = outcome.scenario.columns
+        yield f"**{outcome.scenario.title}**"
+        yield ""
+        yield f"| | {' | '.join(column.title for column in columns)} |"
+        yield "|---" * (len(columns) + 1) + "|"
+        for name in outcome.figures:
+            values = ((outcome.figure(name, column.key), column.digits) for column in columns)
+            cells = ["" if value is None else number(value, digits) for value, digits in values]
+            yield f"| {name} | {' | '.join(cells)} |"
+        yield ""
+    if verdicts:
+        yield "| target | compared with | measured | |"
+        yield "|---|---|---|---|"
+        for verdict in verdicts:
+            target = f"{'≥' if verdict.at_least else '≤'} {verdict.limit:g} {verdict.text}"
+            reached = "reached" if verdict.reached else "not reached"
+            yield f"| {target} | {verdict.compared_with} | {verdict.value:.4g} | {reached} |"
+        yield ""

@@ -1,0 +1,165 @@
+"""``python -m benchmarks.sharing``: what `Coordinator(burst=, slice=)` trade, the pace against the others' waiting.
+
+Two processes with 16 tasks each want one lock with share=True, with an empty section and with 1 ms of work. The waiting
+is that of tasks to whose process it came from the other one: waits in which the other was granted it at least once.
+Exclusion is verified in every race. Prints a table in Markdown, and writes a plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from rich.console import Console
+
+from redis_sync_aio import Coordinator
+from redis_sync_aio.embedded import EmbeddedServer
+
+from .contestants import OursShared
+from .measure import contest, middle, percentile, waits_for_others
+from .report import number
+from .runner import FULL, Bench
+from .scenarios.contention import Result, compete_as, holds_of, verify
+from .server_stats import ServerStats
+from .workers import Desk, Pool
+
+TASKS = 16
+WORKS = {"empty section": 0.0, "1 ms of work": 0.001}
+BURSTS = (1, 4, 16, 64, 256)
+SLICES = (0.001, 0.002, 0.005, 0.01, 0.05)
+FIGURES = {"fair": "fair/s", "p50": "p50 ms", "p99": "p99 ms", "max": "max ms"}
+Terms: TypeAlias = tuple[int, float]
+"""Burst and slice."""
+STRICT: Terms = (0, SLICES[-1])
+Rounds: TypeAlias = list[dict[str, float]]
+Curves: TypeAlias = Mapping[str, Mapping[Terms, Rounds]]
+"""The rounds of each terms of each kind of section."""
+
+
+class Tuned(OursShared):
+    """With a burst and a slice of its own."""
+
+    def __init__(self, url: str, terms: Terms) -> None:
+        super().__init__(url)
+        self.terms = terms
+
+    def coordinate(self) -> Coordinator:
+        burst, slice = self.terms
+        return Coordinator(self.client, burst=burst, slice=slice)
+
+
+async def tuned(desk: Desk, contestant: str, terms: Terms, seconds: float, work: float, side: int) -> Result:
+    """Let tasks compete on those terms."""
+    return await compete_as(desk, Tuned(desk.url, terms), TASKS, seconds, work, side=side)
+
+
+def _race(bench: Bench, terms: Terms, seconds: float, work: float) -> tuple[dict[str, float], list[str]]:
+    bench.stats.flush()
+    results, _ = bench.run(Tuned, [tuned, tuned], terms=terms, seconds=seconds, work=work)
+    start, end = max(result[0] for result in results), min(result[1] for result in results)
+    sides = [holds_of(result[3]) for result in results]
+    tasks = [task for side in sides for task in side]
+    waits = [wait / 1e6 for wait in waits_for_others(sides, start, end)]
+    figures = {"fair": contest(tasks, start, end).fair_per_second, "p50": middle(waits)}
+    return figures | {"p99": percentile(waits, 0.99), "max": max(waits, default=0.0)}, verify(bench, tasks)
+
+
+def figure(rounds: Rounds, key: str) -> float:
+    """Return the median of the rounds; the greatest of the longest waits."""
+    values = [each[key] for each in rounds]
+    return max(values) if key == "max" else middle(values)
+
+
+def table(curves: Curves) -> Iterator[str]:
+    """Return the lines of a table in Markdown."""
+    titles = [f"{work}: {title}" for work in curves for title in FIGURES.values()]
+    yield f"| burst | slice ms | {' | '.join(titles)} |"
+    yield "|---" * (len(titles) + 2) + "|"
+    for terms in next(iter(curves.values())):
+        burst, slice = terms
+        cells = [
+            number(figure(rounds[terms], key), 0 if key == "fair" else 2)
+            for rounds in curves.values()
+            for key in FIGURES
+        ]
+        yield f"| {burst if burst else '0 (strict)'} | {f'{slice * 1000:g}' if burst else ''} | {' | '.join(cells)} |"
+
+
+def plot(curves: Curves, path: Path, title: str) -> None:
+    """Draw the pace against the waiting: a line for each burst, a point for each slice."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    drawing = Figure(figsize=(11, 4.6), layout="constrained")
+    for place, (work, rounds) in enumerate(curves.items()):
+        axes: Any = drawing.add_subplot(1, len(curves), place + 1)
+        for burst in sorted({burst for burst, _ in rounds}):
+            chosen = [terms for terms in rounds if terms[0] == burst]
+            x = [figure(rounds[terms], "p99") for terms in chosen]
+            y = [figure(rounds[terms], "fair") for terms in chosen]
+            name = f"burst {burst}" if burst else "strict order"
+            [line] = axes.plot(x, y, marker="o" if burst else "*", markersize=4 if burst else 12, label=name)
+            if burst == max(BURSTS):
+                for terms, at in zip(chosen, zip(x, y, strict=True), strict=True):
+                    text = f"{terms[1] * 1000:g} ms"
+                    axes.annotate(text, at, (4, 4), textcoords="offset points", fontsize=7, color=line.get_color())
+        for key, scale, axis in (("p99", axes.set_xscale, axes.xaxis), ("fair", axes.set_yscale, axes.yaxis)):
+            values = [figure(each, key) for each in rounds.values()]
+            if max(values) > 10 * min(values):
+                scale("log")
+                axis.set_minor_formatter(NullFormatter())  # they overlap
+        axes.set_xlabel("p99 wait ms of tasks that waited for the other process", fontsize=8)
+        axes.set_ylabel("fair/s", fontsize=8)
+        axes.set_title(f"2 processes x {TASKS} tasks, one lock, {work}; a point for each slice", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.legend(fontsize=8)
+    drawing.suptitle(title)
+    drawing.savefig(path)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every burst with every slice.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Seconds of each race.")] = 0.8,
+    bursts: Annotated[str, typer.Option(help="Which bursts, separated by commas.")] = ",".join(map(str, BURSTS)),
+    slices: Annotated[str, typer.Option(help="Which slices, in seconds.")] = ",".join(map(str, SLICES)),
+    out: Annotated[Path | None, typer.Option(help="Where to write the plot, as sharing.svg.")] = Path("docs"),
+    uvloop: Annotated[bool, typer.Option(help="Use uvloop instead of asyncio's own loop.")] = False,
+) -> None:
+    """Try bursts and slices. Less than 3 minutes. Exit status 1: a lock was held twice at a time."""
+    console = Console()
+    chosen = [STRICT, *((int(burst), float(slice)) for burst in bursts.split(",") for slice in slices.split(","))]
+    curves: dict[str, dict[Terms, Rounds]] = {work: {terms: [] for terms in chosen} for work in WORKS}
+    violations: list[str] = []
+    with EmbeddedServer() as server, Pool(uvloop) as pool, ServerStats(server.url) as stats:
+        bench = Bench(server.url, stats, pool, FULL)
+        version = stats.version()
+        with console.status("starting") as status:
+            for turn in range(rounds):
+                for terms in _turned(chosen, turn):
+                    for work, length in WORKS.items():
+                        status.update(f"round {turn + 1} of {rounds}: burst {terms[0]}, slice {terms[1]}, {work}")
+                        figures, wrong = _race(bench, terms, seconds, length)
+                        curves[work][terms].append(figures)
+                        violations += [f"burst {terms[0]}, slice {terms[1]}, {work}: {text}" for text in wrong]
+    for line in table(curves):
+        typer.echo(line)
+    if out is not None and find_spec("matplotlib"):
+        path = out / "sharing.svg"
+        plot(curves, path, f"redis_sync_aio: Coordinator(burst=, slice=), share=True; {version}")
+        typer.echo(f"wrote {path}")
+    for text in violations:
+        console.print(f"EXCLUSION VIOLATED {text}", style="bold red", markup=False)
+    if violations:
+        raise typer.Exit(1)
+
+
+def _turned(chosen: Sequence[Terms], turn: int) -> Sequence[Terms]:
+    """Every other round begins at the other end."""
+    return chosen if turn % 2 == 0 else chosen[::-1]
+
+
+if __name__ == "__main__":
+    typer.run(main)

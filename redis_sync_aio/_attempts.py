@@ -1,0 +1,280 @@
+"""The attempts at one transaction: what is tried again, when it gives up, and what is known of the outcome.
+
+Tried again is what certainly did nothing: EXEC that found a change, and trouble before EXEC was sent. An EXEC whose
+answer was lost may have been executed; then it depends on what the caller declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from redis.asyncio import Redis
+
+from ._body import abandon, enter, leave
+from ._clock import now
+from ._link.borrow import Words
+from ._link.plain import RETRY
+from ._marker import Marker
+from ._transaction import Replies, Transaction, Unanswered, passing
+from ._turn import PoliteTransaction, Turn
+from ._types import text
+from .backoff import Backoff
+from .errors import AcquireTimeout, Conflict, OutcomeUnknown, SyncError, Unreachable, WrongContext
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Generic[T]):
+    """A transaction that was committed, and what it took.
+
+    Attributes:
+        value: what the body returned; None in the form of a loop.
+        replies: the replies to the queued commands, in order, as the client gives them; None when ``recovered``.
+        attempts: how often the body ran, this time included.
+        conflicts: how often a watched key had been changed by others.
+        elapsed: seconds from the call to the commit.
+        escalated: it had to take its turn (``escalate_after``).
+        recovered: the answer to EXEC was lost, and the marker told that it was executed (``exactly_once``).
+    """
+
+    value: T
+    replies: Replies | None
+    attempts: int
+    conflicts: int
+    elapsed: float
+    escalated: bool = False
+    recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the caller asked for, checked."""
+
+    keys: tuple[bytes, ...]
+    attempts: int
+    deadline: float | None
+    backoff: Backoff
+    idempotent: bool
+    exactly_once: bool
+    escalate_after: int | None
+
+
+class Attempts:
+    """Iterates over attempts until one is committed; each is an ``async with`` that yields the transaction."""
+
+    def __init__(self, client: Redis, terms: Terms, turn: Turn | None = None) -> None:
+        self._client = client
+        self._terms = terms
+        self._turn = turn  # of which the coroutines of this object are the only user
+        self._has_turn = False
+        self._marker: Marker | None = None
+        self._begun = now()
+        self._attempts = self._conflicts = 0
+        self._conflict_delays: Iterator[float] = iter(terms.backoff)
+        self._trouble_delays: Iterator[float] = iter(RETRY)
+        self._delay: float | None = None  # before an attempt that is due
+        self.outcome: Committed[None] | None = None
+        self._over = False
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            await self._before_next()
+        except BaseException:
+            self._finish()
+            raise
+        self._attempts += 1
+        return Attempt(self, self._transaction())
+
+    async def _before_next(self) -> None:
+        after = self._terms.escalate_after
+        if after is not None and self._conflicts >= after and not self._has_turn:
+            await self._take_turn()
+        elif self._delay:
+            await asyncio.sleep(self._delay)
+        self._delay = None
+
+    async def _take_turn(self) -> None:
+        assert self._turn is not None
+        ends = self._terms.deadline
+        try:
+            await self._turn.take(None if ends is None else max(0.0, self._begun + ends - now()))
+        except AcquireTimeout as error:
+            raise self._conflict() from error
+        self._has_turn = True
+
+    def _transaction(self) -> Transaction:
+        keys = self._terms.keys
+        watched: tuple[bytes, ...] = ()
+        first: tuple[Words, ...] = ()
+        if self._terms.exactly_once:
+            self._marker = marker = Marker(self._client, self._terms.keys[0])
+            watched, first = (marker.key,), (marker.done,)
+        if self._turn is None:
+            return Transaction(self._client, keys, watched, first)
+        turns = () if self._has_turn else self._turn.keys
+        return PoliteTransaction(self._client, keys, watched, first, turns, self._take_turn)
+
+    def _finish(self) -> None:
+        """There will be no other attempt."""
+        self._over = True
+        self._delay = None
+        if self._turn is not None:
+            self._turn.give_back()
+
+    def __del__(self) -> None:
+        unfinished = self._delay is not None
+        if not self._over:
+            with suppress(WrongContext):  # in another thread, or after a fork: a turn ends with its lease
+                self._finish()
+        if unfinished:
+            warnings.warn(
+                f"a transaction on {self._shown()} was not committed, and not tried again: `return` or `break` inside "
+                "`async with attempt` leaves the loop before EXEC has its answer; do that after the loop",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # -- one attempt -----------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """The body begins, in this task."""
+        self._task = enter(self._client)
+
+    async def leave(self, tx: Transaction, error: BaseException | None) -> bool:
+        """The body has ended: commit, or give up. Return whether ``error`` is dealt with."""
+        leave(self._task, self._client)
+        try:
+            if error is None:
+                await self._commit(tx)
+                return False
+            await abandon(tx, error)
+            # P7: the body's own error comes out bare.
+            return isinstance(error, SyncError) and error is tx.trouble and self._passes(error)
+        except BaseException:
+            self._finish()
+            raise
+        finally:
+            if self._delay is None:
+                self._finish()
+
+    async def _commit(self, tx: Transaction) -> None:
+        sent = now()
+        try:
+            outcome = await tx.commit()
+        except SyncError as error:
+            await tx.end(drop=False)
+            if error is not tx.trouble or not self._passes(error):
+                raise
+        except BaseException:
+            await tx.end(drop=True)
+            raise
+        else:
+            await tx.end(drop=False)
+            if isinstance(outcome, Unanswered):
+                await self._unanswered(outcome, sent)
+            elif outcome is None:
+                self._conflicts += 1
+                if not self._again(self._conflict_delays):
+                    raise self._conflict()
+                if self._has_turn:
+                    self._delay = 0.0  # whoever has the turn need not let others pass
+            else:
+                self._succeeded(outcome)
+
+    def _succeeded(self, replies: Replies | None, *, recovered: bool = False) -> None:
+        took = now() - self._begun
+        escalated = self._has_turn
+        self.outcome = Committed(None, replies, self._attempts, self._conflicts, took, escalated, recovered)
+
+    # -- again, or not ---------------------------------------------------------------------------------
+
+    def _passes(self, error: SyncError) -> bool:
+        """Nothing was done, because of ``error``: return whether to try again."""
+        return passing(error) and self._again(self._trouble_delays)
+
+    async def _unanswered(self, outcome: Unanswered, sent: float) -> None:
+        """EXEC may have been executed."""
+        executed = await self._marker.find_out(sent) if self._marker is not None else None
+        if executed:
+            self._succeeded(None, recovered=True)
+        elif executed is None and not self._terms.idempotent:
+            raise self._unknown() from outcome.cause
+        elif not self._again(self._trouble_delays):
+            raise (self._unknown() if executed is None else self._void()) from outcome.cause
+
+    def _again(self, delays: Iterator[float]) -> bool:
+        """Plan the next attempt, if there may be one."""
+        delay, ends = next(delays, None), self._terms.deadline
+        late = delay is not None and ends is not None and now() + delay >= self._begun + ends
+        if delay is None or late or self._attempts >= self._terms.attempts:
+            return False
+        self._delay = delay
+        return True
+
+    def _conflict(self) -> Conflict:
+        elapsed = now() - self._begun
+        return Conflict(
+            f"others changed {self._shown()} during {self._conflicts} of {self._attempts} attempts in {elapsed:.3f} "
+            "seconds: nothing was written. Allow more attempts or time, watch fewer keys, or let it take its turn "
+            "(escalate_after=3)",
+            attempts=self._attempts,
+            conflicts=self._conflicts,
+            elapsed=elapsed,
+            keys=tuple(map(text, self._terms.keys)),
+        )
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"the answer to EXEC was lost: the transaction on {self._shown()} was committed as a whole, or not at all. "
+            "Look at the data, or declare the body idempotent=True, or let a marker tell (exactly_once=True)",
+            attempts=self._attempts,
+            keys=tuple(map(text, self._terms.keys)),
+        )
+
+    def _void(self) -> Unreachable:
+        return Unreachable(
+            f"the connection was lost before EXEC of the transaction on {self._shown()} was executed: nothing was "
+            "written. Check the server and the network, or allow more attempts or time"
+        )
+
+    def _shown(self) -> str:
+        return ", ".join(repr(text(key)) for key in self._terms.keys)
+
+
+class Attempt:
+    """One attempt, in the form of a loop: ``async with attempt as tx``. EXEC follows at the end of that block."""
+
+    def __init__(self, attempts: Attempts, tx: Transaction) -> None:
+        self._attempts = attempts
+        self._tx = tx
+
+    @property
+    def committed(self) -> Committed[None] | None:
+        """What is known of the commit; None when this attempt was not committed."""
+        return self._attempts.outcome
+
+    @property
+    def replies(self) -> Replies | None:
+        """The replies to the queued commands; None when it was not committed, or was and they are not known."""
+        return None if self.committed is None else self.committed.replies
+
+    async def __aenter__(self) -> Transaction:
+        self._attempts.enter()
+        return self._tx
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return await self._attempts.leave(self._tx, error)

@@ -1,0 +1,233 @@
+"""What is decided about a lock, as pure functions: a snapshot of the keys -> reply, messages, the snapshot after.
+
+The scripts acquire, release, renew, force and acquire_all decide the same on the server; property tests compare the
+two, reply by reply and key by key. Nothing here talks to a server, and nothing but the snapshot enters a decision.
+
+    key     in the snapshot      read by a decision                     written by it
+    NAME    holder, left         both                                   the holder after it
+    FENCE   fence, granted, kept the last fence, and whose it was       those of the next grant
+    QUEUE   queue                from the front to the first that has   those granted or dropped; its own, at the end
+                                 to wait; its own
+    POLLS   polls                the first ticket in the queue          its own, those dropped
+
+The order of every decision: first a lock that is free goes to those who wait, in their order (`_Desk.settle`), and
+only then comes the request itself. So nobody barges, whoever calls first after an expiry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import TypeAlias
+
+from .outcomes import ASK_AGAIN, FOR_EVER, RANGE, WANTED, Outcome, Released, Renewed
+from .snapshot import FOR_EVER_MS, FREE_MS, LockSnapshot, Message, Reply, Sharer, Ticket
+from .snapshot import Decision as AnyDecision
+
+Decision: TypeAlias = AnyDecision[LockSnapshot]
+
+HOUR_MS = 3_600_000
+TEN_YEARS_MS = 315_360_000_000
+
+
+class _Turn(Enum):
+    GRANTED = 1  # somebody who waited has it now
+    RESERVED = 2  # somebody who waits takes it himself: he polls, or could not be told
+    FREE = 3  # nobody is ahead
+
+
+def remembered(ms: int) -> int:
+    """Return for how long (ms) the fence of a lease is remembered: longer than the lease, an hour at least."""
+    return TEN_YEARS_MS if ms == FOR_EVER else max(HOUR_MS, 2 * ms)
+
+
+def _fences_of(token: bytes) -> int:
+    return 1 if Sharer.of(token) is None else RANGE
+
+
+class _Desk:
+    """A snapshot on which one decision is worked out."""
+
+    def __init__(self, before: LockSnapshot) -> None:
+        self.before, self.now = before, before.now
+        self.holder, self.left = before.holder, before.left
+        self.fence, self.granted, self.kept = before.fence, before.granted, before.kept
+        self.queue, self.polls = list(before.queue), dict(before.polls)
+        self.messages: list[Message] = []
+
+    def decide(self, reply: Reply) -> Decision:
+        after = replace(
+            self.before,
+            holder=self.holder,
+            left=self.left,
+            fence=self.fence,
+            granted=self.granted,
+            kept=self.kept,
+            queue=tuple(self.queue),
+            polls=self.polls,
+        )
+        return Decision(reply, after, tuple(self.messages))
+
+    # -- small steps -------------------------------------------------------------------------------------
+
+    def next_fence(self, token: bytes, ms: int, number: int = 0) -> int:
+        ahead = max(0, self.fence + 1 - self.now)  # the clock stood still, or went back: until it has caught up
+        first = max(self.fence + 1, self.now)
+        self.fence, self.granted = first - 1 + (number or _fences_of(token)), token
+        self.kept = remembered(ms) + ahead // 1000
+        return first
+
+    def hold(self, token: bytes, ms: int) -> None:
+        self.holder, self.left = token, FOR_EVER_MS if ms == FOR_EVER else ms
+
+    def free(self) -> None:
+        self.holder, self.left = None, FREE_MS
+
+    def leave(self, member: bytes) -> None:
+        if member in self.queue:
+            self.queue.remove(member)
+        self.polls.pop(member, None)
+
+    def tell(self, inbox: bytes, payload: bytes) -> None:
+        if inbox not in self.before.deaf:
+            self.messages.append(Message(inbox, payload))
+
+    def settle(self, mine: bytes = b"") -> _Turn:
+        """Give the lock to the first living ticket ahead of ``mine``."""
+        while self.queue and self.queue[0] != mine:
+            member = self.queue[0]
+            ticket = Ticket.of_lock(member)
+            if ticket is None or not ticket.inbox:
+                if self.polls.get(member, 0) * 1000 > self.now:
+                    return _Turn.RESERVED
+                self.leave(member)
+                continue
+            if self.before.full:
+                self.tell(ticket.inbox, b"%d %d %016d 0" % (ticket.number, ASK_AGAIN, self.now))
+                return _Turn.RESERVED
+            fence = self.next_fence(ticket.token, ticket.claim_ms)  # it is spent on the dead, too
+            if self.before.mute:
+                return _Turn.RESERVED
+            self.queue.pop(0)
+            if ticket.inbox not in self.before.deaf:
+                self.hand_over(ticket, fence)
+                return _Turn.GRANTED
+        return _Turn.FREE
+
+    def hand_over(self, ticket: Ticket, fence: int) -> None:
+        """Tell the owner of a ticket that it is his now, and the one behind him when to look."""
+        following = Ticket.of_lock(self.queue[0]) if self.queue else None
+        told = b"%d %016d %016d %d" % (ticket.number, fence, self.now, ticket.claim_ms)
+        if self.queue:
+            told += b" %d" % (following.number if following is not None and following.inbox == ticket.inbox else 0)
+        self.tell(ticket.inbox, told)
+        self.hold(ticket.token, ticket.claim_ms)
+        if following is not None and following.inbox not in (b"", ticket.inbox):
+            self.tell(following.inbox, b"%d 0 %016d %d" % (following.number, self.now, ticket.claim_ms))
+
+    def spent(self, token: bytes, reusable: bool) -> bool:
+        return self.holder is None and self.fence > 0 and self.granted == token and not reusable
+
+    def own(self, token: bytes, ttl_ms: int) -> tuple[int, ...]:
+        granted = self.fence and self.granted == token
+        fence = self.fence - _fences_of(token) + 1 if granted else self.next_fence(token, ttl_ms)
+        return (Outcome.OWN, fence, self.left, self.now, 0)
+
+    def wanted(self) -> None:
+        """Tell a holder that shares that somebody waits, if somebody does."""
+        sharer = None if self.holder is None else Sharer.of(self.holder)
+        if sharer is not None and self.queue and not self.before.mute:
+            self.tell(sharer.inbox, b"%d %d %016d 0" % (sharer.number, WANTED, self.now))
+
+
+# -- the decisions -----------------------------------------------------------------------------------------
+
+
+def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, reusable: bool) -> Decision:
+    """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty."""
+    desk = _Desk(before)
+    if desk.spent(token, reusable):
+        desk.leave(member)
+        return desk.decide((Outcome.SPENT, 0, FREE_MS, desk.now, 0))
+    if desk.holder == token:
+        desk.leave(member)
+        return desk.decide(desk.own(token, ttl_ms))
+    if desk.holder is None and desk.settle(member) is _Turn.FREE:
+        desk.leave(member)
+        fence = desk.next_fence(token, ttl_ms)
+        desk.hold(token, ttl_ms)
+        desk.wanted()  # who was behind it in the queue
+        return desk.decide(fence)
+    if member and member not in desk.queue:
+        desk.queue.append(member)
+    if member and poll_ms:
+        desk.polls[member] = desk.now // 1000 + poll_ms
+    if member:
+        desk.wanted()
+    soon = int(desk.holder is None or desk.granted != desk.holder)  # no release will wake it
+    return desk.decide((Outcome.QUEUED if member else Outcome.BUSY, 0, desk.left, desk.now, soon))
+
+
+def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
+    """Give up the lock and a ticket; ``pending``: a late copy of the request is to find its token spent."""
+    desk = _Desk(before)
+    desk.leave(member)
+    if desk.holder not in (None, token):
+        return desk.decide(Released.TAKEN)
+    held = desk.holder is not None
+    turn = desk.settle()
+    if turn is not _Turn.GRANTED:
+        desk.free()
+    if pending and not held and turn is _Turn.FREE and desk.granted != token:
+        desk.next_fence(token, 1)
+    return desk.decide(Released.RELEASED if held else Released.GONE)
+
+
+def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
+    """Let the lease end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
+    desk = _Desk(before)
+    if desk.holder == token:
+        desk.left = ttl_ms
+        desk.kept = max(desk.kept, remembered(ttl_ms)) if desk.fence else desk.kept
+        if fences is None:
+            return desk.decide((Renewed.RENEWED, desk.now))
+        first = desk.next_fence(token, ttl_ms, fences) if fences else 0
+        return desk.decide((Renewed.RENEWED, desk.now, first, int(bool(desk.queue))))
+    if desk.holder is not None:
+        return desk.decide((Renewed.TAKEN, desk.now))
+    desk.settle()
+    return desk.decide((Renewed.GONE, desk.now))
+
+
+def force(before: LockSnapshot) -> Decision:
+    """Take the lock away from whoever holds it."""
+    desk = _Desk(before)
+    held = desk.holder is not None
+    if desk.settle() is not _Turn.GRANTED:
+        desk.free()
+    return desk.decide(int(held))
+
+
+def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[Decision, ...]:
+    """Take several locks, all of them or none; the replies are those of `acquire` without a ticket."""
+    desks = [_Desk(one) for one in before]
+    replies: list[Reply | None] = []
+    for desk, token in zip(desks, tokens, strict=True):
+        free = desk.holder is None and not desk.spent(token, reusable=False)
+        if desk.holder == token:
+            replies.append(desk.own(token, ttl_ms))
+        elif free and desk.settle() is _Turn.FREE:
+            replies.append(None)
+        else:
+            outcome = Outcome.SPENT if desk.spent(token, reusable=False) else Outcome.BUSY
+            replies.append((outcome, 0, desk.left, desk.now, 0))
+    all_or_none = not any(isinstance(reply, tuple) and reply[0] != Outcome.OWN for reply in replies)
+    for number, (desk, token) in enumerate(zip(desks, tokens, strict=True)):
+        if replies[number] is None and all_or_none:
+            replies[number] = desk.next_fence(token, ttl_ms)
+            desk.hold(token, ttl_ms)
+    busy = (Outcome.BUSY, 0, FREE_MS)
+    return tuple(
+        desk.decide((*busy, desk.now, 0) if reply is None else reply)
+        for desk, reply in zip(desks, replies, strict=True)
+    )

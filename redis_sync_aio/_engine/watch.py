@@ -1,0 +1,59 @@
+"""The decisions of the scripts, executed by WATCH, MULTI and EXEC: for servers and users that may not run scripts.
+
+A *talk* is what is said to the server for one call, as a generator without any input or output of its own: it yields
+commands that leave in one write, is sent their replies, and returns what the script would have replied. Whoever
+carries it must not let another talk begin on the same connection meanwhile, since EXEC ends every WATCH.
+
+    1. WATCH all keys of the name, TIME, and read.
+    2. Read more if need be: what those who wait hold, and which of their inboxes anybody hears.
+    3. Decide, by the pure rules (`rules_lock`, `rules_permits`).
+    4. MULTI, what the decision changed, PUBLISH, EXEC. Nothing may have changed since 1, else the talk ends in CONFLICT
+       and is begun anew. Where nothing is to be written, an empty MULTI and EXEC prove that what was read was so.
+
+**Time.** A decision is as old as its TIME, and its process may be stopped before EXEC. That does no harm: as long as
+nobody changed a key, nobody else decided anything; a ttl counts from EXEC on, the end of a permit from TIME on, and
+whoever is granted something counts from before the WATCH.
+
+**Replay.** The decisions are idempotent for a token, as those of the scripts, so a talk whose EXEC was not answered is
+begun anew.
+
+**Messages to ourselves** are not published but delivered when EXEC has succeeded: before Redis 7.2 what a connection
+publishes to itself in a transaction arrives in the midst of the reply to EXEC, which nobody could read then.
+
+**What differs from the scripts.** A waiter that dies after 2 is noticed by the answer to PUBLISH, when EXEC has granted
+it something; that is then taken back in another round. And when the server is out of memory it refuses what a script
+may still do: nothing is handed over then (a lock is free, and its first waiter is told to look again), and permits
+can neither be renewed nor released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .._link.call import NOWHERE, Call, Here, Talk, Words
+from . import watch_lock as lock
+from . import watch_permits as permits
+from .talk import Decide, TakeBack, attempt
+
+DECISIONS: dict[str, tuple[Callable[[tuple[bytes, ...], Words], Decide], TakeBack]] = {
+    "acquire": (lock.acquire, lock.take_back),
+    "acquire_all": (lock.acquire_all, lock.take_back),
+    "release": (lock.release, lock.take_back),
+    "renew": (lock.renew, lock.take_back),
+    "force": (lock.force, lock.take_back),
+    "inspect": (lock.inspect, lock.take_back),
+    "permits_acquire": (permits.acquire, permits.take_back),
+    "permits_release": (permits.release, permits.take_back),
+    "permits_renew": (permits.renew, permits.take_back),
+    "permits_resize": (permits.resize, permits.take_back),
+    "permits_inspect": (permits.inspect, permits.take_back),
+    "upgrade_acquire": (permits.upgrade, permits.take_back),
+    "upgrade_release": (permits.downgrade, permits.take_back),
+}
+"""By the name of the script that decides the same."""
+
+
+def talk(call: Call, here: Here = NOWHERE) -> Talk:
+    """Return one attempt at ``call``: it ends with the reply, with CONFLICT, or with the server's error."""
+    decision, take_back = DECISIONS[call.script.name]
+    return attempt(decision(call.keys.all, call.arguments), take_back, here)

@@ -1,0 +1,188 @@
+"""How the keys of locks are read, and a decision about them is written, by plain commands. See `watch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from .._link.call import Reply, Talk, Words
+from . import rules_lock as rules
+from .outcomes import Outcome
+from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
+from .talk import WINDOW, Decide, Grantee, Line, Step, blob, checked, deaf, grantees, microseconds, pairs
+
+LockKeys: TypeAlias = tuple[bytes, ...]
+"""name, queue, fence, polls."""
+Decision: TypeAlias = rules.Decision
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A lock as it was read."""
+
+    keys: LockKeys
+    before: LockSnapshot
+    line: Line
+
+    def writes(self, after: LockSnapshot) -> list[Words]:
+        """Return the commands that make the keys what they are to be."""
+        name, _, fence, _ = self.keys
+        before, found = self.before, list[Words]()
+        if after.holder != before.holder:
+            found.append(_held(name, after.holder, after.left))
+        elif after.left != before.left:
+            found.append((b"PEXPIRE", name, after.left))
+        if (after.fence, after.granted) != (before.fence, before.granted):
+            found.append((b"SET", fence, b"%016d %b" % (after.fence, after.granted), b"PX", after.kept))
+        elif after.kept != before.kept:
+            found.append((b"PEXPIRE", fence, after.kept))
+        return found + self.line.writes(before, after)
+
+
+def _held(name: bytes, holder: bytes | None, left: int) -> Words:
+    if holder is None:
+        return (b"DEL", name)
+    return (b"SET", name, holder) if left == FOR_EVER_MS else (b"SET", name, holder, b"PX", left)
+
+
+def _read(locks: Sequence[LockKeys], own: bytes, window: int, mute: bool, full: bool) -> Talk:
+    """Return a `View` of each lock. ``own`` is the caller's ticket, or empty."""
+    asked: list[Words] = [(b"WATCH", *(key for keys in locks for key in keys)), (b"TIME",)]
+    for name, queue, fence, polls in locks:
+        asked += [
+            (b"GET", name),
+            (b"PTTL", name),
+            (b"GET", fence),
+            (b"PTTL", fence),
+            (b"ZRANGE", queue, 0, window - 1),
+            (b"ZCARD", queue),
+            (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
+            (b"ZSCORE", queue, own),
+            (b"ZSCORE", polls, own),
+        ]
+    _, time, *replies = checked((yield asked))
+    read = [replies[first : first + 9] for first in range(0, len(replies), 9)]
+    heads: list[list[bytes]] = [reply[4] for reply in read]
+    tickets = [ticket for head in heads for member in head if (ticket := Ticket.of_lock(member)) is not None]
+    unheard: frozenset[bytes] = frozenset()
+    alive: list[list[Reply]] = [[] for _ in heads]
+    if any(heads):
+        asked = [(b"PUBSUB", b"NUMSUB", *sorted({ticket.inbox for ticket in tickets if ticket.inbox}))]
+        asked += [(b"ZMSCORE", keys[3], *(head or [b""])) for keys, head in zip(locks, heads, strict=True)]
+        listening, *scores = yield asked
+        unheard, alive = deaf(listening), checked(scores)
+    base = LockSnapshot(microseconds(time), deaf=unheard, mute=mute, full=full)
+    return [_view(keys, base, own, reply, until) for keys, reply, until in zip(locks, read, alive, strict=True)]
+
+
+def _view(keys: LockKeys, base: LockSnapshot, own: bytes, reply: list[Reply], alive: list[Reply]) -> View:
+    holder, left, last, kept, head, waiting, tail, place, own_until = reply
+    polls = {member: int(float(until)) for member, until in zip(head, alive, strict=False) if until is not None}
+    if own_until is not None:
+        polls[own] = int(float(own_until))
+    before = replace(
+        base,
+        holder=holder,
+        left=left,
+        fence=int(last[:16]) if last else 0,
+        granted=last[17:] if last else b"",
+        kept=kept,
+        queue=tuple(head) if place is None or own in head else (*head, own),
+        polls=polls,
+    )
+    last_place = int(pairs(tail)[0][1]) if tail else 0
+    return View(keys, before, Line(keys[1], keys[3], last_place, waiting > len(head), own))
+
+
+def _step(views: Sequence[View], decisions: Sequence[Decision], reply: object, without: object = None) -> Step:
+    messages, whom, writes = list[Message](), list[Grantee | None](), list[Words]()
+    for view, decision in zip(views, decisions, strict=True):
+        tickets = [Ticket.of_lock(member) for member in view.before.queue]
+        messages += decision.messages
+        whom += grantees(view.keys, decision.messages, tickets)
+        writes += view.writes(decision.after)
+    return Step(reply, writes, tuple(messages), tuple(whom), without)
+
+
+def _one(keys: LockKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
+    """Decide about one lock; ``waits``: whose ticket is queued goes on waiting when nothing can be written."""
+
+    def decide(mute: bool, full: bool) -> Talk:
+        window = WINDOW
+        while True:
+            (view,) = yield from _read([keys], own, window, mute, full)
+            decision = rule(view.before)
+            if not view.line.ended(view.before, decision.after):
+                break
+            window *= 8
+        queued = (int(Outcome.QUEUED), 0, view.before.left, view.before.now, 1)
+        without = queued if waits and own in view.before.queue else None
+        return _step([view], [decision], decision.reply, without)
+
+    return decide
+
+
+def acquire(keys: LockKeys, words: Words) -> Decide:
+    """As acquire.lua."""
+    token, ttl_ms, member, poll_ms, reusable = words
+    own, ttl, poll = blob(member), int(ttl_ms), int(poll_ms)
+    return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, reusable == b"1"), waits=True)
+
+
+def release(keys: LockKeys, words: Words) -> Decide:
+    """As release.lua."""
+    token, member, pending = words
+    own = blob(member)
+    return _one(keys, own, lambda it: rules.release(it, blob(token), own, pending == b"1"))
+
+
+def renew(keys: LockKeys, words: Words) -> Decide:
+    """As renew.lua."""
+    token, ttl_ms, *more = words
+    fences = int(more[0]) if more else None
+    return _one(keys, b"", lambda it: rules.renew(it, blob(token), int(ttl_ms), fences))
+
+
+def force(keys: LockKeys, words: Words) -> Decide:
+    """As force.lua."""
+    return _one(keys, b"", rules.force)
+
+
+def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
+    """As acquire_all.lua."""
+    ttl_ms, prefix, numbers = words
+    tokens = tuple(blob(prefix) + number for number in blob(numbers).split())
+    locks = [keys[first : first + 4] for first in range(0, len(keys), 4)]
+
+    def decide(mute: bool, full: bool) -> Talk:
+        window = WINDOW
+        while True:
+            views = yield from _read(locks, b"", window, mute, full)
+            decisions = rules.acquire_all(tuple(view.before for view in views), int(ttl_ms), tokens)
+            pairs_of = list(zip(views, decisions, strict=True))
+            if not any(view.line.ended(view.before, decision.after) for view, decision in pairs_of):
+                return _step(views, decisions, [decision.reply for decision in decisions])
+            window *= 8
+
+    return decide
+
+
+def inspect(keys: LockKeys, words: Words) -> Decide:
+    """As inspect.lua."""
+    name, queue, fence, _ = keys
+    (shown,) = words
+
+    def decide(mute: bool, full: bool) -> Talk:
+        asked: list[Words] = [(b"WATCH", name, queue, fence), (b"GET", name), (b"PTTL", name), (b"GET", fence)]
+        asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, int(shown) - 1)]
+        _, holder, left, last, waiting, tickets = checked((yield asked))
+        fence_of, token = (last[:16], last[17:]) if last else (None, None)
+        return Step([holder, left, fence_of, token, waiting, tickets if int(shown) else []], [])
+
+    return decide
+
+
+def take_back(grantee: Grantee) -> Decide:
+    """Release what was granted to one who has died."""
+    return release(grantee.keys, (grantee.token, b"", b"0"))

@@ -1,0 +1,289 @@
+"""How the keys of permits are read, and a decision about them is written, by plain commands. See `watch`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeAlias
+
+from .._link.call import Reply, Talk, Words
+from . import rules_permits as rules
+from .outcomes import Outcome
+from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
+from .talk import WINDOW, Decide, Grantee, Line, Step, blob, checked, commit, deaf, grantees, microseconds, pairs
+
+PermitKeys: TypeAlias = tuple[bytes, ...]
+"""permits, state, queue, polls."""
+Decision: TypeAlias = rules.Decision
+
+HOUR_MS = 3_600_000
+BATCH = 1000
+"""So many permits that are over are dropped at once."""
+UNREAD = 1
+"""Stands for a weight that no decision needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Permits as they were read: of `before.permits` those that a decision may need."""
+
+    keys: PermitKeys
+    before: PermitSnapshot
+    kept: int  # until when the keys last; ms, server time
+    line: Line
+    lost: bool  # PERMITS or STATE was lost: what is left of the other is void
+    many_over: bool  # too many to be dropped with the decision
+    sharers: dict[bytes, int]  # of the first permits, those of processes that share what they hold: until when
+
+    def writes(self, after: PermitSnapshot) -> list[Words]:
+        """Return the commands that make the keys what they are to be."""
+        return self._permits(after) + self.line.writes(self.before, after, after.ahead)
+
+    def swept(self) -> PermitSnapshot:
+        """Return what is left when those read that are over have been dropped."""
+        before = self.before
+        live = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
+        over = sum(permit.weight for token, permit in before.permits.items() if token not in live)
+        return replace(before, permits=live, used=before.used - over)
+
+    def _permits(self, after: PermitSnapshot) -> list[Words]:
+        permits, state, _, _ = self.keys
+        before = self.before
+        found: list[Words] = [(b"DEL", permits, state)] if self.lost else []
+        gone = [token for token in before.permits if token not in after.permits]
+        if gone:
+            found += [(b"ZREM", permits, *gone), (b"HDEL", state, *(b"=" + token for token in gone))]
+        new = {token: permit for token, permit in after.permits.items() if before.permits.get(token) != permit}
+        fields: list[bytes | int] = []
+        for token, permit in new.items():
+            found.append((b"ZADD", permits, permit.until, token))
+            fields += [b"=" + token, b"%d %d" % (permit.weight, permit.fence)]
+        sums = ("limit", "used", "fence")
+        if after.shared and not before.shared:
+            fields += [b"shared", 1]
+        if fields or (self.lost and after.limit) or any(getattr(after, it) != getattr(before, it) for it in sums):
+            fields += [b"limit", after.limit, b"used", after.used, b"fence", after.fence]
+            kept = self._keep(after, [permit.until for permit in new.values()])
+            time = after.now // 1000
+            found += [(b"HSET", state, *fields, b"kept", kept), (b"PEXPIRE", state, kept - time)]
+            found.append((b"PEXPIRE", permits, kept - time))
+        return found
+
+    def _keep(self, after: PermitSnapshot, ends: list[int]) -> int:
+        """Return until when the keys last: longer than the permits, the fence (the clock may go back), and an hour."""
+        time = after.now // 1000
+        longest = max((end // 1000 - time for end in ends), default=0)
+        least = max(HOUR_MS, math.ceil(1.25 * longest))
+        short = self.lost or self.kept < max(time, after.fence // 1000) + least
+        return max(time, -(-after.fence // 1000)) + 2 * least if short else self.kept
+
+
+def _read(keys: PermitKeys, token: bytes, own: bytes, window: int, mute: bool) -> Talk:
+    """Return a `View`. ``own`` is the caller's ticket, or empty."""
+    permits, state, queue, polls = keys
+    asked: list[Words] = [
+        (b"WATCH", *keys),
+        (b"TIME",),
+        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"=" + token, b"shared"),
+        (b"ZSCORE", permits, token),
+        (b"ZRANGE", permits, 0, BATCH + (rules.CALLED if own else 1), b"WITHSCORES"),
+        (b"ZRANGE", queue, 0, window - 1, b"WITHSCORES"),
+        (b"ZCARD", queue),
+        (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
+        (b"ZSCORE", queue, own),
+        (b"ZSCORE", polls, own),
+    ]
+    _, time, known, end, first, head, waiting, tail, place, own_until = checked((yield asked))
+    now = microseconds(time)
+    limit, used, fence, kept = (int(value or 0) for value in known[:4])
+    ends, places = dict(pairs(first)), dict(pairs(head))
+    lost = not ends if used > 0 else bool(ends) and known[1] is None
+    # Of those that are not over two are enough to know which is the first without the caller's own.
+    live = {name: int(until) for name, until in ends.items() if until > now}
+    held = {name: Permit(UNREAD, 0, until) for name, until in islice(live.items(), 2)}
+    held |= _permits([token], [known[4]], [end])
+    tickets = [ticket for member in places if (ticket := Ticket.parse(member)) is not None]
+    over = [name for name, until in ends.items() if until <= now]
+    unheard, polled = frozenset[bytes](), dict[bytes, int]()
+    if over or tickets:
+        named = list(dict.fromkeys([*over, *(ticket.token for ticket in tickets)]))
+        inboxes = sorted({ticket.inbox for ticket in tickets if ticket.inbox} | _sharing([token]))
+        listening, *rest = yield [
+            (b"PUBSUB", b"NUMSUB", *inboxes),
+            (b"HMGET", state, *(b"=" + name for name in named)),
+            (b"ZMSCORE", permits, *named),
+            (b"ZMSCORE", polls, *(places or [b""])),
+        ]
+        about, until, alive = checked(rest)
+        held |= _permits(named, about, until)
+        unheard = deaf(listening)
+        polled = {member: int(float(at)) for member, at in zip(places, alive, strict=False) if at is not None}
+    if own_until is not None:
+        polled[own] = int(float(own_until))
+    members = tuple(places) if place is None or own in places else (*places, own)
+    ahead = members[0] if members and places.get(members[0], 0) < 0 else b""
+    # What is left of two keys when one of them is lost tells nothing.
+    known_permits, sum_of_weights = ({}, 0) if lost else (held, used)
+    shared = known[5] is not None and not lost
+    sharers = {name: until for name, until in islice(live.items(), rules.CALLED) if shared and Sharer.of(name)}
+    before = PermitSnapshot(
+        now, limit, sum_of_weights, fence, known_permits, members, ahead, polled, shared, unheard, mute
+    )
+    last_place = int(pairs(tail)[0][1]) if tail else 0
+    line = Line(queue, polls, last_place, waiting > len(places), own)
+    return View(keys, before, kept, line, lost, len(over) > BATCH, sharers)
+
+
+def _with_sharers(view: View) -> Talk:
+    """Return the same `View` with the permits of those who may have to be told that somebody waits."""
+    _, state, _, _ = view.keys
+    tokens = list(view.sharers)
+    listening, about = yield [
+        (b"PUBSUB", b"NUMSUB", *sorted(_sharing(tokens))),
+        (b"HMGET", state, *(b"=" + token for token in tokens)),
+    ]
+    (fields,) = checked([about])
+    found = _permits(tokens, fields, list(view.sharers.values()))
+    before = view.before
+    before = replace(before, permits={**before.permits, **found}, deaf=before.deaf | deaf(listening))
+    return replace(view, before=before)
+
+
+def _sharing(tokens: list[bytes]) -> set[bytes]:
+    """Return the inboxes of the processes that share what they hold."""
+    return {sharer.inbox for token in tokens if (sharer := Sharer.of(token)) is not None}
+
+
+def _permits(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> dict[bytes, Permit]:
+    found = {}
+    for token, value, end in zip(tokens, about, ends, strict=True):
+        if value is not None and end is not None:
+            weight, fence = value.split()
+            found[token] = Permit(int(weight), int(fence), int(float(end)))
+    return found
+
+
+def _waits(decision: Decision) -> bool:
+    return isinstance(decision.reply, tuple) and decision.reply[0] == Outcome.QUEUED
+
+
+def _about(
+    keys: PermitKeys,
+    token: bytes,
+    own: bytes,
+    rule: Callable[[PermitSnapshot], Decision],
+    waits: bool = False,
+) -> Decide:
+    """Decide for ``token``; ``waits``: whose ticket is queued goes on waiting when nothing can be written."""
+
+    def decide(mute: bool, full: bool) -> Talk:
+        window = WINDOW
+        while True:
+            view = yield from _read(keys, token, own, window, mute)
+            if view.many_over:
+                yield from commit(view.writes(view.swept()))
+                continue
+            decision = rule(view.before)
+            if view.sharers and _waits(decision):
+                view = yield from _with_sharers(view)
+                decision = rule(view.before)
+            if not view.line.ended(view.before, decision.after):
+                break
+            window *= 8
+        before = view.before
+        tickets = [Ticket.parse(member) for member in before.queue]
+        whom = grantees(keys, decision.messages, tickets)
+        queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
+        without = queued if waits and own in before.queue else None
+        return Step(decision.reply, view.writes(decision.after), decision.messages, whom, without)
+
+    return decide
+
+
+def acquire(keys: PermitKeys, words: Words) -> Decide:
+    """As permits_acquire.lua."""
+    token, own = blob(words[0]), blob(words[2])
+    ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 5, 6))
+    return _about(keys, token, own, lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit), waits=True)
+
+
+def release(keys: PermitKeys, words: Words) -> Decide:
+    """As permits_release.lua."""
+    token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
+    return _about(keys, token, own, lambda it: rules.release(it, token, own, pending))
+
+
+def renew(keys: PermitKeys, words: Words) -> Decide:
+    """As permits_renew.lua."""
+    token, ttl, fences = blob(words[0]), int(words[1]), int(words[2]) if words[2:] else None
+    return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, fences))
+
+
+def resize(keys: PermitKeys, words: Words) -> Decide:
+    """As permits_resize.lua."""
+    limit = int(words[0])
+    return _about(keys, b"", b"", lambda it: rules.resize(it, limit))
+
+
+def upgrade(keys: PermitKeys, words: Words) -> Decide:
+    """As upgrade_acquire.lua."""
+    token, own = blob(words[0]), blob(words[2])
+    ttl, poll = int(words[1]), int(words[3])
+    return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll), waits=True)
+
+
+def downgrade(keys: PermitKeys, words: Words) -> Decide:
+    """As upgrade_release.lua."""
+    token, own = blob(words[0]), blob(words[1])
+    return _about(keys, token, own, lambda it: rules.downgrade(it, token, own))
+
+
+def inspect(keys: PermitKeys, words: Words) -> Decide:
+    """As permits_inspect.lua."""
+    permits, state, queue, _ = keys
+    shown = int(words[0])
+
+    def decide(mute: bool, full: bool) -> Talk:
+        asked: list[Words] = [(b"WATCH", *keys), (b"TIME",), (b"HMGET", state, b"limit", b"used", b"fence")]
+        asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, shown - 1), (b"ZCARD", permits)]
+        _, time, known, waiting, tickets, number = checked((yield asked))
+        now, (limit, used, fence) = microseconds(time), (int(value or 0) for value in known)
+        over, live = checked(
+            (
+                yield [
+                    (b"ZRANGEBYSCORE", permits, b"-inf", now, b"WITHSCORES"),
+                    # Tombstones are among them, and are not shown.
+                    (
+                        b"ZRANGEBYSCORE",
+                        permits,
+                        b"(%d" % now,
+                        b"+inf",
+                        b"WITHSCORES",
+                        b"LIMIT",
+                        0,
+                        number if shown else 0,
+                    ),
+                ]
+            )
+        )
+        ends = dict(pairs([*over, *live]))
+        (about,) = checked((yield [(b"HMGET", state, *(b"=" + name for name in ends or [b""]))]))
+        held = _permits(list(ends), about[: len(ends)], list(ends.values()))
+        used -= sum(permit.weight for permit in held.values() if permit.until <= now)
+        listed = [
+            [name, permit.weight, b"%d" % permit.fence, -((now - permit.until) // 1000)]
+            for name, permit in held.items()
+            if permit.until > now and permit.weight
+        ]
+        return Step(
+            [limit, used if number else 0, b"%d" % fence, waiting, tickets if shown else [], listed[:shown]], []
+        )
+
+    return decide
+
+
+def take_back(grantee: Grantee) -> Decide:
+    """Release what was granted to one who has died."""
+    return release(grantee.keys, (grantee.token, b"", b"0"))

@@ -1,0 +1,162 @@
+"""Guarded commits: writes that are made only if a lease still holds at that moment, by the server's word.
+
+A holder that is stopped for longer than its lease does not know, and no check on its own clock can help: it may be
+stopped right after the check. So the lock's key is watched, its token compared, and the writes follow in MULTI … EXEC:
+when somebody else was granted the lock in between, EXEC does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from redis.asyncio import Redis
+
+from ._body import abandon, enter, leave
+from ._engine.lua import WHOLE
+from ._keys import PermitKeys
+from ._link.borrow import Words
+from ._link.call import Reply
+from ._transaction import Replies, Transaction, Unanswered, passing
+from ._types import text
+from .backoff import Backoff
+from .errors import Conflict, LossReason, OutcomeUnknown, SyncError
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+RETRY = Backoff(initial=0.01, cap=0.5, deadline=10)
+"""While Redis is out of reach; a lease that ends sooner ends it."""
+
+
+class GuardedTransaction(Transaction):
+    """A transaction that is committed only if a lease still holds; made by `Lease.transaction`.
+
+    Attributes:
+        replies: after the ``async with``, the replies to the queued commands, in order.
+    """
+
+    _needs_watch = False
+    replies: Replies | None = None
+
+    def __init__(self, client: Redis, lease: Lease, members: Sequence[Lease]) -> None:
+        self._lease = lease
+        self._members = members
+        self._guards = tuple(key for member in members for key in _watched(member))
+        super().__init__(client, self._guards)
+
+    async def __aenter__(self) -> Self:
+        self._check_open("a second `async with`")
+        self._lease.check()
+        self._task = enter(self._client)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave(self._task, self._client)
+        if error is not None:
+            await abandon(self, error)
+            return
+        try:
+            self.replies = await self._commit_while_held(iter(RETRY))
+        except BaseException as failure:
+            self._lease.left_behind()
+            await self.end(drop=isinstance(failure, asyncio.CancelledError))
+            raise
+        await self.end(drop=False)
+
+    async def _commit_while_held(self, delays: Iterator[float]) -> Replies:
+        """Commit, and again the same commands as long as nothing was done and the lease holds.
+
+        A renewal, or another holder's permit, changes the watched key, too. So an EXEC that did nothing says only that
+        the token has to be compared again. Bounded by the deadline of the lease: `check` looks at the clock.
+        """
+        self._check_commit()
+        while True:
+            try:
+                self._lease.check()
+                if not self._watched:
+                    await self._send([])
+                outcome = await self._execute()
+            except SyncError as error:
+                delay = next(delays, None)
+                if error is not self._trouble or not passing(error) or self._keys != self._guards or delay is None:
+                    raise
+                self._trouble = None
+                await self._begin_again()
+                await asyncio.sleep(delay)
+                continue
+            if isinstance(outcome, Unanswered):
+                raise self._unknown() from outcome.cause
+            if outcome is not None:
+                return outcome
+            await self._begin_again()
+            if self._keys != self._guards:
+                await self._blame()
+
+    async def _blame(self) -> None:
+        """Raise LeaseLost if the lease is what was changed, else Conflict."""
+        keys, self._keys, self._to_watch = self._keys, self._guards, list(self._guards)
+        await self._send([])
+        shown = tuple(map(text, keys[len(self._guards) :]))
+        raise Conflict(
+            f"others changed {', '.join(map(repr, shown))}, or the lease was renewed at that moment: nothing was "
+            "written. The lease on it still holds: read and write again",
+            attempts=1,
+            conflicts=1,
+            elapsed=0.0,
+            keys=shown,
+        )
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"the answer to EXEC was lost: what was guarded by the lease on {self._lease.name!r} was written as a "
+            "whole, or not at all; look at the data",
+            attempts=1,
+            keys=tuple(map(text, self._keys)),
+        )
+
+    # -- the guard -------------------------------------------------------------------------------------
+
+    def _questions(self) -> Sequence[Words]:
+        return [("TIME",), *(words for member in self._members for words in _questions(member))]
+
+    async def _answered(self, replies: Sequence[Reply]) -> bool:
+        clock, *rest = replies
+        time = int(clock[0]) * 1_000_000 + int(clock[1])
+        answers = iter(rest)
+        for member in self._members:
+            reason = _judge(member, [next(answers) for _ in _questions(member)], time)
+            if reason is not None:
+                member.lose(reason)  # the lease hears of it as of any loss
+                self._trouble = self._lease.loss()
+                raise self._trouble
+        return True
+
+
+def _watched(lease: Lease) -> tuple[bytes, ...]:
+    """Return the keys that change when the lease is lost."""
+    return lease.keys.all[:2] if isinstance(lease.keys, PermitKeys) else lease.keys.all[:1]
+
+
+def _questions(lease: Lease) -> list[Words]:
+    first, second = lease.keys.all[:2]
+    if isinstance(lease.keys, PermitKeys):
+        return [("ZSCORE", first, lease.wire_token), ("HGET", second, b"=" + lease.wire_token)]
+    return [("GET", first)]
+
+
+def _judge(lease: Lease, answers: list[Any], time: int) -> LossReason | None:
+    """Return why the lease is lost, by the server's answers at its ``time`` (us); None when it holds."""
+    if not isinstance(lease.keys, PermitKeys):
+        (holder,) = answers
+        return None if holder == lease.wire_token else "expired" if holder is None else "taken"
+    until, permit = answers
+    # Weight 0 is a tombstone; and what was a writer's may be a reader's by now. Otherwise the weight does not matter:
+    # the same identity may have asked again, for more or less.
+    weight = 0 if permit is None else int(permit.split(b" ", 1)[0])
+    enough = weight == lease.weight if lease.weight == WHOLE else weight > 0
+    return None if until is not None and float(until) > time and enough else "expired"

@@ -1,0 +1,169 @@
+"""One connection of the caller's pool, borrowed for a transaction or a talk: WATCH and EXEC have to go the same way.
+
+None of redis-py's methods that repeat a command is used. What the others need to be safe:
+
+- A cancellation never meets redis-py while it connects or keeps its books: both run in tasks of their own. (It gives a
+  connection whose handshake was cancelled half-way back to the pool, with a reply unread.)
+- redis-py connects again without a word when it finds its connection closed. After WATCH that would be a
+  transaction that watches nothing, so a connection that was closed once is not used again. Commands are written
+  to its transport directly, and answers read by redis-py under a time-out of ours: what swallows cancellations on
+  Python < 3.12 is not on that way either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import Any, TypeAlias, cast
+
+import hiredis
+import redis.exceptions
+from redis.asyncio import Redis
+
+from .._cancellation import finished
+from .adopt import write
+from .call import Reply
+from .client import client_response_timeout
+
+Words: TypeAlias = Sequence[Any]
+"""A command as redis-py takes it."""
+
+Packed: TypeAlias = bytes
+"""A command as it is sent."""
+
+OUT_OF_REACH = (redis.exceptions.RedisError, OSError, TimeoutError)
+"""What redis-py raises when no answer came; answers of the server are returned, not raised."""
+
+
+class Borrowed:
+    """A connection in the hands of one task.
+
+    Invariants: ``in_step`` is False from before a write until all its replies were read; ``watching`` is True from
+    before a WATCH is written until EXEC or UNWATCH was answered. Only a connection that is in step and watches nothing
+    goes back to the pool open.
+    """
+
+    def __init__(self, client: Redis, connection: Any, response_timeout: float | None = None) -> None:
+        self._client = client
+        self._connection = connection
+        self._response_timeout = client_response_timeout(client, response_timeout)
+        self.in_step = True
+        self.watching = False
+        self.written = False
+        """Anything of the latest exchange may have reached the server."""
+
+    async def exchange(self, commands: Sequence[Packed], raw: Container[int] = ()) -> list[Reply]:
+        """Send the commands in one write and return the replies, the server's errors among them.
+
+        ``raw``: which replies are not decoded. Raises OUT_OF_REACH. On cancellation the connection is out of step.
+        """
+        self.written = False
+        if not self.in_step:
+            raise redis.exceptions.ConnectionError("an answer on this connection was not waited for")
+        write(self._connection, b"".join(commands))
+        self.in_step, self.written = False, True
+        async with asyncio.timeout(self._response_timeout):
+            replies = [await self._read(number in raw) for number in range(len(commands))]
+        self.in_step = True
+        return replies
+
+    async def _read(self, raw: bool) -> Reply:
+        try:
+            # The time-out is around all of them.
+            return await self._connection.read_response(disable_decoding=raw, timeout=math.inf)
+        except redis.exceptions.ResponseError as error:
+            return error
+
+    async def as_from_client(self, command: Words, options: dict[str, Any], reply: Reply) -> Any:
+        """Return the reply as the client would: through its response callbacks."""
+        options = {key: value for key, value in options.items() if key not in ("keys", NEVER_DECODE, EMPTY_RESPONSE)}
+        callback: Any = self._client.response_callbacks.get(command[0])
+        if callback is None:
+            return reply
+        result = callback(reply, **options)
+        return await result if asyncio.iscoroutine(result) else result
+
+    async def give_back(self, *, drop: bool = False) -> None:
+        """Give the connection back; close it if that is quicker (``drop``), or the only way to be sure of its state.
+
+        Takes a round trip at most (UNWATCH). On cancellation it is done all the same, and the cancellation raised then.
+        """
+        await finished(_start(self._give_back(drop), "release"))
+
+    async def _give_back(self, drop: bool) -> None:
+        try:
+            if self.watching and self.in_step and not drop:
+                await self._unwatch()
+        finally:
+            if self.watching or not self.in_step:
+                await self._connection.disconnect(nowait=True)
+            await self._client.connection_pool.release(self._connection)
+
+    async def _unwatch(self) -> None:
+        try:
+            (answer,) = await self.exchange([UNWATCH])
+        except OUT_OF_REACH:
+            return  # it watches still, and so is closed
+        self.watching = isinstance(answer, redis.exceptions.ResponseError)
+
+
+NEVER_DECODE = "NEVER_DECODE"
+EMPTY_RESPONSE = "EMPTY_RESPONSE"
+# Options by which redis-py's commands tell `parse_response` what to do.
+
+
+Pack: TypeAlias = Callable[[Words], Packed]
+
+
+def packer(client: Redis) -> Pack:
+    """Return what turns commands into bytes, as the client would.
+
+    It raises redis-py's DataError for an argument that is neither text, bytes nor a number.
+    """
+    untyped: Any = client
+    encode = untyped.get_encoder().encode
+
+    def pack(words: Words) -> Packed:
+        first, *rest = words
+        name = (first.encode() if isinstance(first, str) else first).split()  # "OBJECT ENCODING" is two words
+        arguments = [encode(word) for word in rest]
+        return _pack((*name, *(bytes(it) if isinstance(it, (bytearray, memoryview)) else it for it in arguments)))
+
+    return pack
+
+
+_pack: Callable[[tuple[bytes, ...]], bytes] = cast("Any", hiredis).pack_command
+MULTI, EXEC, UNWATCH = (_pack((word,)) for word in (b"MULTI", b"EXEC", b"UNWATCH"))
+
+
+async def borrow(client: Redis, response_timeout: float | None = None) -> Borrowed:
+    """Return a connection of the client's pool; an exchange over it takes ``response_timeout`` seconds at most.
+
+    None: as long as the client waits for an answer. Raises OUT_OF_REACH. On cancellation a connection that is still
+    being opened goes back to the pool by itself.
+    """
+    pool: Any = client.connection_pool
+    connecting = _start(pool.get_connection(), "connect")
+    try:
+        await asyncio.wait([connecting])
+    except asyncio.CancelledError:
+        connecting.add_done_callback(lambda task: _not_wanted(client, task))
+        raise
+    return Borrowed(client, connecting.result(), response_timeout)
+
+
+def _not_wanted(client: Redis, connecting: asyncio.Task[Any]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        _start(Borrowed(client, connecting.result())._give_back(False), "release")
+
+
+_tasks: set[asyncio.Task[Any]] = set()
+"""The loop refers to its tasks only weakly."""
+
+
+def _start(work: Any, name: str) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name=f"redis_sync_aio {name}")
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task

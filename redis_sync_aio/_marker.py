@@ -1,0 +1,76 @@
+"""The marker of one attempt at a transaction: it tells whether an EXEC whose answer was lost was executed.
+
+The marker is a key of its own for each attempt. It is watched with the other keys, and set to "done" in the same
+MULTI. When the answer to EXEC is lost, there are three cases: it was executed; it never will be; or it is still on its
+way, in some socket, and will be executed later (a clean-up can be overtaken by what it cleans up). So to look is not
+enough. We set the marker to "void", if it does not exist:
+
+- it says "done": EXEC came first, and all writes were made;
+- it says "void": EXEC was not executed before. Should it arrive now, it finds that a key which it watches was changed,
+  and does nothing. So the body may run again, at once.
+
+Either way the answer holds for ever. Asking twice gives the same answer: who finds "void" set it himself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import redis.exceptions
+from redis.asyncio import Redis
+
+from ._clock import now
+from ._keys import marker_key
+from ._link.borrow import OUT_OF_REACH, Words, borrow, packer
+from ._link.plain import RETRY
+
+DONE, VOID = b"done", b"void"
+KEPT = 60.0
+"""Seconds that a marker stays on the server."""
+PATIENCE = 20.0
+"""For how many seconds the server is asked, while it is out of reach."""
+
+
+class Marker:
+    """Whether one attempt was committed."""
+
+    def __init__(self, client: Redis, key: bytes) -> None:
+        self._client = client
+        self.key = marker_key(key, secrets.token_hex(8).encode())
+        self.done: Words = self._set(DONE)
+
+    def _set(self, value: bytes, *options: str) -> Words:
+        return ("SET", self.key, value, "PX", int(KEPT * 1000), *options)
+
+    async def find_out(self, sent: float) -> bool | None:
+        """Return whether EXEC, sent at that local time, was executed (True) or never will be (False); None: not known.
+
+        Takes as long as Redis is out of reach, 20 seconds at most. On cancellation the question may still be answered.
+        """
+        ends = now() + PATIENCE
+        for delay in RETRY:
+            value = await self._ask()
+            if value == DONE:
+                return True
+            if value == VOID:  # after `KEPT` a "done" would be forgotten, and our "void" prove nothing
+                return False if now() < sent + KEPT else None
+            if now() + delay >= ends:
+                return None
+            await asyncio.sleep(delay)
+        return None
+
+    async def _ask(self) -> bytes | None:
+        try:
+            connection = await borrow(self._client)
+        except OUT_OF_REACH:
+            return None
+        try:
+            pack = packer(self._client)
+            packed = [pack(words) for words in (self._set(VOID, "NX"), ("GET", self.key))]
+            _, value = await connection.exchange(packed, raw=(0, 1))
+        except OUT_OF_REACH:
+            return None
+        finally:
+            await connection.give_back(drop=not connection.in_step)
+        return None if isinstance(value, redis.exceptions.ResponseError) else value

@@ -1,0 +1,205 @@
+"""What a robust lock adds to a lease: a record that outlives its holder (the model is the robust mutex, EOWNERDEAD).
+
+The record stands beside the lock: whose it is, the progress and the undo steps of the work. After each grant one more
+command *adopts* it: if it is another's, that holder ended without a release; our record takes its place and keeps
+the progress until we record our own, so a second crash loses nothing. A crash between grant and adoption did no work:
+the older record stays, as is right. A clean release deletes the record in the same script.
+
+What is recorded is sent whole each time, with a number that rises, so that a late copy can not overwrite what came
+after it. Everything about one name is executed in the order in which it was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ._clock import now
+from ._link.call import Argument, Call, Reply
+from ._types import Json, text
+from .errors import NotHeld, SyncError, WrongKeyType
+from .lease import HELD, State
+
+if TYPE_CHECKING:
+    from ._renewal import Renewals
+    from .lease import Lease
+
+MAX_BYTES = 65_536
+"""Of progress, and of undo steps, as JSON."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What the last holder of a robust lock left behind when it ended without a clean release.
+
+    Attributes:
+        token: the token of that holder (it begins with its host and process), or its identity.
+        fence: the fence of its lease.
+        at: when it last wrote its record, by the server's clock: when it got the lock, or recorded something.
+        progress: what was last recorded, by it or by one before it that was abandoned, too; None: nothing was.
+        steps: names of the undo steps that are recorded and were not run, in order.
+    """
+
+    token: str
+    fence: int
+    at: datetime
+    progress: dict[str, Json] | None
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """An undo step: the name of a function, and its arguments."""
+
+    name: str
+    arguments: dict[str, Json]
+
+
+class Record:
+    """The record as its holder knows it.
+
+    Invariant: what is here was sent, or is sent by the next write.
+    """
+
+    abandoned: Abandoned | None = None
+    progress: dict[str, Json] | None = None
+    _seq = 0  # of our latest write
+
+    def __init__(self, keeper: Renewals) -> None:
+        self._keeper = keeper
+        self.steps: list[Step] = []
+
+    async def adopt(self, lease: Lease, by: float) -> None:
+        """Take the place of the record that is there. It has until ``by`` (local clock)."""
+
+        def answered(call: Call) -> SyncError | None:
+            error = _trouble(self._keeper, lease, 0, call)
+            return error if error is not None else self._adopted(lease, call.reply)
+
+        await self._keeper.ask(
+            lease,
+            lambda engine, *rest: engine.adopt(lease.keys, lease.wire_token, lease.fence, lease.ttl_ms, *rest),
+            answered,
+            by,
+        )
+
+    def _adopted(self, lease: Lease, reply: Reply) -> SyncError | None:
+        _, _, before, self._seq, progress, undo = reply
+        try:
+            self.progress = json.loads(progress) if progress else None
+            self.steps = [Step(name, arguments) for name, arguments in (json.loads(undo) if undo else ())]
+        except (ValueError, TypeError) as error:
+            return WrongKeyType(
+                f"the record of {lease.name!r} is not one of ours: {error}; delete it", code="WRONGTYPE"
+            )
+        if before:
+            fence, micros, token = before.split(b" ", 2)
+            at = EPOCH + timedelta(microseconds=int(micros))
+            names = tuple(step.name for step in self.steps)
+            self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
+        return None
+
+    # -- recording -------------------------------------------------------------------------------------
+
+    def set_progress(self, lease: Lease, progress: Mapping[str, object]) -> Awaitable[None]:
+        """Record ``progress`` instead of the one before."""
+        return self._write(lease, checked(progress, "progress"), self.steps)
+
+    def add(self, lease: Lease, step: Step) -> Awaitable[None]:
+        """Record one more step."""
+        return self._write(lease, self.progress, [*self.steps, step])
+
+    def drop(self, lease: Lease, done: Iterable[Step]) -> Awaitable[None]:
+        """Record that some steps are not needed any more: the work they undo is complete."""
+        gone = set(done)
+        return self._write(lease, self.progress, [step for step in self.steps if step not in gone])
+
+    def undone(self, lease: Lease, step: Step) -> Awaitable[None]:
+        """Record that a step was run. With the last one all work is undone, and so there is no progress."""
+        left = [other for other in self.steps if other is not step]
+        return self._write(lease, self.progress if left else None, left)
+
+    def clear(self, lease: Lease) -> Awaitable[None]:
+        """Record that there is nothing."""
+        return self._write(lease, None, [])
+
+    def _write(self, lease: Lease, progress: dict[str, Json] | None, steps: list[Step]) -> Awaitable[None]:
+        # Not a coroutine up to here: what can not be recorded is refused by the call, and changes nothing.
+        words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
+        # At once: what another task records next goes behind this on the wire, and includes it.
+        self.progress, self.steps = progress, steps
+        self._seq += 1
+        ttl = self._keeper.due(lease)
+        record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words)
+        return self._keeper.ask(
+            lease,
+            lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest),
+            partial(_trouble, self._keeper, lease, ttl),
+        )
+
+
+def _trouble(keeper: Renewals, lease: Lease, ttl: int, call: Call) -> SyncError | None:
+    """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
+    if lease.state is State.LOST:
+        return lease.loss()
+    if call.error is not None:
+        return call.error
+    error = keeper.renewed(lease, ttl, call)
+    if error is None and lease.state is not HELD and call.reply[0] != 1:
+        return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
+    return error
+
+
+async def adopting(granting: Awaitable[Lease | None], keeper: Renewals, timeout: float | None) -> Lease | None:
+    """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
+
+    ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
+    """
+    ends = math.inf if timeout is None else now() + timeout
+    lease = await granting
+    if lease is None:
+        return None
+    record = lease.book = Record(keeper)
+    try:
+        await record.adopt(lease, max(ends, now() + lease.patience))
+    except BaseException:
+        # Cancelled, refused, lost, out of reach. The release follows the adoption on the wire, and puts back what
+        # that may have replaced: nobody has seen it.
+        lease.unfinished = True
+        lease.forsake()
+        raise
+    return lease
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
+
+
+def checked(value: Mapping[str, object], what: str) -> dict[str, Json]:
+    """Return a copy of ``value`` as JSON has it. Raises TypeError or ValueError for what JSON can not say."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a dict with text as keys, not {value!r}")
+    given = dict(value)
+    copy: dict[str, Json] = json.loads(_dump(given, what))
+    if copy != given:
+        raise TypeError(f"{what} would not come back from JSON as it is (tuples, keys that are not text): {given!r}")
+    return copy
+
+
+def _dump(value: object, what: str) -> bytes:
+    if not value and value != {}:
+        return b""
+    try:
+        found = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise ValueError(f"{what} is nested too deeply for JSON") from error
+    if len(found) > MAX_BYTES:
+        raise ValueError(
+            f"{what} must have at most {MAX_BYTES:,} bytes as JSON, not {len(found):,}: record a reference"
+        )
+    return found

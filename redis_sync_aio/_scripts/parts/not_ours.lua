@@ -1,0 +1,5 @@
+if holder ~= ARGV[1] then
+  if holder then return {2, now} end
+  settle('', heads())
+  return {0, now}
+end

@@ -1,0 +1,16 @@
+if ARGV[2] ~= '' then
+  redis.call('ZREM', QUEUE, ARGV[2])
+  redis.call('ZREM', POLLS, ARGV[2])
+end
+if holder and holder ~= ARGV[1] then return 2 end
+local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
+if holder and not first[1] then return redis.call('DEL', NAME) end
+-- include: lock
+local next = settle('', first)
+if not holder then
+  local last = redis.call('GET', FENCE)
+  if ARGV[3] == '1' and next == FREE and string.sub(last or '', 18) ~= ARGV[1] then pcall(next_fence, ARGV[1], '1') end
+  return 0
+end
+if next ~= GRANTED then redis.call('DEL', NAME) end
+return 1

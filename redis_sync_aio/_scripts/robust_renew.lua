@@ -1,0 +1,14 @@
+-- Let the lease of a robust lock end ttl milliseconds from now, if it is still ours; its record lasts a week longer.
+-- KEYS  name, queue, fence, polls, record
+-- ARGV  1 token  2 ttl_ms
+-- REPLY {0 GONE | 1 RENEWED | 2 TAKEN, server time in us}
+-- REPLAY  Sets the same remaining times again.
+-- COST  O(1); PEXPIRE is allowed when the server is out of memory
+-- include: keys
+-- include: lock
+-- include: record
+local holder, ttl = redis.call('GET', NAME), ARGV[2]
+-- include: not_ours
+-- include: prolong
+if redis.pcall('HMGET', RECORD, 'token')[1] == holder then redis.call('PEXPIRE', RECORD, record_ttl(ttl)) end
+return {1, now}

@@ -1,0 +1,250 @@
+"""Leases of local sharing: what the server granted to this process, and what its tasks have of it.
+
+A *base* is an ordinary lease on the server, renewed, lost and released as any other. Tasks have it one after the
+other, or (readers) at once, each by a `SharedLease` of its own. Who is next, and until when, decides the cohort
+(`_waiting/cohort.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from asyncio import get_running_loop
+from typing import TYPE_CHECKING, Protocol
+
+from ._clock import now
+from ._engine.outcomes import RANGE
+from .lease import HELD, Keeper, Lease, State
+
+if TYPE_CHECKING:
+    from ._keys import Keys
+    from ._link.call import Argument, Reply
+    from ._renewal import Renewals
+    from ._waiting.ticket import Request
+
+MOST_FENCES = 8192
+"""So many are reserved at once at most: as fences are microseconds, they would run ahead of the clock."""
+
+
+class Sharing(Keeper, Protocol):
+    """The keeper of shares: what both kinds of leases need of their cohort."""
+
+    here: asyncio.AbstractEventLoop | None
+
+    def passed_on(self, lease: SharedLease) -> bool: ...
+    def told_wanted(self) -> None: ...
+    def lost(self, base: Base) -> None: ...
+    def give_back(self, base: Base) -> None: ...
+    def part_with(self, base: Base) -> None: ...
+
+
+class Base(Lease):
+    """A lease of this process, for its tasks to share.
+
+    Invariants: all ``shares`` end with it, if not before. The fences from ``next_fence`` to ``last_fence`` are reserved
+    for it on the server, and were given to nobody yet. (Readers all have the same.)
+    """
+
+    number = 0
+    """By which the server calls us."""
+    wanted = False
+    """Somebody else waits for it on the server."""
+    budget = 0
+    """While it is wanted: so often it may be handed on…"""
+    yield_at = math.inf
+    """… until then (local clock)."""
+    sound = True
+    """It may be handed on; not when its cohort has parted with it, or a task overstayed its time."""
+    rests_since = 0.0
+    rest: asyncio.TimerHandle | None = None
+    """Ends its rest without a task."""
+    left: asyncio.Event | None = None
+    """Set when a share ends; there while somebody waits to be alone."""
+    alone = True
+    """No other base or ticket of its cohort has its place."""
+    turning = False
+    """It is looked at when this turn of the loop ends."""
+    cohort: Sharing
+
+    def __init__(
+        self, renewals: Renewals, keys: Keys, token: bytes, fence: int, deadline: float, period: float, request: Request
+    ) -> None:
+        super().__init__(renewals, keys, token, fence, deadline, period, request)
+        self._renewals = renewals
+        self._reads = request.reads
+        self._range = RANGE
+        self.shares: list[SharedLease] = []
+        self._reserved(fence, RANGE)
+
+    def _reserved(self, fence: int, number: int) -> None:
+        self.next_fence, self.last_fence = fence, fence + number - 1
+        self.half = fence + number // 2
+        self.step = 0 if self._reads else 1
+
+    def look(self) -> None:
+        """Renew it now, unless that is under way: to hear whether somebody waits, or to have more fences in time."""
+        if self.state is HELD and not self.renewing:
+            self._renewals.renew(self, self.ttl_ms)
+
+    def last(self, ttl_ms: int) -> None:
+        """Go on with this ttl."""
+        if ttl_ms != self.ttl_ms:
+            self.ttl_ms = ttl_ms
+            self._renewals.renew(self, ttl_ms)
+
+    def asks(self) -> tuple[Argument, ...]:
+        """Ask for more fences once half of them are used, and whether somebody waits."""
+        if self.next_fence <= self.half:
+            return (0,)
+        self._range = min(self._range * 2, MOST_FENCES)
+        return (self._range,)
+
+    def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:
+        """Note the answer, and let the shares last as long."""
+        for share in self.shares:
+            share.deadline = min(share.ends, self.deadline)
+        if asked and len(reply) > 2:
+            _, _, fence, waiting = reply
+            if fence:
+                self._reserved(fence, int(asked[0]))
+            if waiting:
+                self.told_wanted()
+            else:
+                self.wanted = False
+
+    def told_wanted(self) -> None:
+        """Somebody else waits for the name."""
+        self.cohort.told_wanted()
+
+
+class SharedLease(Lease):
+    """What one task has of a base: a lease with a fence, an end, a loss of its own."""
+
+    # As class attributes they cost nothing to set up: it is made for every grant.
+    renew_at = math.inf
+    until = math.inf
+    ends = math.inf
+    """When it ends, whether its base is renewed or not (local clock)."""
+    shared = False
+    weight = 1
+    task: asyncio.Task[object] | None = None
+    """Who has it."""
+    _timer: asyncio.TimerHandle | None = None
+    _keeper: Sharing
+    _terms: Request
+
+    def __init__(self, cohort: Sharing, base: Base, request: Request) -> None:
+        self._keeper = cohort
+        self._terms = request
+        self.base = base
+        self.fence = fence = base.next_fence
+        base.next_fence = fence + base.step
+        if fence >= base.half:
+            base.look()
+        self.deadline = base.deadline
+        if request.weight:
+            self.weight = request.weight
+        if not request.unlimited:
+            self._limit(request)
+
+    def _limit(self, request: Request) -> None:
+        if not request.auto_renew:
+            self.end_in(request.ttl_ms / 1000)
+        elif request.max_hold is not None:
+            self.until = now() + request.max_hold
+            self.end_in(request.max_hold)
+
+    @property
+    def keys(self) -> Keys:  # type: ignore[override]
+        """The keys of its name."""
+        return self.base.keys
+
+    @property
+    def wire_token(self) -> bytes:  # type: ignore[override]
+        """The token of its base."""
+        return self.base.wire_token
+
+    @property
+    def ttl_ms(self) -> int:  # type: ignore[override]
+        """As asked for."""
+        return self._terms.ttl_ms
+
+    @property
+    def auto_renew(self) -> bool:  # type: ignore[override]
+        """Whether it lasts as long as its base, which is renewed."""
+        return self._terms.auto_renew
+
+    @property
+    def linger(self) -> float:
+        """For how many seconds its base rests after it."""
+        return self._terms.linger
+
+    @property
+    def period(self) -> float:  # type: ignore[override]
+        """Seconds granted by the latest answer."""
+        return self.base.period
+
+    def end_in(self, seconds: float) -> None:
+        """Let it end before its base does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.ends = now() + seconds
+        self.deadline = min(self.ends, self.base.deadline)
+        self._timer = self._keeper.loop.call_later(seconds, self._over)
+
+    def _over(self) -> None:
+        self._timer = None
+        if self.state is HELD:
+            self.lose("expired")
+
+    def left_behind(self) -> None:
+        """A late command of ours must not pass for one of the next task: that one gets another base."""
+        self._keeper.part_with(self.base)
+
+    def become_reader(self) -> None:
+        """It was a writer's."""
+        super().become_reader()
+        self.base.become_reader()
+        self._keeper.part_with(self.base)  # not for other writers
+
+    async def alone(self, timeout: float | None) -> bool:
+        """Wait until no other task has the base, which nobody joins from now on; return whether that is so."""
+        base = self.base
+        self._keeper.part_with(base)
+        base.left = asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout):
+                while len(base.shares) > 1:
+                    base.left.clear()
+                    await base.left.wait()
+        except TimeoutError:
+            return False
+        finally:
+            base.left = None
+        return True
+
+    def leave(self) -> None:
+        """It ends: the base may have another one now."""
+        self.task = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def release(self) -> None:
+        """Give the lease back. Idempotent.
+
+        When another task of this process waits it has the lease when this returns, and nothing was sent. Otherwise
+        as `Lease.release`; but a lease that lingers, or that others wait for while its process may go on, is given
+        back in the background.
+
+        Raises:
+            LeaseLost: it was lost before.
+            Unreachable: no answer, after retries; what the process holds then ends with its ttl.
+
+        On cancellation the release goes on in the background: it is never torn in half.
+        """
+        keeper = self._keeper
+        if self.state is HELD and keeper.here is get_running_loop() and keeper.passed_on(self):
+            self.state, self.task = State.RELEASED, None
+            return
+        await super().release()

@@ -1,0 +1,398 @@
+"""One attempt at a transaction: WATCH and reads at once, then writes queued, then MULTI … EXEC in one write.
+
+WATCH is sent together with the first command of the body, so it costs no round trip of its own. That is safe
+because `multi` refuses to go on when nothing was watched yet: what a body knows it has read through the transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Coroutine, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import redis.exceptions
+from redis.asyncio import Redis
+from redis.commands import AsyncCoreCommands
+
+from ._link.answers import answered
+from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Packed, Words, borrow, packer
+from ._link.call import TRANSIENT, Reply, refusal
+from ._link.client import encode
+from ._link.commands import CONTROL, READS, SESSION, blocks, first_word, only_reads
+from ._types import Name, text
+from .errors import CommandRefused, PartlyApplied, SyncError, TransactionMisuse, Unreachable
+
+T = TypeVar("T")
+
+Replies: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """EXEC was sent, and no answer came: it was executed, or not."""
+
+    cause: Exception
+
+
+class State(Enum):
+    """Where a transaction is in its life."""
+
+    READING = "reading"
+    QUEUING = "queuing"
+    ENDED = "ended"
+
+
+class Queued:
+    """What a queued command returns. Awaiting it does nothing: its reply comes with EXEC."""
+
+    def __await__(self) -> Generator[Any, Any, Queued]:
+        return self
+        yield
+
+    def __repr__(self) -> str:
+        return "<queued: the reply comes with EXEC>"
+
+
+_QUEUED = Queued()
+
+
+def passing(error: SyncError) -> bool:
+    """Return whether the trouble may be over in a while; what was tried did nothing."""
+    return isinstance(error, Unreachable) or (isinstance(error, CommandRefused) and error.code in TRANSIENT)
+
+
+class Transaction(AsyncCoreCommands):
+    """What the body of a transaction works with: all commands of the client, on one connection that watches the keys.
+
+    Before `multi` commands run at once and are awaited, and only those that read are allowed. After it they are queued:
+    nothing is sent and no reply is known before the end of the body. Replies look as they do from the client.
+
+    One task at a time uses it, and only while the body runs.
+
+    Example:
+        async def deduct(tx: Transaction, amount: int) -> int:
+            stock = int(await tx.get("stock:1") or 0)
+            if stock < amount:
+                raise Insufficient
+            tx.multi()
+            tx.set("stock:1", stock - amount)
+            return stock - amount
+    """
+
+    # What the types of redis-py's commands ask of a client.
+    _is_async_client: Literal[True] = True
+    _event_dispatcher: Any = None
+
+    _needs_watch = True
+    """What is written may depend on what was read, and on nothing else."""
+
+    def __init__(
+        self,
+        client: Redis,
+        keys: tuple[bytes, ...],
+        also_watched: tuple[bytes, ...] = (),
+        first: Sequence[Words] = (),
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._also_watched = also_watched  # keys of ours
+        self._first = first  # executed before what the body queues; their replies are not the body's
+        self._to_watch = [*keys, *also_watched]
+        self._watched = False
+        self._pack = packer(client)
+        self._connection: Borrowed | None = None
+        self._state = State.READING
+        self._busy = False
+        self._queue: list[tuple[Packed, Words, dict[str, Any]]] = []
+        self._trouble: SyncError | None = None
+        """Why it can not commit any more."""
+
+    # -- for the body ----------------------------------------------------------------------------------
+
+    async def watch(self, *names: Name) -> None:  # type: ignore[override]  # redis-py's types contradict each other
+        """Watch more keys, and from now on for certain all that were named before. One round trip.
+
+        Needed before something is read in another way than through this transaction. Raises TransactionMisuse after
+        `multi`, TypeError and ValueError for a bad name.
+
+        On cancellation the transaction is over.
+        """
+        self._check_reading("watch()")
+        for name in names:
+            key = encode(self._client, name, "a key")
+            if key not in self._keys:
+                self._keys += (key,)
+                self._to_watch.append(key)
+        if self._to_watch:
+            await self._in_turn(self._send([]))
+
+    async def unwatch(self) -> None:  # type: ignore[override]
+        """Raise TransactionMisuse: the keys stay watched until the body ends."""
+        raise TransactionMisuse("unwatch() is not for the body: raise an error to give up, or return after multi()")
+
+    def multi(self) -> None:
+        """End the reading: commands are queued from now on, and executed together at the end of the body.
+
+        Raises TransactionMisuse when it is called twice, or when nothing was read or watched before: then what
+        decides about the writes is older than the WATCH.
+        """
+        self._check_reading("multi()")
+        if self._busy:
+            raise TransactionMisuse("multi() while a command is under way: await it first")
+        if self._needs_watch and not self._watched:
+            raise TransactionMisuse(
+                "multi() before anything was read: what the body knows may be older than the WATCH. Read through the "
+                "transaction, as in `await tx.get(key)`; or call `await tx.watch()` first, if it reads in other ways"
+            )
+        self._state = State.QUEUING
+
+    def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
+        """Run a command now, or queue it after `multi`; every method of the client's commands ends here.
+
+        Raises TransactionMisuse for a command that can not be part of a transaction.
+        """
+        name = first_word(args[0]) if args else ""
+        self._check_open(name)
+        if name in CONTROL:
+            raise TransactionMisuse(f"{name} is not for the body: use tx.watch() and tx.multi(); EXEC follows the body")
+        if name in SESSION:
+            raise TransactionMisuse(
+                f"{name} would change a connection that others use, too: send it through the client"
+            )
+        if blocks(args):
+            raise TransactionMisuse(f"{name} waits, and nobody could wake it here: wait before the transaction begins")
+        if self._state is State.READING:
+            return self._in_turn(self._read(args, options))
+        if NEVER_DECODE in options:
+            raise TransactionMisuse(f"{name} reads bytes that must not be decoded: call it before tx.multi()")
+        if name in READS:
+            raise TransactionMisuse(f"{name} after multi(), when no reply comes before the end: read before tx.multi()")
+        self._queue.append((self._pack(args), args, options))
+        return _QUEUED
+
+    def get_encoder(self) -> Any:
+        """Return what encodes names and values: the client's own."""
+        client: Any = self._client
+        return client.get_encoder()
+
+    def __repr__(self) -> str:
+        return f"<Transaction on {self._shown()}: {self._state.value}, {len(self._queue)} queued>"
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _check_open(self, what: str) -> None:
+        if self._trouble is not None:
+            raise self._trouble
+        if self._state is State.ENDED:
+            raise TransactionMisuse(f"{what} after the end: a transaction lives as long as the body it was given to")
+
+    def _check_reading(self, what: str) -> None:
+        self._check_open(what)
+        if self._state is State.QUEUING:
+            raise TransactionMisuse(
+                f"{what} after multi(): read and watch first, then call tx.multi() once, then write"
+            )
+
+    async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
+        """One command at a time: replies belong to commands by their order."""
+        if self._busy or self._state is not State.READING:
+            work.close()
+            self._check_reading("a command that was made before")
+            raise TransactionMisuse("two commands at the same time: await one before the next, or use one like MGET")
+        self._busy = True
+        try:
+            return await work
+        finally:
+            self._busy = False
+            if self._has_ended():  # the body left while this ran in another task
+                await self._give_back(drop=True)
+
+    def _has_ended(self) -> bool:
+        return self._state is State.ENDED
+
+    async def _read(self, words: Words, options: dict[str, Any]) -> Any:
+        """Run one command of the body; its error comes out as from the client."""
+        name = first_word(words[0])
+        if name not in READS and not await self._only_reads(words[0]):
+            raise TransactionMisuse(f"{name} before multi() could be done twice, or in vain: call tx.multi() first")
+        (reply,) = await self._send([words], raw=NEVER_DECODE in options)
+        if isinstance(reply, redis.exceptions.ResponseError):
+            refused = answered(self._keys[0], reply)
+            raise self._refused(reply) if refused is not None and refused.code in TRANSIENT else reply
+        return await self._opened().as_from_client(words, options, reply)
+
+    async def _only_reads(self, command: object) -> bool:
+        with self._reporting():
+            return await only_reads(self._client, await self._open(), command)
+
+    async def _send(self, commands: Sequence[Words], raw: bool = False) -> list[Reply]:
+        """Send commands, and WATCH before them for what is not watched yet, in one write; return their replies."""
+        with self._reporting():
+            connection = await self._open()
+            first: list[Words] = []
+            if self._to_watch:
+                first.append(("WATCH", *self._to_watch))
+                connection.watching = True
+            if not self._watched:
+                first += self._questions()
+            packed = [self._pack(words) for words in (*first, *commands)]
+            replies = await connection.exchange(packed, range(len(packed) if raw else len(first)))
+        for reply in replies[: len(first)]:
+            if isinstance(reply, redis.exceptions.ResponseError):
+                raise self._refused(reply)
+        self._to_watch.clear()
+        if not self._watched:
+            self._watched = await self._answered(replies[1 : len(first)])
+            if not self._watched:
+                return await self._send(commands, raw)
+        return replies[len(first) :]
+
+    def _questions(self) -> Sequence[Words]:
+        """Return what is asked right after the first WATCH, for those who do more than a plain transaction."""
+        return ()
+
+    async def _answered(self, replies: Sequence[Reply]) -> bool:
+        """Take the (undecoded) answers; return whether to go on, or to begin again."""
+        return True
+
+    async def _begin_again(self) -> None:
+        """Give the connection back; the next command watches everything anew, on whatever connection."""
+        await self._give_back(drop=False)
+        self._to_watch = [*self._keys, *self._also_watched]
+        self._watched = False
+
+    async def _open(self) -> Borrowed:
+        if self._connection is None:
+            self._connection = await borrow(self._client)
+        return self._connection
+
+    def _opened(self) -> Borrowed:
+        assert self._connection is not None
+        return self._connection
+
+    # -- its end ---------------------------------------------------------------------------------------
+
+    async def commit(self) -> Replies | Unanswered | None:
+        """Execute what is queued. Return the replies; None when a watched key was changed; Unanswered if that is so.
+
+        Raises TransactionMisuse, CommandRefused and Unreachable: nothing was done; PartlyApplied: some commands failed.
+        """
+        self._check_commit()
+        return await self._execute()
+
+    def _check_commit(self) -> None:
+        self._check_open("the commit")
+        if self._busy:
+            raise TransactionMisuse("the body ended while a command was under way in another task: await it before")
+        if self._state is State.READING:
+            raise TransactionMisuse(
+                "the body ended without multi(): call tx.multi() before the writes, and also when there is nothing to "
+                "write (then it is confirmed that all that was read was true at one moment)"
+            )
+        self._state = State.ENDED
+
+    async def _execute(self) -> Replies | Unanswered | None:
+        connection = self._opened()
+        packed = [MULTI, *map(self._pack, self._first), *(command for command, _, _ in self._queue), EXEC]
+        try:
+            multi, *queued, executed = await connection.exchange(packed)
+        except OUT_OF_REACH as error:
+            # An error that the server answered came before EXEC, or instead of it: nothing was executed.
+            if not connection.written or answered(self._keys[0], error) is not None:
+                raise self._failed(error) from error
+            return Unanswered(error)
+        if isinstance(multi, redis.exceptions.ResponseError):
+            raise self._without_multi(multi, queued)
+        if isinstance(executed, redis.exceptions.ResponseError):
+            # EXECABORT ends the transaction; any other refusal of EXEC leaves MULTI open: the connection is closed.
+            connection.in_step = isinstance(executed, redis.exceptions.ExecAbortError)
+            connection.watching = not connection.in_step
+            first = next((it for it in queued if isinstance(it, redis.exceptions.ResponseError)), executed)
+            raise self._refused(first)
+        connection.watching = False
+        return None if executed is None else await self._replies(queued, iter(executed))
+
+    async def _replies(self, queued: Sequence[Reply], executed: Iterator[Reply]) -> Replies:
+        connection = self._opened()
+        # A command that was refused when it was queued has no reply (then the server says EXECABORT, a proxy may not).
+        raw = [it if isinstance(it, Exception) else next(executed) for it in queued][len(self._first) :]
+        replies = tuple(
+            [
+                reply if isinstance(reply, Exception) else await connection.as_from_client(words, options, reply)
+                for (_, words, options), reply in zip(self._queue, raw, strict=True)
+            ]
+        )
+        failed = [number for number, reply in enumerate(replies) if isinstance(reply, Exception)]
+        if failed:
+            raise PartlyApplied(
+                f"{self._command(failed[0])} failed when it ran: {replies[failed[0]]}. {len(replies) - len(failed)} of "
+                f"{len(replies)} commands were executed, and Redis does not take them back; `replies` has the details",
+                replies=replies,
+            )
+        return replies
+
+    def _without_multi(self, error: redis.exceptions.ResponseError, queued: Sequence[Reply]) -> SyncError:
+        """Return the error for a MULTI that was refused: what followed was executed, each command on its own."""
+        return PartlyApplied(
+            f"MULTI was refused: {error}. The commands after it were executed one by one, watched by nothing; "
+            "`replies` has their replies. Let this user run MULTI and EXEC",
+            replies=tuple(queued[len(self._first) :]),
+        )
+
+    async def end(self, *, drop: bool) -> None:
+        """Give the connection back; nothing works any more. On cancellation that is finished first."""
+        self._state = State.ENDED
+        if not self._busy:  # else a task that the body left behind uses it, and gives it back
+            await self._give_back(drop)
+
+    async def _give_back(self, drop: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.give_back(drop=drop)
+
+    # -- trouble ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Before EXEC a lost connection means: nothing was done. Whatever the body makes of it, it can not commit."""
+        try:
+            yield
+        except OUT_OF_REACH as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> SyncError:
+        refused = answered(self._keys[0], error)
+        self._trouble = refused or Unreachable(
+            f"the connection failed in a transaction on {self._shown()}: {type(error).__name__}: {error}; nothing was "
+            "written. Check the server and the network, or allow more time (deadline)"
+        )
+        return self._trouble
+
+    def _refused(self, error: redis.exceptions.ResponseError) -> SyncError:
+        """Return the typed error for an answer after which nothing of the transaction was executed, nor can be."""
+        because = _DISCARDED.match(str(error))
+        trouble = refusal(self._keys[0], because[1]) if because else answered(self._keys[0], error)
+        assert trouble is not None
+        trouble.__cause__ = error
+        if trouble.code in TRANSIENT and self._connection is not None:
+            self._connection.in_step = False  # close it: the next one may lead to another server
+        self._trouble = trouble
+        return trouble
+
+    @property
+    def trouble(self) -> SyncError | None:
+        """Why it can not commit any more, if so."""
+        return self._trouble
+
+    def _command(self, number: int) -> str:
+        return f"command {number + 1} of {len(self._queue)} ({first_word(self._queue[number][1][0])})"
+
+    def _shown(self) -> str:
+        return ", ".join(repr(text(key)) for key in self._keys)
+
+
+# What EXEC says on behalf of a command that was refused when it was queued, or of the server's state.
+_DISCARDED = re.compile(r"^(?:EXECABORT )?Transaction discarded because of: -?(.*)$", re.DOTALL)

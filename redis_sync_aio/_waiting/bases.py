@@ -1,0 +1,257 @@
+"""What the server granted to a cohort of tasks: handing it on, letting it rest, giving it back. See `cohort`."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from .._clock import now
+from .._shared import Base, SharedLease
+from ..errors import LeaseLost
+from ..lease import HELD, Lease
+from .ticket import Request
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from .local import LocalName
+
+UNKNOWN_LIMIT = 16
+"""So many permits are asked for at once when only the server knows the limit."""
+
+Answer: TypeAlias = asyncio.Future[SharedLease | None]
+Waiting: TypeAlias = tuple[Answer, Request, int]
+"""A task in the line: what it awaits, what it wants, and after which opening it came."""
+
+
+class Bases(ABC):
+    """The bases of a cohort, and the keeper of their shares.
+
+    Invariant: nobody is in ``line`` while a base rests.
+    """
+
+    def __init__(self, local: LocalName, request: Request) -> None:
+        hub = local.hub
+        self.local = local
+        self.hub = hub
+        self.loop = hub.loop
+        self.here: asyncio.AbstractEventLoop | None = hub.loop
+        """The loop in which bases are handed on; None when that has ended for good."""
+        self.client: Redis = hub.renewals.client
+        self.patience = hub.renewals.patience
+        self.line: deque[Waiting] = deque()
+        self.bases: list[Base] = []
+        self.resting: list[Base] = []
+        self._together = request.reads
+        self._weight = request.weight or 1
+        # For so many bases and tickets more.
+        self._room = 1 if not request.weight or self._together else (request.limit or UNKNOWN_LIMIT) // request.weight
+
+    @abstractmethod
+    def _hand_on(self, base: Base) -> bool:
+        """Give it to the first in the line, or to all of them (readers); return whether there was anybody."""
+
+    @abstractmethod
+    def _ask(self) -> None:
+        """Ask the server for what is still wanted."""
+
+    def _keep(self, base: Base, number: int) -> None:
+        """Begin with what was granted to the ticket of that number."""
+        base.cohort, base.number = self, number
+        base.on_loss = partial(self.lost, base)
+        self.bases.append(base)
+        self.hub.bases[number] = base
+        self._room -= 1
+
+    # -- handing on ------------------------------------------------------------------------------------
+
+    def _may_go_on(self, base: Base, time: float) -> bool:
+        """Return whether another task may have it."""
+        if not base.sound or time >= base.deadline or base.next_fence > base.last_fence:
+            return False
+        return not base.wanted or (base.budget > 0 and time < base.yield_at and not self._together)
+
+    def _share(self, base: Base, request: Request) -> SharedLease:
+        lease = SharedLease(self, base, request)
+        base.shares.append(lease)
+        base.budget -= 1
+        if request.ttl_ms != base.ttl_ms:
+            base.last(request.ttl_ms)
+        return lease
+
+    def passed_on(self, lease: SharedLease) -> bool:
+        """End ``lease`` without a command, if another task has the base then, or it may rest; else change nothing."""
+        base, time, shares = lease.base, now(), lease.base.shares
+        if time >= lease.deadline:
+            return False
+        if len(shares) == 1:
+            if not self._may_go_on(base, time):
+                return False
+            if not (self.line and self._hand_on(base)):
+                linger = lease.linger
+                if not linger and not base.wanted:
+                    return False
+                self._rest(base, linger, time)
+        shares.remove(lease)
+        if lease._timer is not None:
+            lease.leave()
+        if base.left is not None:
+            base.left.set()
+        return True
+
+    # -- resting ---------------------------------------------------------------------------------------
+
+    def _rest(self, base: Base, linger: float, time: float) -> None:
+        self.resting.append(base)
+        base.rests_since = time
+        if base.wanted:
+            if not base.turning:
+                base.turning = True
+                self.loop.call_soon(self._end_of_turn, base)
+        elif base.rest is None:
+            base.rest = self.loop.call_later(linger, self._end_of_rest, base, linger)
+
+    def _end_of_turn(self, base: Base) -> None:
+        base.turning = False
+        if base in self.resting:
+            self.give_back(base)
+
+    def _end_of_rest(self, base: Base, linger: float) -> None:
+        base.rest = None
+        if base not in self.resting:
+            return
+        left = base.rests_since + linger - now()
+        if left > 0.0001:
+            base.rest = self.loop.call_later(left, self._end_of_rest, base, linger)
+        else:
+            self.give_back(base)
+
+    # -- giving back -----------------------------------------------------------------------------------
+
+    def told_wanted(self) -> None:
+        """Somebody waits for the name at the server."""
+        for base in list(self.bases):
+            self._wanted(base)
+
+    def _wanted(self, base: Base) -> None:
+        if base.wanted:
+            return
+        base.wanted = True
+        base.budget, base.yield_at = self.hub.burst, now() + self.hub.slice
+        if self._together:  # nobody joins it: who comes now has to stand in the queue at the server
+            self._make_room(base)
+        if base in self.resting and not base.turning:
+            self.give_back(base)
+
+    def part_with(self, base: Base) -> None:
+        """Nobody more gets this base: who comes now has to ask the server."""
+        base.sound = False
+        self._make_room(base)
+
+    def _make_room(self, base: Base) -> None:
+        if base.alone:
+            base.alone = False
+            self._room += 1
+            self._ask()
+
+    def resized(self, by: int) -> None:
+        """The limit of the permits is so much higher now, or lower: then what is released goes to the server."""
+        self._room += by // self._weight
+        if by < 0:
+            for base in list(self.bases):
+                self._wanted(base)
+                base.budget = 0
+        self._ask()
+
+    def give_back(self, base: Base) -> None:
+        """Give it to the server; who waits here is behind those who wait there."""
+        self._forget(base)
+        base.give_back()
+        self._ask()
+
+    def _forget(self, base: Base) -> None:
+        base.sound = False
+        if base in self.bases:
+            self.bases.remove(base)
+            self._room += base.alone
+            del self.hub.bases[base.number]
+        if base in self.resting:
+            self.resting.remove(base)
+        if base.rest is not None:
+            base.rest.cancel()
+            base.rest = None
+
+    def lost(self, base: Base) -> None:
+        """The server lease is gone: who has it loses it, and nobody gets it."""
+        self._forget(base)
+        shares, base.shares = base.shares, []
+        for share in shares:
+            share.lose(base.reason or "expired")
+        self._ask()
+
+    # -- Keeper, for shares ----------------------------------------------------------------------------
+
+    def check_place(self) -> None:
+        """Raise WrongContext in another event loop, or after a fork."""
+        self.hub.renewals.check_place()
+
+    def members_of(self, lease: Lease) -> tuple[Lease, ...]:
+        """Return what has to hold on the server for ``lease`` to hold."""
+        assert isinstance(lease, SharedLease)
+        return (lease.base,)
+
+    async def extend(self, lease: Lease, ttl: int) -> None:
+        """Renew the base now with another ttl, and let ``lease`` end then if it is not renewed."""
+        assert isinstance(lease, SharedLease)
+        await self.hub.renewals.extend(lease.base, ttl)
+        if lease.ends != float("inf") and lease.state is HELD:
+            lease.end_in(ttl / 1000)
+
+    def release(self, lease: Lease) -> None:
+        """End ``lease``; the server hears of it unless another task has the base then."""
+        assert isinstance(lease, SharedLease)
+        base = lease.base
+        if self.passed_on(lease):
+            lease.released(None)
+            return
+        base.shares.remove(lease)
+        lease.leave()
+        if base.shares:
+            lease.released(None)
+            return
+        outcome: asyncio.Future[None] = self.loop.create_future()
+        outcome.add_done_callback(partial(self._given_back, lease))
+        base.releasers = [*(base.releasers or ()), outcome]
+        self.give_back(base)
+
+    def _given_back(self, lease: SharedLease, outcome: asyncio.Future[None]) -> None:
+        """The server answered the release of the base, and so that of its last share."""
+        error = outcome.exception()
+        if isinstance(error, LeaseLost):
+            lease.lose(error.reason)
+            lease.released(lease.loss())
+        elif isinstance(error, Exception):  # it is held still, and may be released again
+            lease.base.shares.append(lease)
+            lease.released(error)
+        else:
+            lease.released(None)
+
+    def forget(self, lease: Lease) -> None:
+        """``lease`` is lost. By its own end: then it is not handed on, since its task may go on writing."""
+        assert isinstance(lease, SharedLease)
+        base = lease.base
+        lease.leave()
+        if lease not in base.shares:
+            return  # the base is lost
+        base.shares.remove(lease)
+        if base.left is not None:
+            base.left.set()
+        if now() >= base.deadline:
+            base.lose("expired")
+        elif base.shares:
+            self.part_with(base)
+        else:
+            self.give_back(base)

@@ -1,0 +1,275 @@
+"""Tasks of this process that want the same: they stand behind few tickets at the server, and hand on what it granted.
+
+The rule. What was granted to the process, a *base*, goes from task to task in the order in which they asked, without a
+command, for as long as nobody else waits at the server. It says so, by a message (WANTED), as soon as somebody does;
+from then on a base is handed on ``burst`` times at most and not after ``slice`` seconds, and then goes to the server,
+which grants it to the first in its queue. Our tasks that still wait are behind all who waited there by then, as the
+new ticket follows the release on the same connection. So processes take turns, and within a turn, tasks do.
+
+Readers have their base together. They join as long as nobody else waits, and it goes back when the last one leaves.
+
+Nobody to hand it on to. Then the base goes back at once, unless it may *rest*: for ``linger`` seconds if nobody else
+waits; else until the end of this turn of the loop, for a task that comes straight back: a process with one busy task
+gets as long a turn as one with many.
+
+Promises, per task. A base is handed on only while it is certainly held (P1, by the local deadline), and never after a
+task that had it overstayed its own time, or left a command behind. A loss ends those who have it and is granted to
+nobody; who waits goes on waiting, by another ticket. A task that is cancelled leaves the line, or hands on what it
+was just handed (P5); when nobody is left, tickets are withdrawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from .._clock import now
+from .._shared import Base, SharedLease
+from ..errors import SyncError, Unreachable
+from ..lease import Lease
+from .bases import Answer, Bases
+from .ticket import Request, Ticket
+
+if TYPE_CHECKING:
+    from .local import LocalName
+
+IN_ONE_TURN = 64
+"""A base that rests is taken so often before the loop gets a chance to hear what others want."""
+
+
+class Opening:
+    """A ticket at the server for what its cohort is to have next."""
+
+    done_ = False
+
+    def __init__(self, cohort: Cohort, request: Request, only: Answer | None, number: int) -> None:
+        self._cohort = cohort
+        self.only = only  # for this task, which does not wait; None: for whoever is first in the line
+        self.wants = request
+        self.number = number
+        of_process = Request(
+            request.ttl_ms,
+            auto_renew=True,
+            wait=request.wait,
+            weight=request.weight,
+            limit=request.limit,
+            refused=request.refused,
+            shared=True,
+        )
+        self.ticket = Ticket(cohort.local, of_process, self)
+
+    def done(self) -> bool:
+        return self.done_
+
+    def set_result(self, lease: Lease | None, /) -> None:
+        self.done_ = True
+        self._cohort.opened(self, lease)
+
+    def set_exception(self, error: SyncError, /) -> None:
+        self.done_ = True
+        self._cohort.refused(self, error)
+
+    def withdraw(self) -> None:
+        """Nobody wants it any more."""
+        self.done_ = True
+        self.ticket.undo()
+
+
+class Cohort(Bases):
+    """See the top of this module.
+
+    Invariants: of those in ``line`` some are done (cancelled, or their time was up); ``_gone`` is how many of them we
+    heard of, less those that left the line before that. It is empty while a base rests. Whoever waits has a base, or an
+    opening, before him.
+    """
+
+    def __init__(self, local: LocalName, request: Request) -> None:
+        super().__init__(local, request)
+        self._gone = 0
+        self._asked = 0  # openings so far
+        self.openings: list[Opening] = []
+        self._taken_at_once = 0
+
+    # -- acquiring -------------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request) -> Lease | None:
+        """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
+        if self.resting or self._together:
+            if self._taken_at_once >= IN_ONE_TURN:
+                return await self._after_this_turn(request)
+            if not self.line and (lease := self._at_once(request)) is not None:
+                return lease
+        future: Answer = self.loop.create_future()
+        if request.wait:
+            self.line.append((future, request, self._asked))
+            if self._room > 0:
+                self._ask()
+        elif self.line or self._room <= 0:
+            return None
+        else:
+            self._open(request, future)
+        timer = None
+        if request.timeout is not None:
+            timer = self.loop.call_later(request.timeout, self._time_out, future, request.timeout)
+        try:
+            lease = await future
+        except asyncio.CancelledError:
+            self._abandon(future, request.wait)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if lease is not None:
+            lease.task = asyncio.current_task(self.loop)
+        return lease
+
+    async def _after_this_turn(self, request: Request) -> Lease | None:
+        await asyncio.sleep(0)
+        self.hub.check()
+        # The name may have been forgotten meanwhile, and then known anew, as another object.
+        return await self.hub.local(self.local.keys, self.local).cohort(request).acquire(request)
+
+    def _at_once(self, request: Request) -> SharedLease | None:
+        """Take a base that rests, or join the readers."""
+        time = now()
+        for base in [*self.resting, *(self.bases if self._together else ())]:
+            if self._may_go_on(base, time):
+                if base in self.resting:
+                    self.resting.remove(base)
+                if not self._taken_at_once:
+                    self.loop.call_soon(self._turn_ended)
+                self._taken_at_once += 1
+                lease = self._share(base, request)
+                lease.task = asyncio.current_task(self.loop)
+                return lease
+        return None
+
+    def _turn_ended(self) -> None:
+        self._taken_at_once = 0
+
+    def _ask(self) -> None:
+        """Have as many tickets out as there are tasks in the line, or as are of use."""
+        while self._room > 0 and len(self.openings) < self.waiting:
+            first = next((request for future, request, _ in self.line if not future.done()), None)
+            if first is None:
+                return
+            self._open(first, None)
+
+    def _open(self, wanted: Request, only: Answer | None) -> None:
+        self._asked += 1
+        self._room -= 1
+        opening = Opening(self, wanted, only, self._asked)
+        self.openings.append(opening)
+        opening.ticket.ask()
+
+    def _trim(self) -> None:
+        """Forget those who are gone if there are many, and withdraw the tickets that nobody is left for."""
+        if not self.waiting or self._gone > len(self.line) // 2 + 100:
+            line = deque(waiter for waiter in self.line if not waiter[0].done())
+            self._gone -= len(self.line) - len(line)
+            self.line = line
+        for_all = [opening for opening in self.openings if opening.only is None]
+        for opening in for_all[self.waiting :]:
+            self._withdraw(opening)
+
+    def _withdraw(self, opening: Opening) -> None:
+        self._ended(opening)
+        opening.withdraw()
+
+    def _ended(self, opening: Opening) -> None:
+        self.openings.remove(opening)
+        self._room += 1
+
+    def _abandon(self, future: Answer, waited: bool) -> None:
+        """A task was cancelled."""
+        if not future.cancelled():  # it ended in the same turn of the loop
+            if future.exception() is None and (lease := future.result()) is not None:
+                lease.forsake()
+            return
+        if waited:
+            self._gone += 1
+            self._trim()
+            self.local.forget_if_idle()
+            return
+        for opening in [opening for opening in self.openings if opening.only is future]:
+            self._withdraw(opening)
+            self._ask()
+
+    def _time_out(self, future: Answer, limit: float) -> None:
+        if future.done():
+            return
+        if self.openings and not self.bases:
+            future.set_exception(self.openings[0].ticket.timeout_error(limit))
+        else:
+            future.set_exception(self.local.timeout_error(limit))
+        self._gone += 1
+        self._trim()
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait here; more, while a task that is cancelled has not run since."""
+        return len(self.line) - max(self._gone, 0)
+
+    # -- what becomes of tickets -----------------------------------------------------------------------
+
+    def opened(self, opening: Opening, lease: Lease | None) -> None:
+        """The server granted it, or (None) said that it is taken to one who does not wait."""
+        self._ended(opening)
+        only = opening.only
+        if lease is None:
+            if only is not None and not only.done():
+                only.set_result(None)
+            self._ask()
+            return
+        assert isinstance(lease, Base)
+        base = lease
+        self._keep(base, opening.ticket.number)
+        if only is not None and not only.done():
+            only.set_result(self._share(base, opening.wants))
+        elif not self._hand_on(base):
+            self.give_back(base)
+        if opening.ticket.wanted:
+            self._wanted(base)
+        elif opening.ticket.unheard:
+            base.look()
+
+    def refused(self, opening: Opening, error: SyncError) -> None:
+        """There is no answer, or a bad one."""
+        self._ended(opening)
+        if opening.only is not None:
+            if not opening.only.done():
+                opening.only.set_exception(error)
+        else:
+            # Who came later than the ticket has more time to reach the server.
+            late = opening.number if isinstance(error, Unreachable) else self._asked + 1
+            for future, _, after in self.line:
+                if after < late and not future.done():
+                    future.set_exception(error)
+                    self._gone += 1
+        self._trim()
+        self._ask()
+        self.local.forget_if_idle()
+
+    def give_up(self, error: SyncError) -> None:
+        """End all who wait here."""
+        line, self.line = self.line, deque()
+        for future, _, _ in line:
+            if not future.done():
+                future.set_exception(error)
+            else:
+                self._gone -= 1
+
+    def _hand_on(self, base: Base) -> bool:
+        """Give it to the first in the line, or to all of them (readers); return whether there was anybody."""
+        taken, line = False, self.line
+        while line:
+            future, request, _ = line.popleft()
+            if future.done():
+                self._gone -= 1
+            else:
+                future.set_result(self._share(base, request))
+                if not self._together:
+                    return True
+                taken = True
+        return taken

@@ -1,0 +1,101 @@
+"""All names that this process waits for or holds: the part of a coordinator that knows them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, cast
+
+from .._engine.lua import WANTED, Push
+from .._keys import Keys
+from .._shared import Base
+from ..errors import SyncError
+from ..lease import Lease
+from .local import Hub, LocalName
+from .ticket import Ticket
+
+if TYPE_CHECKING:
+    from .._renewal import Renewals
+
+
+class Names(ABC):
+    """Base of the coordinator, which is the hub of its names."""
+
+    renewals: Renewals
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise unless this coordinator may be used here and now."""
+
+    def _know_nothing(self) -> None:
+        self.tickets: dict[int, Ticket] = {}
+        self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to
+        self.locals: dict[bytes, LocalName] = {}  # by the id of their keys
+
+    def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName:
+        """Return the name as this process sees it; the coordinator must be `usable`.
+
+        ``spare``: an object the caller had for this name before, used again if there is none.
+        """
+        local = self.locals.get(keys.id)
+        if local is None:
+            hub = cast(Hub, self)
+            local = spare if spare is not None and spare.hub is hub else LocalName(hub, keys)
+            self.locals[keys.id] = local
+        return local
+
+    def known(self, keys: Keys) -> LocalName | None:
+        """Return the name as this process sees it; None when nobody here waits for it or holds it."""
+        self.check()
+        return self.locals.get(keys.id)
+
+    def forget(self, local: LocalName) -> None:
+        """Forget a name nobody waits for or holds."""
+        if self.locals.get(local.keys.id) is local:
+            del self.locals[local.keys.id]
+
+    def _all_leases(self) -> list[Lease]:
+        return [lease for local in self.locals.values() for lease in local.leases]
+
+    def _forget_lease(self, lease: Lease) -> None:
+        local = self.locals.get(lease.keys.id)
+        if local is not None:
+            local.drop(lease)
+
+    def _recheck_all(self) -> None:
+        for local in list(self.locals.values()):
+            local.recheck()
+
+    def _dispatch(self, push: Push) -> None:
+        """Give a push to the ticket or the base it is for; those that are gone have been undone already."""
+        ticket = self.tickets.get(push.number)
+        if push.fence == WANTED:
+            if ticket is not None:  # what it wants is granted, as the answer will say
+                ticket.wanted = True
+            elif (base := self.bases.get(push.number)) is not None:
+                base.told_wanted()
+        elif ticket is not None:
+            ticket.pushed(push)
+        if push.following and (ticket := self.tickets.get(push.following)) is not None:
+            ticket.announced(push.server_time, push.next_duration)
+
+    def _stop_sharing(self) -> None:
+        """Nothing is handed on without a look at whether it is still allowed (`Cohort.here`)."""
+        for local in self.locals.values():
+            for cohort in local.cohorts.values():
+                cohort.here = None
+
+    def _give_back_resting(self) -> bool:
+        """Give back what is held and no task has; return whether there was anything."""
+        resting = [base for local in self.locals.values() for base in local.resting()]
+        for base in resting:
+            base.cohort.give_back(base)
+        return bool(resting)
+
+    def _give_up(self, error: SyncError) -> None:
+        """End all that wait, and take all leases from those who have them."""
+        for local in list(self.locals.values()):
+            local.give_up(error)
+        for lease in self._all_leases():
+            lease.unfinished = True
+            self.renewals.release(lease)
+            lease.lose("closed")

@@ -1,0 +1,173 @@
+"""Compensation: undo steps that run when the work they belong to does not come to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, Self, overload
+
+from ._cancellation import stay_due
+from ._robust import Step, checked
+from ._types import Seconds, positive_seconds
+from ._undo import Undoing, UndoStep, check_function, check_names, check_registry, undo_recorded
+from .errors import UndoFailed
+from .lease import Lease
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pushed:
+    """A step of this body; ``recorded`` if a later holder could run it."""
+
+    what: str
+    run: Callable[[], Coroutine[Any, Any, object]]
+    recorded: Step | None = None
+
+
+class Compensation:
+    """An async context in which undo steps are pushed as work proceeds (a saga).
+
+    If the body raises or is cancelled, the steps run in reverse order, all of them, also if some fail. If it ends
+    normally, none runs. The steps run in tasks of their own: a cancellation, even a repeated one, waits until they are
+    done. Each has ``timeout`` seconds, then it is cancelled and counts as failed.
+
+    The body's own exception leaves, bare. If steps failed it carries a note, the errors are in ``undo.errors`` and in
+    the log. It may be entered in one task and left in another.
+
+    **With a lease of a robust lock** steps that are pushed by name are recorded on the server before `push` returns,
+    so that the next holder can run them if this process does not live to (`Lease.compensate`). Then
+
+    - push a step *before* the action that it undoes, since a crash may come in between: a step must do no harm when the
+      action did not happen, or when it is run twice;
+    - the work counts as done when the ``async with`` is left: its steps are dropped from the record there, by one
+      command. A process that dies before that is undone by the next holder;
+    - if the lease is lost, recorded steps are not run here any more: they are left to the next holder;
+    - a step that failed stays recorded, also when the lease is released, so the next holder finds it.
+
+    Args:
+        lease: a lease of ``AsyncLock(..., robust=True)``; None: nothing is recorded.
+        registry: `UndoSteps`, or another mapping of names to coroutine functions, for steps pushed by name.
+        timeout: seconds or timedelta for each step; with n steps the undoing takes n times that at most.
+
+    Raises:
+        TypeError, ValueError: a bad argument. NotRobust: the lease is of a lock that keeps no record.
+
+    Example:
+        async with Compensation() as undo:
+            undo.push(refund, order_id)
+            await charge(order_id)
+            undo.push(restock, order_id)
+            await take_from_stock(order_id)
+    """
+
+    errors: UndoFailed | None = None
+    """The errors of steps, in the order in which they ran; None: there were none."""
+
+    def __init__(
+        self,
+        lease: Lease | None = None,
+        registry: Mapping[str, UndoStep] | None = None,
+        *,
+        timeout: Seconds = 10.0,
+    ) -> None:
+        if (lease is None) != (registry is None):
+            raise TypeError("give both a lease and a registry of undo steps (to record steps), or neither")
+        if lease is not None and not isinstance(lease, Lease):
+            raise TypeError(f"lease must be a Lease, not {lease!r}")
+        self._lease = lease
+        self._record = None if lease is None else lease.robust()
+        self._registry = {} if registry is None else check_registry(registry)
+        self._timeout = positive_seconds(timeout, "timeout")
+        self._pushed: list[_Pushed] = []
+        self._open: bool | None = None  # None: not entered yet
+
+    async def __aenter__(self) -> Self:
+        if self._open is not None:
+            raise RuntimeError("this Compensation was entered before: make another one")
+        self._open = True
+        return self
+
+    @overload
+    def push(self, step: str, /, **arguments: object) -> Coroutine[Any, Any, None]: ...
+    @overload
+    def push(self, step: Callable[P, Awaitable[object]], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def push(self, step: Any, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, None] | None:
+        """Add an undo step: a coroutine function with its arguments, or, to be awaited, the name of a recorded one.
+
+        ``undo.push(refund, 7)`` is of this process only. ``await undo.push("refund", order_id=7)`` has recorded the
+        step when it returns; it takes one round trip and renews the lease. A function takes what it is given by
+        name, so that it can be stored: arguments are what JSON can say, all steps together 65,536 bytes at most.
+
+        Raises:
+            TypeError, ValueError: not a coroutine function, or arguments that JSON can not say. Nothing was added.
+            UnknownStep: the registry has no such name. RuntimeError: outside the ``async with``.
+            LeaseLost, NotHeld: it was not recorded. Unreachable, CommandRefused: perhaps it was, so it was added, too.
+
+        On cancellation of a recorded step it is added and the recording goes on in the background.
+        """
+        if not self._open:
+            raise RuntimeError("push() belongs into the body of `async with Compensation() as undo`")
+        if isinstance(step, str):
+            if args:
+                raise TypeError(f"a recorded step takes arguments by name only: push({step!r}, order_id=7)")
+            return self._push_recorded(step, kwargs)
+        function = check_function(step, repr(step))
+        what = getattr(step, "__qualname__", type(step).__name__)
+        self._pushed.append(_Pushed(what, partial(_call, partial(function, *args, **kwargs))))
+        return None
+
+    def _push_recorded(self, name: str, arguments: dict[str, object]) -> Coroutine[Any, Any, None]:
+        lease, record = self._lease, self._record
+        if lease is None or record is None:
+            raise TypeError(f"the step {name!r} can be recorded only with a lease: Compensation(lease, registry)")
+        check_names((name,), self._registry)
+        step = Step(name, checked(arguments, f"arguments of {name!r}"))
+        run = partial(undo_recorded, lease, record, self._registry[name], step)
+
+        async def pushed() -> None:
+            lease.robust()
+            writing = record.add(lease, step)
+            # It may be on the server from now on, whatever becomes of this task.
+            self._pushed.append(_Pushed(name, run, step))
+            await writing
+
+        return pushed()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        if error is None:
+            await self._complete()
+        else:
+            await self._undo(error)
+
+    async def _complete(self) -> None:
+        """The work is done when the record says so."""
+        recorded = [pushed.recorded for pushed in self._pushed if pushed.recorded is not None]
+        if recorded and self._lease is not None:
+            await self._lease.robust().drop(self._lease, recorded)
+
+    async def _undo(self, error: BaseException) -> None:
+        undoing, left = Undoing(self._timeout), 0
+        while self._pushed:
+            pushed = self._pushed.pop()
+            if pushed.recorded is not None and self._lease is not None and not self._lease.remaining():
+                left += 1
+                continue
+            await undoing.run(pushed.what, pushed.run())
+        self.errors = undoing.failure("after " + type(error).__name__)
+        if self.errors is not None:
+            error.add_note(f"redis_sync_aio: {self.errors}")
+        if left and self._lease is not None:
+            error.add_note(f"redis_sync_aio: {left} undo steps are left to the next holder of {self._lease.name!r}")
+        if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
+            stay_due(undoing.cancelled)  # the body's error leaves; the cancellation stays due
+
+
+async def _call(step: Callable[[], Awaitable[object]]) -> None:
+    await step()

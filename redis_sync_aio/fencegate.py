@@ -1,0 +1,113 @@
+"""FenceGate: keeps late writers away from a resource that can not compare fences itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from redis.asyncio import Redis
+
+from ._implicit import coordinator_for
+from ._keys import gate_keys
+from ._link.call import Reply
+from ._link.client import check_client, encode
+from ._types import Name, Seconds, text, ttl_ms
+from .coordinator import Coordinator
+from .errors import StaleFence
+from .lease import Lease
+
+BELOW = 10**16
+"""Fences have 16 digits at most: microseconds, until the year 2286."""
+
+
+class FenceGate:
+    """Remembers the highest fence that was used for a resource, and refuses older ones.
+
+    Guarantee: when `accept` returns, no older fence is accepted any more. So a holder that was overtaken (its process
+    was paused beyond its lease, say) is refused as soon as the next holder has passed the gate.
+
+    Between the answer of `accept` and the use of the resource there is a moment in which a later holder may pass, too.
+    A resource that compares fences itself, in the same step as it writes (see docs/fencing.md for SQL), has no such
+    moment and needs no gate. The gate is for those that can not, and for many small resources under one name.
+
+    A gate is forgotten when it was not passed for ``ttl``. That is harmless as long as no holder is paused for longer:
+    fences are times in microseconds, so whoever comes later brings a greater one, unless it slept all the time.
+
+    It needs scripts: where they are not allowed `accept` raises PermissionRefused.
+
+    Args:
+        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        name: name of the resource; it may be that of the lock. As for `AsyncLock`.
+        ttl: seconds or timedelta for which the highest fence is remembered after it was last accepted. Default 7 days.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Example:
+        gate = FenceGate(redis, "report.pdf")
+        async with AsyncLock(redis, "report.pdf") as lease:
+            report = await render()
+            await gate.accept(lease)
+            await bucket.put("report.pdf", report)
+    """
+
+    def __init__(self, client: Redis | Coordinator, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
+        self._source = client
+        if not isinstance(client, Coordinator):
+            check_client(client)
+        raw = client.client if isinstance(client, Coordinator) else client
+        self._keys = gate_keys(encode(raw, name, "name")).by("lua")
+        self._ttl_ms = ttl_ms(ttl)
+
+    async def accept(self, fence: int | Lease) -> None:
+        """Pass the gate, or be refused because a later holder has passed it. One round trip.
+
+        The same fence may pass any number of times.
+
+        Args:
+            fence: a lease, or its fence.
+
+        Raises:
+            StaleFence: a higher fence was accepted before. Nothing was changed.
+            TypeError, ValueError: not a fence (a whole number between 0 and 10^16, both excluded).
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`. After Unreachable the
+                fence may or may not have been accepted.
+
+        On cancellation the fence may or may not have been accepted, too; asking again does no harm.
+        """
+        number = _fence(fence)
+        highest = int(await self._ask(b"%016d" % number))
+        if highest > number:
+            raise StaleFence(
+                f"the fence {number} is too old for {self.name!r}, which has accepted {highest}: another holder came "
+                "after that lease. Do not write; acquire the lock again",
+                name=self.name,
+                fence=number,
+                highest=highest,
+            )
+
+    async def highest(self) -> int | None:
+        """Return the highest fence accepted, None if none is remembered. One round trip; errors as in `accept`."""
+        found = await self._ask(b"")
+        return int(found) if found else None
+
+    @property
+    def name(self) -> str:
+        """The name it was made with."""
+        return text(self._keys.name)
+
+    async def _ask(self, fence: bytes) -> Reply:
+        return await coordinator_for(self._source).ask(
+            lambda engine, *rest: engine.gate(self._keys, fence, self._ttl_ms, *rest)
+        )
+
+    def __repr__(self) -> str:
+        return f"<FenceGate {self.name!r} ttl={self._ttl_ms / 1000}>"
+
+
+def _fence(value: int | Lease) -> int:
+    number = value.fence if isinstance(value, Lease) else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"fence must be a Lease or the whole number in its fence, not {value!r}")
+    if not 0 < number < BELOW:
+        raise ValueError(f"fence must be between 0 and 10^16, both excluded, not {number!r}")
+    return number

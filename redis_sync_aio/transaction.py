@@ -1,0 +1,291 @@
+"""Optimistic transactions that end: WATCH, read, MULTI, write, EXEC, and again when others were faster.
+
+Three forms of the same::
+
+    done = await transaction(redis, body, "stock:1")       # body(tx) is a function; done.value is what it returns
+
+    @watch_retry(redis, "stock:{item}")                    # a function that always is a transaction
+    async def deduct(tx: Transaction, item: int, n: int) -> int: ...
+
+    async for attempt in watch_retry(redis, "stock:1"):    # in place, where a function would be in the way
+        async with attempt as tx:
+            ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from redis.asyncio import Redis, RedisCluster
+from redis.crc import key_slot
+
+from ._attempts import Attempt, Attempts, Committed, Terms
+from ._keys import turn_key
+from ._link.client import check_client, encode
+from ._templates import check_template, names_from
+from ._transaction import Transaction
+from ._types import Name, Seconds, require_bool, text, timeout_seconds
+from .backoff import Backoff
+from .coordinator import Coordinator
+from .lease import Lease
+from .multilock import AsyncMultiLock
+
+__all__ = ["Attempt", "Committed", "Transaction", "WatchRetry", "transaction", "watch_retry"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BACKOFF = Backoff(initial=0.001, cap=0.1)
+ATTEMPTS = 20
+TURN_TTL = 2.0
+"""Seconds that a turn lasts unless renewed: what a crashed process costs those who queue behind it."""
+TURN_MAX = 30.0
+"""Seconds after which a turn is lost, and the others go on, however long the body takes."""
+
+
+async def transaction(
+    client: Redis | Coordinator,
+    body: Callable[[Transaction], Awaitable[T]],
+    *keys: Name,
+    attempts: int = ATTEMPTS,
+    deadline: Seconds | None = None,
+    backoff: Backoff | None = None,
+    idempotent: bool = False,
+    exactly_once: bool = False,
+    escalate_after: int | None = None,
+) -> Committed[T]:
+    """Run ``body(tx)`` as a transaction: its writes are made together, and only if none of ``keys`` changed meanwhile.
+
+    The body reads (``await tx.get(...)``), calls ``tx.multi()``, and queues writes (``tx.set(...)``). When another
+    client changed one of the keys since it was watched, nothing is written and the whole body runs again, after a
+    pause. So a body must not do what can not be done twice, other than through ``tx``.
+
+    Guarantees: all writes or none; what was read was true at the moment of the writes; a body whose writes may have
+    been made never runs again (unless it is declared idempotent); no connection is left watching, whatever happens.
+
+    Args:
+        client: a `redis.asyncio.Redis`, or a `Coordinator` (its client is used).
+        body: a coroutine function of one argument, a `Transaction`.
+        keys: str or bytes, one at least: all keys that the body reads and that decide about its writes.
+        attempts: how often the body may run, 1 or more.
+        deadline: seconds or timedelta from the call after which no attempt begins any more, and none is waited for; an
+            attempt that runs then is finished. None: no such limit.
+        backoff: the pauses between attempts; default 1 ms, doubled up to 100 ms, with jitter.
+        idempotent: running the body again does no harm although its writes were made already. Then it does run again
+            when the answer to EXEC was lost.
+        exactly_once: find out by itself whether EXEC was executed when its answer was lost, and run the body again only
+            if it was not: a marker is written with the rest, and stays on the server for a minute. That takes up to
+            20 seconds while Redis is out of reach, also beyond ``deadline``; then OutcomeUnknown is raised after all.
+        escalate_after: after so many conflicts take a turn on these keys in a fair lock and keep it until the commit;
+            and take it at once when somebody else has one. So contention costs a queue instead of a storm of retries.
+            It needs the rights that locks need (docs/servers.md), and all who contend should use it. None: never.
+
+    Returns:
+        `Committed`: the body's value, the replies to the writes, and how many attempts and conflicts it took.
+
+    Raises:
+        Conflict: the keys were changed during each attempt, until attempts or time were used up. Nothing was written.
+        OutcomeUnknown: the answer to EXEC was lost, and nothing tells whether it was executed.
+        Unreachable, CommandRefused: Redis was out of reach before EXEC was sent, or refused a command. Nothing was
+            written.
+        PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
+        TransactionMisuse: the body did what can not work.
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+        What the body raises comes out as it is; nothing was written.
+
+    On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
+
+    Example:
+        async def deduct(tx: Transaction) -> int:
+            left = int(await tx.get("stock:1") or 0) - 1
+            if left < 0:
+                raise SoldOut
+            tx.multi()
+            tx.set("stock:1", left)
+            return left
+
+        done = await transaction(redis, deduct, "stock:1")
+        print(done.value, done.conflicts)
+    """
+    if not callable(body):
+        raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {body!r}")
+    redis = _redis(client)
+    terms = _terms(redis, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
+    return await _run(_attempts(client, redis, terms), body)
+
+
+def watch_retry(
+    client: Redis | Coordinator,
+    *keys: Name,
+    attempts: int = ATTEMPTS,
+    deadline: Seconds | None = None,
+    backoff: Backoff | None = None,
+    idempotent: bool = False,
+    exactly_once: bool = False,
+    escalate_after: int | None = None,
+) -> WatchRetry:
+    """Return a decorator for functions that are transactions, which is also a loop over attempts.
+
+    As a decorator: the function's first argument is the `Transaction`; callers leave it out, and get what it returns.
+    ``keys`` are text and may refer to the other arguments: ``"stock:{item}"``. (Double the braces of a hash tag there.)
+
+    As a loop: ``async for attempt in watch_retry(...)`` and ``async with attempt as tx`` in it. EXEC follows at the end
+    of that block, and the loop ends when it was committed; ``attempt.committed`` tells the rest. Leave the block by its
+    end or by an error, not by ``return`` or ``break``.
+
+    Arguments, guarantees, errors and cancellation as in `transaction`.
+
+    Raises:
+        TypeError, ValueError: a bad argument; at decoration, when ``keys`` refer to something that is not an argument
+            of the function, or when it is no coroutine function.
+
+    Example:
+        @watch_retry(redis, "stock:{item}", attempts=50)
+        async def deduct(tx: Transaction, item: int, n: int) -> int:
+            left = int(await tx.get(f"stock:{item}") or 0) - n
+            tx.multi()
+            tx.set(f"stock:{item}", left)
+            return left
+
+        left = await deduct(7, 2)
+
+        async for attempt in watch_retry(redis, "stock:7"):
+            async with attempt as tx:
+                left = int(await tx.get("stock:7") or 0)
+                tx.multi()
+                tx.set("stock:7", left + 10)
+    """
+    terms = _terms(_redis(client), keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
+    return WatchRetry(client, keys, terms)
+
+
+class WatchRetry:
+    """What `watch_retry` returns: a decorator, and a loop over attempts. It may be used any number of times."""
+
+    def __init__(self, client: Redis | Coordinator, keys: tuple[Name, ...], terms: Terms) -> None:
+        self._client = client
+        self._redis = _redis(client)
+        self._keys = keys
+        self._terms = terms
+
+    def __call__(
+        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]]
+    ) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Decorate a coroutine function whose first argument is the transaction."""
+        names = names_from(function, [check_template(key, "a key") for key in self._keys], given=1)
+
+        @functools.wraps(function)
+        async def transacted(*args: P.args, **kwargs: P.kwargs) -> T:
+            terms = replace(self._terms, keys=_encoded(self._redis, names(args, kwargs)))
+            attempts = _attempts(self._client, self._redis, terms)
+            return (await _run(attempts, lambda tx: function(tx, *args, **kwargs))).value
+
+        return transacted
+
+    def __aiter__(self) -> Attempts:
+        return _attempts(self._client, self._redis, self._terms)
+
+
+async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) -> Committed[T]:
+    value: Any = None  # bound by the attempt that is committed
+    async for attempt in attempts:
+        async with attempt as tx:
+            running = body(tx)
+            if not inspect.isawaitable(running):
+                raise TypeError(
+                    f"body must be a coroutine function; {body!r} returned {running!r}. Nothing was written"
+                )
+            value = await running
+    assert attempts.outcome is not None
+    done: Committed[Any] = attempts.outcome
+    return replace(done, value=value)
+
+
+def _attempts(client: Redis | Coordinator, redis: Redis, terms: Terms) -> Attempts:
+    return Attempts(redis, terms, None if terms.escalate_after is None else LockTurn(client, terms.keys))
+
+
+class LockTurn:
+    """The turn on some keys: a multi-lock on names derived from them."""
+
+    def __init__(self, client: Redis | Coordinator, keys: tuple[bytes, ...]) -> None:
+        self._client = client
+        self.keys = tuple(map(turn_key, keys))
+        self._lease: Lease | None = None
+
+    async def take(self, timeout: float | None) -> None:
+        """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""
+        lock = AsyncMultiLock(self._client, self.keys, ttl=TURN_TTL, max_hold=TURN_MAX)
+        self._lease = await lock.acquire(timeout=timeout)
+
+    def give_back(self) -> None:
+        """Let the next one have it, if it was taken. A turn that was lost belongs to somebody else already."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.check_place()
+            lease.give_back()
+
+
+def _redis(client: Redis | Coordinator) -> Redis:
+    return client.client if isinstance(client, Coordinator) else client
+
+
+def _terms(
+    redis: Redis,
+    keys: tuple[Name, ...],
+    attempts: int,
+    deadline: Seconds | None,
+    backoff: Backoff | None,
+    idempotent: bool,
+    exactly_once: bool,
+    escalate_after: int | None,
+) -> Terms:
+    if isinstance(redis, RedisCluster):
+        _check_slots(_encoded(redis, keys))
+    check_client(redis)
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise TypeError(f"backoff must be a Backoff or None, not {backoff!r}")
+    if require_bool(idempotent, "idempotent") and require_bool(exactly_once, "exactly_once"):
+        raise ValueError(
+            "idempotent and exactly_once exclude each other: either running twice does no harm, or it must not"
+        )
+    encoded = _encoded(redis, keys)
+    for key in encoded if exactly_once or escalate_after is not None else ():
+        turn_key(key)  # raises when its braces do not allow for keys beside it
+    return Terms(
+        encoded,
+        _count(attempts, "attempts"),
+        timeout_seconds(deadline, "deadline"),
+        backoff or BACKOFF,
+        idempotent,
+        require_bool(exactly_once, "exactly_once"),
+        None if escalate_after is None else _count(escalate_after, "escalate_after"),
+    )
+
+
+def _count(value: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{what} must be 1 or more, not {value!r}")
+    return value
+
+
+def _encoded(client: Redis, keys: tuple[Name, ...]) -> tuple[bytes, ...]:
+    """Return the keys as bytes, each once."""
+    if not keys:
+        raise ValueError("no keys: name those that the body reads, so that they can be watched")
+    return tuple(dict.fromkeys(encode(client, key, "a key") for key in keys))
+
+
+def _check_slots(keys: tuple[bytes, ...]) -> None:
+    if len({key_slot(key) for key in keys}) > 1:
+        raise ValueError(
+            f"the keys {', '.join(repr(text(key)) for key in keys)} lie in different hash slots: a transaction works "
+            "in one. Give them the same hash tag, as in 'stock:{1}' and 'price:{1}'"
+        )

@@ -1,0 +1,463 @@
+"""Compensation: on failure all steps run, in reverse, to their end; on success none runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from redis_sync_aio import Compensation, UndoFailed, UndoSteps
+
+from ..support.body import assert_undisturbed, for_ever
+
+REQUEST: ContextVar[str] = ContextVar("REQUEST", default="nobody's")
+
+
+class Work:
+    """Steps that say in `done` that they ran; those that are slow wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def undo(self, what: object) -> None:
+        await asyncio.sleep(0)
+        self.done.append(what)
+
+    async def slow(self, what: object) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+        self.done.append(what)
+
+    async def fail(self, error: BaseException) -> None:
+        await asyncio.sleep(0)
+        self.done.append(error)
+        raise error
+
+    async def __call__(self, what: object) -> None:
+        self.done.append(what)
+
+
+@pytest.fixture
+async def work() -> Work:
+    return Work()
+
+
+async def test_on_success_none_runs(work: Work) -> None:
+    async with Compensation() as undo:
+        undo.push(work.undo, 1)
+    assert work.done == []
+    assert undo.errors is None
+
+
+async def test_on_failure_all_run_in_reverse_and_the_body_s_error_leaves_bare(work: Work) -> None:
+    undo = Compensation()
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as raised:  # noqa: PT012
+        async with undo:
+            undo.push(work.undo, 1)
+            undo.push(work.undo, what=2)
+            undo.push(work, 3)
+            undo.push(partial(work.undo, 4))
+            raise error
+    assert raised.value is error
+    assert (error.__cause__, error.__context__, getattr(error, "__notes__", [])) == (None, None, [])
+    assert work.done == [4, 3, 2, 1]
+    assert undo.errors is None
+
+
+async def test_without_steps_nothing_happens() -> None:
+    with pytest.raises(KeyError):
+        async with Compensation():
+            raise KeyError
+
+
+async def test_all_run_although_some_fail(work: Work, caplog: pytest.LogCaptureFixture) -> None:
+    undo = Compensation()
+    first, second = ValueError("first"), OSError("second")
+    with caplog.at_level(logging.ERROR), pytest.raises(KeyError) as raised:  # noqa: PT012
+        async with undo:
+            undo.push(work.undo, 1)
+            undo.push(work.fail, second)
+            undo.push(work.undo, 2)
+            undo.push(work.fail, first)
+            raise KeyError("mine")
+    assert work.done == [first, 2, second, 1]
+    assert isinstance(undo.errors, UndoFailed)
+    assert undo.errors.exceptions == (first, second)
+    assert raised.value.__notes__ == [f"redis_sync_aio: {undo.errors}"]
+    assert "2 of 4 undo steps after KeyError failed" in raised.value.__notes__[0]
+    [logged] = caplog.records
+    assert logged.exc_info is not None
+    assert logged.exc_info[1] is undo.errors
+
+
+async def test_the_group_can_be_taken_apart(work: Work) -> None:
+    caught: list[ExceptionGroup[OSError]] = []
+    undo = Compensation()
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with undo:
+            undo.push(work.fail, ValueError())
+            undo.push(work.fail, OSError())
+            raise KeyError
+    assert undo.errors is not None
+    try:
+        raise undo.errors
+    except* OSError as group:
+        caught.append(group)
+    except* ValueError:
+        pass
+    assert isinstance(caught[0], UndoFailed)
+    assert len(caught[0].exceptions) == 1
+
+
+async def test_a_step_that_takes_too_long_is_cancelled_and_the_next_has_its_own_time(work: Work) -> None:
+    undo = Compensation(timeout=0.02)
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with undo:
+            undo.push(work.undo, 1)
+            undo.push(for_ever)
+            undo.push(for_ever)
+            raise KeyError
+    assert work.done == [1]
+    assert undo.errors is not None
+    assert [type(error) for error in undo.errors.exceptions] == [TimeoutError] * 2
+
+
+async def test_a_step_that_does_not_let_itself_be_cancelled_is_left_behind(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stubborn() -> None:
+        while not work.go_on.is_set():
+            try:
+                await work.go_on.wait()
+            except asyncio.CancelledError:
+                work.begun.set()
+        work.done.append("late")
+
+    monkeypatch.setattr("redis_sync_aio._undo.GRACE", 0.02)
+    undo = Compensation(timeout=0.02)
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with undo:
+            undo.push(work.undo, 1)
+            undo.push(stubborn)
+            raise KeyError
+    assert work.begun.is_set()
+    assert work.done == [1]
+    assert undo.errors is not None
+    assert "goes on" in str(undo.errors.exceptions[0])
+    work.go_on.set()
+    while "late" not in work.done:
+        await asyncio.sleep(0)
+
+
+async def test_a_step_that_is_cancelled_from_elsewhere_counts_as_failed(work: Work) -> None:
+    async def cancels_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await for_ever()
+
+    undo = Compensation()
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with undo:
+            undo.push(work.undo, 1)
+            undo.push(cancels_itself)
+            raise KeyError
+    assert work.done == [1]
+    assert undo.errors is not None
+    assert "was cancelled" in str(undo.errors.exceptions[0])
+
+
+async def test_steps_have_the_context_of_the_body(work: Work) -> None:
+    async def look() -> None:
+        work.done.append(REQUEST.get())
+
+    token = REQUEST.set("mine")
+    try:
+        with pytest.raises(KeyError):  # noqa: PT012
+            async with Compensation() as undo:
+                undo.push(look)
+                raise KeyError
+    finally:
+        REQUEST.reset(token)
+    assert work.done == ["mine"]
+
+
+# -- cancelled ---------------------------------------------------------------------------------------------
+
+
+async def cancelled_body(work: Work, undo: Compensation) -> None:
+    async with undo:
+        undo.push(work.undo, 1)
+        undo.push(work.slow, 2)
+        await for_ever()
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+async def test_p5_cancelled_again_and_again_the_steps_end_before_the_cancellation_goes_on(
+    work: Work, times: int
+) -> None:
+    undo = Compensation()
+    task = asyncio.create_task(cancelled_body(work, undo))
+    await asyncio.sleep(0)
+    task.cancel()
+    await work.begun.wait()
+    for _ in range(times):
+        task.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not task.done()
+    work.go_on.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert work.done == [2, 1]
+    assert undo.errors is None
+
+
+async def test_p5_timeout_becomes_a_timeout_error_after_the_steps(work: Work) -> None:
+    asyncio.get_running_loop().call_later(0.03, work.go_on.set)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await cancelled_body(work, Compensation())
+    assert work.done == [2, 1]
+    await assert_undisturbed()
+
+
+async def test_p5_timeout_while_undoing_leaves_the_body_s_error(work: Work) -> None:
+    asyncio.get_running_loop().call_later(0.03, work.go_on.set)
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with asyncio.timeout(0.01):
+            async with Compensation() as undo:
+                undo.push(work.slow, 1)
+                raise KeyError
+    assert work.done == [1]
+    await assert_undisturbed()
+
+
+async def test_p5_cancelled_while_undoing_after_an_error_the_cancellation_stays_due(work: Work) -> None:
+    seen: list[str] = []
+
+    async def body() -> None:
+        try:
+            async with Compensation() as undo:
+                undo.push(work.slow, 1)
+                raise KeyError
+        except KeyError:
+            seen.append("the error")
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            seen.append("the cancellation")
+            raise
+
+    task = asyncio.create_task(body())
+    await work.begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    work.go_on.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert seen == ["the error", "the cancellation"]
+    assert work.done == [1]
+
+
+async def test_p5_anyio_scopes_wait_without_keeping_the_loop_busy(work: Work) -> None:
+    loop = asyncio.get_running_loop()
+    turns = 0
+
+    async def let_go() -> None:
+        nonlocal turns
+        await work.begun.wait()
+        ends = loop.time() + 0.05
+        handle = loop.call_later(0.05, work.go_on.set)
+        before = turns_of_loop()
+        await work.go_on.wait()
+        turns = turns_of_loop() - before
+        handle.cancel()
+        assert loop.time() >= ends - 0.01
+
+    counted = 0
+
+    def count() -> None:
+        nonlocal counted
+        counted += 1
+
+    def turns_of_loop() -> int:
+        return counted
+
+    select = loop._selector.select  # type: ignore[attr-defined]
+
+    def selecting(timeout: float | None) -> Any:
+        count()
+        return select(timeout)
+
+    loop._selector.select = selecting  # type: ignore[attr-defined]
+    try:
+        helper = asyncio.create_task(let_go())
+        with anyio.move_on_after(0.01) as scope:
+            await cancelled_body(work, Compensation())
+        await helper
+    finally:
+        loop._selector.select = select  # type: ignore[attr-defined]
+    assert scope.cancelled_caught
+    assert work.done == [2, 1]
+    assert turns < 50, "a cancelled scope repeats its cancellation in every turn of the loop"
+    await assert_undisturbed()
+
+
+async def test_p5_an_anyio_scope_that_is_cancelled_while_undoing(work: Work) -> None:
+    seen: list[str] = []
+    with anyio.CancelScope() as scope:
+        try:
+            async with Compensation() as undo:
+                undo.push(work.slow, 1)
+                asyncio.get_running_loop().call_later(0.01, scope.cancel)
+                asyncio.get_running_loop().call_later(0.02, work.go_on.set)
+                raise KeyError
+        except KeyError:
+            seen.append("the error")
+        await for_ever()
+    assert scope.cancelled_caught
+    assert seen == ["the error"]
+    assert work.done == [1]
+    await assert_undisturbed()
+
+
+async def test_p5_task_groups(work: Work) -> None:
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("sibling")
+
+    work.go_on.set()
+    with pytest.raises(ExceptionGroup) as group:  # noqa: PT012
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(cancelled_body(work, Compensation()))
+            tasks.create_task(failing())
+    assert [str(error) for error in group.value.exceptions] == ["sibling"]
+    assert work.done == [2, 1]
+
+
+def test_p5_the_end_of_the_loop_waits_for_the_steps() -> None:
+    done: list[object] = []
+
+    async def main() -> None:
+        work = Work()
+        work.done = done
+        work.go_on.set()
+        task = asyncio.create_task(cancelled_body(work, Compensation()))
+        await asyncio.sleep(0)
+        assert not task.done()
+
+    asyncio.run(main())
+    assert done == [2, 1]
+
+
+# -- entered here, left there ------------------------------------------------------------------------------
+
+
+async def test_entered_and_left_in_different_tasks(work: Work) -> None:
+    stack = AsyncExitStack()
+    undo = await asyncio.create_task(stack.enter_async_context(Compensation()))
+    undo.push(work.undo, 1)
+    leaving = asyncio.create_task(stack.__aexit__(KeyError, KeyError("mine"), None))
+    assert not await leaving
+    assert work.done == [1]
+
+
+async def test_in_an_asynchronous_generator(work: Work) -> None:
+    @asynccontextmanager
+    async def order() -> AsyncIterator[Compensation]:
+        async with Compensation() as undo:
+            yield undo
+
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with order() as undo:
+            undo.push(work.undo, 1)
+            raise KeyError
+    assert work.done == [1]
+
+    async def generator() -> AsyncIterator[int]:
+        async with Compensation() as undo:
+            undo.push(work.undo, 2)
+            yield 1
+
+    unfinished = generator()
+    assert await anext(unfinished) == 1
+    await unfinished.aclose()  # type: ignore[attr-defined]
+    assert work.done == [1, 2]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------
+
+
+def not_async() -> None:
+    """A step has to be asynchronous."""
+
+
+BAD: dict[str, Callable[[Compensation], object]] = {
+    "a function that is not asynchronous": lambda undo: undo.push(not_async),  # type: ignore[call-overload]
+    "a coroutine": lambda undo: undo.push(7),  # type: ignore[call-overload]
+    "a name without a lease": lambda undo: undo.push("refund"),
+    "positional arguments of a recorded step": lambda undo: undo.push("refund", 7),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+async def test_what_is_no_step_is_refused(work: Work, bad: Callable[[Compensation], object]) -> None:
+    async with Compensation() as undo:
+        with pytest.raises(TypeError):
+            bad(undo)
+
+
+async def test_it_is_used_once_and_inside(work: Work) -> None:
+    undo = Compensation()
+    with pytest.raises(RuntimeError, match="body"):
+        undo.push(work.undo, 1)
+    async with undo:
+        with pytest.raises(RuntimeError, match="before"):
+            await undo.__aenter__()
+    with pytest.raises(RuntimeError, match="body"):
+        undo.push(work.undo, 1)
+    with pytest.raises(RuntimeError, match="before"):
+        await undo.__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [((None, {}), {}), (("lease", {}), {}), ((), {"timeout": "5"}), ((), {"timeout": 0}), ((), {"timeout": -1})],
+    ids=str,
+)
+async def test_bad_arguments_fail_at_once(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Compensation(*arguments, **options)
+
+
+async def test_a_registry_takes_coroutine_functions_under_new_names() -> None:
+    steps = UndoSteps()
+
+    @steps.step("refund")
+    async def refund(*, order: int) -> int:
+        return order
+
+    assert dict(steps) == {"refund": refund}
+    assert len(steps) == 1
+    assert await refund(order=7) == 7
+    with pytest.raises(ValueError, match="new"):
+        steps.step("refund")
+    with pytest.raises(ValueError, match="empty"):
+        steps.step("")
+    with pytest.raises(TypeError, match="name"):
+        steps.step(refund)  # type: ignore[arg-type]
+    bad: Callable[[], Awaitable[object]] = not_async  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="async def"):
+        steps.step("sync")(bad)
+    assert list(steps) == ["refund"]

@@ -1,0 +1,368 @@
+"""Compensation under a robust lock: steps that are recorded can be run by a later holder, and none is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AsyncLock,
+    Compensation,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    NotRobust,
+    UndoFailed,
+    UndoSteps,
+    UnknownStep,
+    WrongKeyType,
+)
+
+from ..support.body import assert_undisturbed, for_ever
+from .test_robust import NAME, RECORD, crash, is_of, lock, way
+
+__all__ = ["lock", "way"]  # fixtures
+
+
+class Shop:
+    """Undo steps: they say in `done` that they ran, and fail for whom is in `broken`."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.broken: set[object] = set()
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.steps = UndoSteps()
+        self.steps.step("refund")(self.refund)
+        self.steps.step("slow")(self.slow)
+
+    async def refund(self, *, order: object) -> None:
+        await asyncio.sleep(0)
+        self.done.append(order)
+        if order in self.broken:
+            raise OSError(f"no refund of {order}")
+
+    async def slow(self, *, order: object) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+        self.done.append(order)
+
+
+@pytest.fixture
+async def shop() -> Shop:
+    return Shop()
+
+
+async def recorded(redis: Redis) -> list[object]:
+    """The orders in the steps on the server."""
+    found = await redis.hget(RECORD, "undo")
+    return [arguments["order"] for _, arguments in json.loads(found)] if found else []
+
+
+async def crashed_with(lock: AsyncLock, redis: Redis, shop: Shop, *orders: object, step: str = "refund") -> Lease:
+    """Somebody pushes steps and is gone."""
+    lease = await lock.acquire()
+    undo = Compensation(lease, shop.steps)
+    await undo.__aenter__()
+    for order in orders:
+        await undo.push(step, order=order)
+    await crash(redis, lease)
+    return lease
+
+
+async def test_a_step_is_recorded_when_push_returns_and_dropped_when_the_work_is_done(
+    lock: AsyncLock, redis: Redis, shop: Shop
+) -> None:
+    async with lock as lease:
+        await lease.record({"order": 7})
+        async with Compensation(lease, shop.steps) as undo:
+            await undo.push("refund", order=1)
+            assert await recorded(redis) == [1]
+            await undo.push("refund", order=2)
+            assert await recorded(redis) == [1, 2]
+        assert await recorded(redis) == []
+        assert lease.progress == {"order": 7}
+    assert shop.done == []
+    assert not await redis.exists(RECORD)
+
+
+async def test_without_recorded_steps_the_exit_sends_nothing(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    async with lock as lease:
+        async with Compensation(lease, shop.steps) as undo:
+            undo.push(shop.refund, order=1)
+        assert await redis.hget(RECORD, "seq") == b"0"
+
+
+async def test_on_failure_steps_of_both_kinds_run_in_reverse_and_nothing_is_left(
+    lock: AsyncLock, redis: Redis, shop: Shop
+) -> None:
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with lock as lease, Compensation(lease, shop.steps) as undo:
+            await lease.record({"order": 7})
+            await undo.push("refund", order=1)
+            undo.push(shop.refund, order=2)
+            await undo.push("refund", order=3)
+            raise KeyError
+    assert shop.done == [3, 2, 1]
+    assert not await redis.exists(RECORD)
+
+
+async def test_a_later_holder_compensates_and_the_record_is_clear(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    first = await crashed_with(lock, redis, shop, 1, 2, 3)
+    async with lock as second:
+        assert is_of(second.abandoned, first)
+        assert second.abandoned is not None
+        assert second.abandoned.steps == ("refund",) * 3
+        await second.compensate(shop.steps)
+        assert shop.done == [3, 2, 1]
+        assert await recorded(redis) == []
+        assert second.progress is None
+        await second.compensate(shop.steps)
+        assert shop.done == [3, 2, 1]
+    async with lock as third:
+        assert third.abandoned is None
+
+
+async def test_compensating_without_steps_clears_the_progress(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    first = await lock.acquire()
+    await first.record({"order": 7})
+    await crash(redis, first)
+    second = await lock.acquire()
+    await second.compensate(shop.steps)
+    assert second.progress is None
+    assert await redis.hget(RECORD, "progress") == b""
+
+
+async def test_each_step_is_removed_after_it_ran_so_a_crash_resumes(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    await crashed_with(lock, redis, shop, 1, 2)
+    second = await lock.acquire()
+    seen: list[object] = []
+
+    @shop.steps.step("look")
+    async def look(*, order: object) -> None:
+        seen.extend([order, await recorded(redis)])
+
+    await second.compensate({"refund": look})
+    assert seen == [2, [1, 2], 1, [1]]
+
+
+async def test_a_second_crash_in_the_middle_resumes(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    await crashed_with(lock, redis, shop, 1, 2)
+    second = await lock.acquire()
+    shop.broken.add(1)
+    with pytest.raises(UndoFailed) as failed:
+        await second.compensate(shop.steps)
+    assert "1 of 2" in str(failed.value)
+    await crash(redis, second)
+    shop.broken.clear()
+    async with lock as third:
+        assert third.abandoned is not None
+        assert third.abandoned.steps == ("refund",)
+        await third.compensate(shop.steps)
+    assert shop.done == [2, 1, 1]
+
+
+async def test_a_step_that_failed_stays_also_after_a_release(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    shop.broken.add(2)
+    hold = lock.hold()
+    first = await hold.__aenter__()
+    undo = Compensation(first, shop.steps)
+    error = KeyError("mine")
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with undo:
+            for order in (1, 2, 3):
+                await undo.push("refund", order=order)
+            raise error
+    assert shop.done == [3, 2, 1]
+    assert undo.errors is not None
+    await hold.__aexit__(KeyError, error, None)
+    second = await lock.acquire()
+    assert is_of(second.abandoned, first)
+    assert await recorded(redis) == [2]
+    await second.release()  # without a look at it: as it was found
+    async with lock as third:
+        assert is_of(third.abandoned, first)
+        shop.broken.clear()
+        await third.compensate(shop.steps)
+    assert not await redis.exists(RECORD)
+
+
+async def test_all_unknown_names_are_told_before_any_step_runs(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    await crashed_with(lock, redis, shop, 1, 2)
+    async with lock as second:
+        with pytest.raises(UnknownStep) as unknown:
+            await second.compensate({})
+        assert unknown.value.steps == ("refund",)
+        assert "nothing" in str(unknown.value)
+        assert await recorded(redis) == [1, 2]
+        await second.clear_record()
+        assert await recorded(redis) == []
+
+
+async def test_new_steps_go_behind_those_that_were_left(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    await crashed_with(lock, redis, shop, 1)
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with lock as lease, Compensation(lease, shop.steps) as undo:
+            await undo.push("refund", order=2)
+            assert await recorded(redis) == [1, 2]
+            raise KeyError
+    assert shop.done == [2], "only what this body has done"
+    assert await recorded(redis) == [1]
+
+
+# -- the lease is lost -------------------------------------------------------------------------------------
+
+
+async def test_a_lost_lease_leaves_recorded_steps_to_the_next_holder(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    undo: Compensation | None = None
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with lock as lease:
+            undo = Compensation(lease, shop.steps)
+            async with undo:
+                await undo.push("refund", order=1)
+                undo.push(shop.refund, order=2)
+                await redis.delete(NAME)
+                await lease.extend(5)
+    assert undo is not None
+    assert undo.errors is None
+    assert shop.done == [2], "what only this process can undo"
+    async with lock as second:
+        await second.compensate(shop.steps)
+    assert shop.done == [2, 1]
+
+
+async def test_lost_before_the_work_counts_as_done(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with lock as lease, Compensation(lease, shop.steps) as undo:
+            await undo.push("refund", order=1)
+            await redis.delete(NAME)
+    assert shop.done == []
+    async with lock as second:
+        assert second.abandoned is not None
+        assert second.abandoned.steps == ("refund",)
+
+
+async def test_lost_while_compensating_leaves_the_rest(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    await crashed_with(lock, redis, shop, 1, 2, 3)
+    second = await lock.acquire()
+
+    async def losing(*, order: object) -> None:
+        shop.done.append(order)
+        if order == 2:
+            await redis.delete(NAME)
+
+    with pytest.raises(LeaseLost):
+        await second.compensate({"refund": losing})
+    assert shop.done == [3, 2]
+    async with lock as third:
+        await third.compensate(shop.steps)
+    assert shop.done == [3, 2, 2, 1], "the second one ran, and could not say so"
+
+
+# -- cancellation ------------------------------------------------------------------------------------------
+
+
+async def test_p5_cancelled_while_compensating_the_step_under_way_ends(
+    lock: AsyncLock, redis: Redis, shop: Shop
+) -> None:
+    await crashed_with(lock, redis, shop, 1, 2, step="slow")
+    second = await lock.acquire()
+    task = asyncio.create_task(second.compensate(shop.steps))
+    await shop.begun.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    shop.go_on.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert shop.done == [2]
+    assert await recorded(redis) == [1]
+
+
+async def test_p5_a_push_that_is_cancelled_counts(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    async def body() -> None:
+        async with lock as lease, Compensation(lease, shop.steps) as undo:
+            pushing = undo.push("refund", order=1)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await pushing
+
+    task = asyncio.create_task(body())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert shop.done == [1]
+    assert not await redis.exists(RECORD)
+
+
+async def test_p5_a_shutdown_undoes_and_releases(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    async def body() -> None:
+        async with lock as lease, Compensation(lease, shop.steps) as undo:
+            await undo.push("refund", order=1)
+            shop.begun.set()
+            await for_ever()
+
+    task = asyncio.create_task(body())
+    await shop.begun.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert shop.done == [1]
+    assert not await redis.exists(RECORD, NAME)
+    await assert_undisturbed()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------
+
+
+async def test_what_can_not_be_recorded_is_refused_and_not_run(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with lock as lease, Compensation(lease, shop.steps) as undo:
+            with pytest.raises(UnknownStep):
+                await undo.push("restock", order=1)
+            with pytest.raises(TypeError, match="set"):
+                await undo.push("refund", order={1})
+            with pytest.raises(ValueError, match="65,536"):
+                await undo.push("refund", order="x" * 65_536)
+            assert await recorded(redis) == []
+            raise KeyError
+    assert shop.done == []
+
+
+async def test_a_compensation_needs_a_robust_lease_that_is_held(lock: AsyncLock, sync: Coordinator, shop: Shop) -> None:
+    async with AsyncLock(sync, "plain") as plain:
+        with pytest.raises(NotRobust):
+            Compensation(plain, shop.steps)
+        with pytest.raises(NotRobust):
+            await plain.compensate(shop.steps)
+    async with lock as lease:
+        with pytest.raises(TypeError, match="async def"):
+            Compensation(lease, {"refund": print})  # type: ignore[dict-item]
+        with pytest.raises(TypeError, match="UndoSteps"):
+            await lease.compensate([])  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="timeout"):
+            await lease.compensate({}, timeout=0)
+    with pytest.raises(NotHeld):
+        Compensation(lease, shop.steps)
+    with pytest.raises(NotHeld):
+        await lease.compensate({})
+
+
+async def test_a_server_that_refuses_the_end_of_a_step_is_told(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    undo: Compensation | None = None
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with lock as lease:
+            undo = Compensation(lease, shop.steps)
+            async with undo:
+                await undo.push("refund", order=1)
+                await redis.delete(RECORD)
+                await redis.set(RECORD, "foreign")
+                raise KeyError
+    assert shop.done == [1]
+    assert undo is not None
+    assert undo.errors is not None
+    assert isinstance(undo.errors.exceptions[0], WrongKeyType)

@@ -1,0 +1,474 @@
+"""Robust locks: what a holder recorded and left behind is told to the next one, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    Abandoned,
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReentrantLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    NotRobust,
+    WrongKeyType,
+    wait_until,
+)
+from redis_sync_aio._keys import robust_keys
+from redis_sync_aio.compat import Lock as CompatLock
+
+from ..support.body import FAST, assert_undisturbed, for_ever, waits
+
+NAME = "robust"
+KEYS = robust_keys(NAME.encode())
+RECORD = KEYS.record
+
+
+@pytest.fixture(params=["link", "polling"])  # the other ways differ in decoding only, and nothing here is decoded
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def lock(sync: Coordinator) -> AsyncLock:
+    return AsyncLock(sync, NAME, robust=True)
+
+
+async def crash(redis: Redis, lease: Lease) -> None:
+    """To everybody but its holder the lease is over, as if its process was gone for longer than the ttl."""
+    assert await redis.delete(lease.name) == 1
+    lease._keeper.forget(lease)  # and its holder never hears of it
+
+
+def is_of(abandoned: Abandoned | None, lease: Lease) -> bool:
+    return abandoned is not None and (abandoned.token, abandoned.fence) == (lease.token, lease.fence)
+
+
+# -- crash and release -------------------------------------------------------------------------------------
+
+
+async def test_after_a_crash_the_next_lease_knows_who_when_and_how_far(lock: AsyncLock, redis: Redis) -> None:
+    first = await lock.acquire()
+    assert (first.abandoned, first.progress) == (None, None)
+    await first.record({"charged": 120, "items": ["a", None, 1.5, {"b": True}], "né": "\ud800"})
+    at = datetime.now(UTC)
+    await crash(redis, first)
+    second = await lock.acquire()
+    found = second.abandoned
+    assert is_of(found, first)
+    assert found is not None
+    assert abs(found.at - at) < timedelta(seconds=5)
+    assert found.progress == {"charged": 120, "items": ["a", None, 1.5, {"b": True}], "né": "\ud800"}
+    assert found.steps == ()
+    assert second.progress == found.progress
+    await second.release()
+
+
+async def test_a_crash_that_recorded_nothing_is_told_too(lock: AsyncLock, redis: Redis) -> None:
+    first = await lock.acquire()
+    await crash(redis, first)
+    async with lock as second:
+        assert is_of(second.abandoned, first)
+        assert second.progress is None
+
+
+async def test_a_clean_release_leaves_nothing(lock: AsyncLock, redis: Redis) -> None:
+    async with lock as lease:
+        await lease.record({"half": "done"})
+        assert lease.progress == {"half": "done"}
+    assert not await redis.exists(RECORD)
+    async with lock as lease:
+        assert lease.abandoned is None
+
+
+async def test_a_second_crash_loses_nothing(lock: AsyncLock, redis: Redis) -> None:
+    first = await lock.acquire()
+    await first.record({"step": 1})
+    await crash(redis, first)
+    second = await lock.acquire()
+    await crash(redis, second)
+    third = await lock.acquire()
+    assert is_of(third.abandoned, second)
+    assert third.progress == {"step": 1}
+    await third.record({"step": 2})
+    await crash(redis, third)
+    async with lock as fourth:
+        assert is_of(fourth.abandoned, third)
+        assert fourth.progress == {"step": 2}
+
+
+async def test_a_crash_before_the_adoption_leaves_the_older_record(lock: AsyncLock, redis: Redis) -> None:
+    first = await lock.acquire()
+    await first.record({"step": 1})
+    await crash(redis, first)
+    plain = await AsyncLock(redis, NAME).acquire()  # gets it, and knows of no record
+    await crash(redis, plain)
+    async with lock as lease:
+        assert is_of(lease.abandoned, first)
+
+
+async def test_a_handed_over_lock_is_told_too(lock: AsyncLock, redis: Redis) -> None:
+    first = await lock.acquire()
+    await first.record({"step": 1})
+    waiting = asyncio.create_task(lock.acquire())
+    await wait_until(waits(lock), FAST, timeout=5)
+    assert await lock.force_release()
+    second = await waiting
+    assert is_of(second.abandoned, first), "who took it away does not know how far the work was"
+    await second.release()
+    with pytest.raises(LeaseLost):
+        await first.release()
+    assert (await lock.acquire()).abandoned is None
+
+
+async def test_whoever_waited_for_a_clean_release_finds_nothing(lock: AsyncLock) -> None:
+    first = await lock.acquire()
+    await first.record({"step": 1})
+    waiting = asyncio.create_task(lock.acquire())
+    await wait_until(waits(lock), FAST, timeout=5)
+    await first.release()
+    assert (await waiting).abandoned is None
+
+
+async def test_a_body_that_raises_leaves_its_progress(lock: AsyncLock) -> None:
+    holders: list[Lease] = []
+    with pytest.raises(KeyError) as raised:  # noqa: PT012
+        async with lock as lease:
+            holders.append(lease)
+            await lease.record({"step": 1})
+            raise KeyError("mine")
+    assert not hasattr(raised.value, "__notes__")
+    first = holders[0]
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with lock as second:  # and so does one that fails before it recorded anything itself
+            assert is_of(second.abandoned, first)
+            raise ZeroDivisionError
+    async with lock as third:
+        assert is_of(third.abandoned, first), "what the second one found was put back"
+        assert third.progress == {"step": 1}
+    async with lock as fourth:
+        assert fourth.abandoned is None
+
+
+async def test_a_body_that_raises_and_recorded_nothing_leaves_nothing(lock: AsyncLock, redis: Redis) -> None:
+    with pytest.raises(KeyError):
+        async with lock:
+            raise KeyError("mine")
+    assert not await redis.exists(RECORD)
+
+
+async def test_closing_the_coordinator_breaks_work_off(redis: Redis, lock: AsyncLock) -> None:
+    async with Coordinator(redis) as other:
+        lease = await AsyncLock(other, NAME, robust=True).acquire()
+        await lease.record({"step": 1})
+    async with lock as next_one:
+        assert is_of(next_one.abandoned, lease)
+
+
+async def test_clear_record_is_as_a_clean_release(lock: AsyncLock, redis: Redis) -> None:
+    lease = await lock.acquire()
+    await lease.record({})
+    assert lease.progress == {}
+    await lease.clear_record()
+    assert lease.progress is None
+    await crash(redis, lease)
+    async with lock as following:
+        assert is_of(following.abandoned, lease)
+        assert following.progress is None
+
+
+# -- other locks on the name -------------------------------------------------------------------------------
+
+
+async def test_locks_that_are_not_robust_neither_read_nor_clear_the_record(
+    lock: AsyncLock, redis: Redis, sync: Coordinator
+) -> None:
+    first = await lock.acquire()
+    await first.record({"step": 1})
+    assert await AsyncLock(sync, NAME).try_acquire() is None
+    await crash(redis, first)
+    async with AsyncLock(sync, NAME) as plain:
+        assert plain.abandoned is None
+        assert plain.progress is None
+        assert await lock.try_acquire() is None
+    compat = CompatLock(redis, NAME, timeout=10)
+    assert await compat.acquire()
+    await compat.release()
+    async with lock as lease:
+        assert is_of(lease.abandoned, first)
+
+
+async def test_leases_of_other_locks_say_that_they_keep_no_record(sync: Coordinator) -> None:
+    async with (
+        AsyncLock(sync, "plain") as plain,
+        AsyncSemaphore(sync, "permits", limit=1) as permit,
+        AsyncReentrantLock(sync, "reentrant") as share,
+        AsyncMultiLock(sync, ["one", "two"]) as several,
+    ):
+        for lease in (plain, permit, share, several):
+            assert lease.abandoned is None
+            with pytest.raises(NotRobust, match="robust=True"):
+                await lease.record({"a": 1})
+            with pytest.raises(NotRobust):
+                await lease.clear_record()
+
+
+async def test_decorators_and_holds_adopt_and_release(lock: AsyncLock, redis: Redis) -> None:
+    found: list[Abandoned | None] = []
+
+    @lock.wrap
+    async def work() -> None:
+        found.append(lock._held()[0].abandoned)
+
+    first = await lock.acquire()
+    await crash(redis, first)
+    await work()
+    await work()
+    assert is_of(found[0], first)
+    assert found[1] is None
+    async with lock.hold(timeout=1, ttl=5) as lease:
+        await lease.record({"a": 1})
+    assert not await redis.exists(RECORD)
+
+
+# -- identities --------------------------------------------------------------------------------------------
+
+
+async def test_an_identity_that_asks_again_has_the_same_lease_and_its_progress(lock: AsyncLock, redis: Redis) -> None:
+    before = await lock.acquire()
+    await crash(redis, before)
+    one = await lock.acquire(identity="w")
+    again = await lock.acquire(identity="w")
+    assert is_of(one.abandoned, before)
+    assert again.abandoned == one.abandoned, "the same lease, so it found the same"
+    await one.record({"step": 1})
+    async with Coordinator(redis) as elsewhere:
+        restarted = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+        assert restarted.fence == one.fence
+        assert restarted.abandoned is None
+        assert restarted.progress == {"step": 1}
+        await restarted.record({"step": 2})
+        assert (await redis.hget(RECORD, "progress")) == b'{"step":2}'
+        await AsyncLock(elsewhere, NAME, robust=True).release(identity="w")
+    assert not await redis.exists(RECORD)
+
+
+async def test_an_identity_is_told_of_its_own_crash(lock: AsyncLock, redis: Redis) -> None:
+    first = await lock.acquire(identity="w")
+    await first.record({"step": 1})
+    await crash(redis, first)
+    second = await lock.acquire(identity="w")
+    assert second.fence > first.fence
+    assert is_of(second.abandoned, first)
+    assert second.progress == {"step": 1}
+
+
+async def test_a_release_of_an_identity_from_elsewhere_is_clean(lock: AsyncLock, redis: Redis) -> None:
+    lease = await lock.acquire(identity="w")
+    await lease.record({"step": 1})
+    async with Coordinator(redis) as elsewhere:
+        other = AsyncLock(elsewhere, NAME, robust=True)
+        with pytest.raises(NotHeld):
+            await other.release(identity="x")
+        assert await redis.exists(RECORD)
+        await other.release(identity="w")
+    assert not await redis.exists(RECORD)
+
+
+# -- recording ---------------------------------------------------------------------------------------------
+
+
+async def test_recording_renews(lock: AsyncLock, redis: Redis) -> None:
+    lease = await lock.acquire()
+    await redis.pexpire(NAME, 5000)
+    await lease.record({"a": 1})
+    assert await redis.pttl(NAME) > 29_000
+    assert lease.remaining() > 29
+    assert await redis.pttl(RECORD) > 7 * 86_400_000
+    assert await redis.pttl(KEYS.fence) > 3_500_000
+
+
+@pytest.mark.parametrize("options", [{"auto_renew": False}, {"max_hold": 20}, {"ttl": None}], ids=str)
+async def test_recording_does_not_renew_what_is_not_to_be_renewed(
+    sync: Coordinator, redis: Redis, options: dict[str, Any]
+) -> None:
+    lease = await AsyncLock(sync, NAME, robust=True, **options).acquire()
+    ends, left = lease.deadline, await redis.pttl(NAME)
+    await lease.record({"a": 1})
+    assert lease.deadline == ends
+    assert left - 5000 < await redis.pttl(NAME) <= left
+    assert await redis.pttl(RECORD) > 7 * 86_400_000
+    await lease.release()
+    assert await redis.exists(NAME, RECORD) == 0
+
+
+async def test_renewals_keep_the_record(sync: Coordinator, redis: Redis) -> None:
+    lease = await AsyncLock(sync, NAME, robust=True, ttl=0.3).acquire()
+    await redis.pexpire(RECORD, 60_000)
+
+    async def refreshed() -> bool:
+        return await redis.pttl(RECORD) > 60_000
+
+    await wait_until(refreshed, FAST, timeout=5)
+    lease.check()
+
+
+BAD: dict[str, tuple[object, type[Exception], str]] = {
+    "a list": ([1], TypeError, "dict"),
+    "None": (None, TypeError, "dict"),
+    "a set": ({"a": {1}}, TypeError, "set"),
+    "bytes": ({"a": b"x"}, TypeError, "bytes"),
+    "a tuple": ({"a": (1,)}, TypeError, "tuples"),
+    "a number as key": ({1: "a"}, TypeError, "keys"),
+    "nan": ({"a": float("nan")}, ValueError, "Out of range"),
+    "infinity": ({"a": float("inf")}, ValueError, "Out of range"),
+    "too large": ({"a": "x" * 65_536}, ValueError, "65,536 bytes"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+async def test_what_json_can_not_say_is_refused(
+    lock: AsyncLock, redis: Redis, bad: tuple[Any, type[Exception], str]
+) -> None:
+    async with lock as lease:
+        await lease.record({"good": 1})
+        with pytest.raises(bad[1], match=bad[2]):
+            await lease.record(bad[0])
+        assert lease.progress == {"good": 1}
+        assert await redis.hget(RECORD, "progress") == b'{"good":1}'
+
+
+async def test_what_refers_to_itself_is_refused(lock: AsyncLock) -> None:
+    circle: dict[str, object] = {}
+    circle["a"] = circle
+    deep: object = 1
+    for _ in range(100_000):
+        deep = [deep]
+    async with lock as lease:
+        with pytest.raises(ValueError, match="Circular"):
+            await lease.record(circle)
+        with pytest.raises(ValueError, match="nested"):
+            await lease.record({"a": deep})
+
+
+async def test_the_last_of_many_recordings_counts(lock: AsyncLock, redis: Redis) -> None:
+    lease = await lock.acquire()
+    await asyncio.gather(*(lease.record({"n": n}) for n in range(20)))
+    assert await redis.hmget(RECORD, "seq", "progress") == [b"20", b'{"n":19}']
+
+
+async def test_what_is_recorded_is_a_copy(lock: AsyncLock) -> None:
+    async with lock as lease:
+        mine: dict[str, object] = {"done": [1]}
+        await lease.record(mine)
+        mine["done"] = 2
+        assert lease.progress == {"done": [1]}
+
+
+@pytest.mark.parametrize("gone", ["expired", "taken"])
+async def test_recording_under_a_lost_lease_raises_and_cancels_the_body(
+    lock: AsyncLock, redis: Redis, gone: str
+) -> None:
+    async def body() -> None:
+        async with lock as lease:
+            holding.set_result(lease)
+            await for_ever()
+
+    holding: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(body())
+    lease = await holding
+    await lease.record({"mine": 1})
+    await redis.delete(NAME)
+    following = await AsyncLock(redis, NAME, robust=True).acquire() if gone == "taken" else None
+    with pytest.raises(LeaseLost) as lost:
+        await lease.record({"mine": 2})
+    assert lost.value.reason == gone
+    with pytest.raises(LeaseLost):
+        await task
+    assert await redis.hget(RECORD, "progress") == b'{"mine":1}'
+    if following is not None:
+        assert following.progress == {"mine": 1}
+        await following.release()
+
+
+async def test_recording_after_the_release_says_so(lock: AsyncLock) -> None:
+    async with lock as lease:
+        pass
+    with pytest.raises(NotHeld):
+        await lease.record({"a": 1})
+    with pytest.raises(NotHeld):
+        await lease.clear_record()
+
+
+# -- trouble on the way in ---------------------------------------------------------------------------------
+
+
+async def test_a_foreign_key_in_place_of_the_record_is_refused_and_the_lock_given_back(
+    lock: AsyncLock, redis: Redis
+) -> None:
+    await redis.set(RECORD, "mine")
+    for _ in range(2):
+        with pytest.raises(WrongKeyType):
+            await lock.acquire()
+        await wait_until(lambda: _free(redis), FAST, timeout=5)
+    assert await redis.get(RECORD) == b"mine"
+    assert await redis.pttl(RECORD) == -1
+
+
+async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncLock, redis: Redis) -> None:
+    first = await lock.acquire()
+    await crash(redis, first)
+    await redis.hset(RECORD, "undo", "not json")
+    with pytest.raises(WrongKeyType, match="not one of ours"):
+        await lock.acquire()
+    await wait_until(lambda: _free(redis), FAST, timeout=5)
+    assert await redis.hget(RECORD, "token") == first.wire_token
+    assert await redis.hget(RECORD, "undo") == b"not json"
+
+
+async def test_a_spoiled_record_does_not_keep_the_lock(lock: AsyncLock, redis: Redis) -> None:
+    lease = await lock.acquire()
+    await redis.delete(RECORD)
+    await redis.set(RECORD, "mine")
+    with pytest.raises(WrongKeyType):
+        await lease.record({"a": 1})
+    await lease.extend(20)
+    await lease.release()
+    assert not await redis.exists(NAME)
+    assert (await redis.get(RECORD), await redis.pttl(RECORD)) == (b"mine", -1)
+
+
+async def _free(redis: Redis) -> bool:
+    return not await redis.exists(NAME)
+
+
+async def test_a_record_that_was_evicted_is_written_anew(lock: AsyncLock, redis: Redis) -> None:
+    lease = await lock.acquire()
+    await redis.delete(RECORD)
+    await lease.record({"a": 1})
+    await crash(redis, lease)
+    async with lock as following:
+        assert is_of(following.abandoned, lease)
+        assert following.progress == {"a": 1}
+    await assert_undisturbed()
+
+
+async def test_a_robust_lock_needs_scripts(redis: Redis) -> None:
+    with pytest.raises(ValueError, match="needs scripts"):
+        AsyncLock(redis, NAME, robust=True, engine="watch")
+    assert AsyncLock(redis, NAME, robust=True)._keys.engine == "lua", "it does not fall back to what it can not do"
+
+
+@pytest.mark.parametrize("bad", [1, None, "yes"])
+async def test_robust_is_true_or_false(redis: Redis, bad: Any) -> None:
+    with pytest.raises(TypeError, match="robust"):
+        AsyncLock(redis, NAME, robust=bad)

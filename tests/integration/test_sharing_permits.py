@@ -1,0 +1,309 @@
+"""Local sharing of permits (P1, P2, P6, P8): semaphores, read/write locks whose tasks share what the process holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Conflict,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    WouldDeadlock,
+    wait_until,
+)
+from redis_sync_aio._shared import SharedLease
+
+from ..conftest import MakeClient
+from ..support.body import FAST, waits
+
+NAME = "shared"
+
+
+@pytest_asyncio.fixture
+async def here(redis: Redis) -> AsyncIterator[Coordinator]:
+    async with Coordinator(redis) as coordinator:
+        yield coordinator
+
+
+@pytest_asyncio.fixture
+async def there(make_client: MakeClient) -> AsyncIterator[Coordinator]:
+    """Another process, as far as the server can see."""
+    async with Coordinator(make_client()) as coordinator:
+        yield coordinator
+
+
+def semaphore(sync: Coordinator, limit: int | None = 5, ttl: float = 30.0) -> AsyncSemaphore:
+    return AsyncSemaphore(sync, NAME, limit=limit, ttl=ttl, share=True)
+
+
+async def scripts(redis: Redis) -> int:
+    stats = await redis.info("commandstats")
+    return sum(one["calls"] for name, one in stats.items() if "eval" in name)
+
+
+async def test_permits_are_handed_on_without_a_command(here: Coordinator, redis: Redis) -> None:
+    """P9: 20 tasks, 400 times, 5 permits: 10 scripts, and a renewal of each when it needs more fences."""
+    sem, inside, most = semaphore(here), 0, 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            async with sem:
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0)
+                inside -= 1
+
+    await redis.config_resetstat()
+    await asyncio.gather(*(work() for _ in range(20)))
+    assert most == 5
+    assert await scripts(redis) <= 10 + 5 * 5
+    await wait_until(lambda: not here.locals, FAST, timeout=2)
+    assert (await sem.statistics()).held == 0
+
+
+async def test_p1_never_more_than_the_limit_over_processes(here: Coordinator, there: Coordinator) -> None:
+    """P1, P8: two processes with 12 tasks each; fences are unique; both get their share."""
+    inside, most, fences, turns = 0, 0, list[int](), [0, 0]
+
+    async def work(number: int, sem: AsyncSemaphore) -> None:
+        nonlocal inside, most
+        for _ in range(60):
+            async with sem.hold() as lease:
+                inside += 1
+                most = max(most, inside)
+                fences.append(lease.fence)
+                turns[number] += 1
+                await asyncio.sleep(0)
+                lease.check()
+                inside -= 1
+
+    both = semaphore(here), semaphore(there)
+    await asyncio.gather(*(work(number, both[number]) for number in (0, 1) for _ in range(12)))
+    assert most == 5
+    assert len(set(fences)) == len(fences) == 2 * 12 * 60
+    assert turns == [720, 720]
+
+
+async def test_p8_a_permit_that_is_handed_on_has_a_higher_fence(here: Coordinator) -> None:
+    sem = semaphore(here, 1)
+    first = await sem.acquire()
+    waiting = [asyncio.create_task(sem.acquire()) for _ in range(3)]
+    last = first
+    await asyncio.sleep(0)
+    for task in waiting:
+        await last.release()
+        lease = await task
+        assert lease.token == first.token, "the same permit on the server"
+        assert lease.fence > last.fence
+        last = lease
+    await last.release()
+
+
+async def test_p2_another_process_has_its_turn(here: Coordinator, there: Coordinator) -> None:
+    """It waits for one permit of five; all five are busy in a process whose tasks never stop asking."""
+    sem, stop = semaphore(here), False
+
+    async def busy() -> None:
+        while not stop:
+            async with sem:
+                await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(busy()) for _ in range(20)]
+    await wait_until(lambda: len(here.bases) == 5, FAST, timeout=5)
+    for _ in range(20):
+        lease = await semaphore(there).acquire(timeout=1)
+        await lease.release()
+    stop = True
+    await asyncio.gather(*tasks)
+
+
+async def test_weights_have_permits_of_their_own(here: Coordinator) -> None:
+    """P1: what one task of weight 2 gives up is not handed to two of weight 1; nothing is stuck."""
+    sem = semaphore(here, 3)
+    heavy = await sem.acquire(2)
+    light = await sem.acquire()
+    tasks = [asyncio.create_task(sem.acquire(weight)) for weight in (1, 2, 1, 2, 1)]
+    await wait_until(waits(sem, 5), FAST, timeout=2)
+    await heavy.release()
+    await light.release()
+    for task in asyncio.as_completed(tasks):
+        lease = await task
+        assert (await sem.statistics()).held <= 3
+        await lease.release()
+    await wait_until(lambda: not here.locals, FAST, timeout=2)
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+async def test_a_lower_limit_reaches_those_who_share(here: Coordinator, there: Coordinator, by_itself: bool) -> None:
+    """P1: at once in the process that sets it, elsewhere with the next renewal; then nothing is given until it fits."""
+    sem, stop = semaphore(here, None, ttl=0.6), False
+    await AsyncSemaphore(there, NAME, limit=5).try_acquire()  # which sets the limit, and goes on
+    admin = sem if by_itself else semaphore(there, None)
+
+    async def busy() -> None:
+        while not stop:
+            async with sem:
+                await asyncio.sleep(0.001)
+
+    tasks = [asyncio.create_task(busy()) for _ in range(8)]
+    await wait_until(lambda: len(here.bases) == 4, FAST, timeout=5)
+    await admin.resize(3)
+    await wait_until(lambda: len(here.bases) == 2, FAST, timeout=2)
+    stop = True
+    done, _ = await asyncio.wait(tasks, timeout=5)
+    assert len(done) == 8
+
+
+async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(here: Coordinator, redis: Redis) -> None:
+    sem = semaphore(here, 1, ttl=0.3)
+    lost = await sem.acquire()
+    waiting = asyncio.create_task(sem.acquire())
+    await wait_until(waits(sem, 1), FAST, timeout=2)
+    await redis.delete(*sem._keys.all)
+    lease = await asyncio.wait_for(waiting, 2)
+    assert lost.is_lost()
+    assert lease.token != lost.token
+    with pytest.raises(LeaseLost):
+        await lost.release()
+    await lease.release()
+
+
+# -- readers and writers -----------------------------------------------------------------------------------
+
+
+async def test_readers_of_a_process_share_one_permit(here: Coordinator, redis: Redis) -> None:
+    """P9: a hundred readers, one permit, three scripts."""
+    rw = AsyncReadWriteLock(here, NAME, share=True)
+    async with rw.read():
+        await rw.statistics()  # now the server knows the scripts
+    await redis.config_resetstat()
+    leases = [await rw.read().acquire() for _ in range(100)]
+    assert (await rw.statistics()).readers == 1
+    assert len({lease.token for lease in leases}) == 1
+    for lease in leases:
+        lease.check()
+        await lease.release()
+    assert (await rw.statistics()).readers == 0
+    assert await scripts(redis) <= 4
+    assert not here.locals
+
+
+async def test_p2_readers_do_not_join_while_a_writer_waits(here: Coordinator, there: Coordinator) -> None:
+    rw, theirs = AsyncReadWriteLock(here, NAME, share=True), AsyncReadWriteLock(there, NAME, share=True)
+    reader = await rw.read().acquire()
+    writer = asyncio.create_task(theirs.write().acquire())
+    await wait_until(waits(theirs, 1), FAST, timeout=2)
+    await rw.statistics()  # over the same connection as the message that somebody waits
+    late = asyncio.create_task(rw.read().acquire())
+    await wait_until(waits(rw, 2), FAST, timeout=2)
+    assert await rw.read().try_acquire() is None
+    await reader.release()
+    writing = await asyncio.wait_for(writer, 2)
+    assert not late.done()
+    await writing.release()
+    reading = await asyncio.wait_for(late, 2)
+    assert reading.fence >= writing.fence > reader.fence
+    await reading.release()
+
+
+async def test_p1_a_writer_hands_on_to_writers(here: Coordinator) -> None:
+    rw = AsyncReadWriteLock(here, NAME, share=True)
+    value = 0
+
+    async def write() -> None:
+        nonlocal value
+        async with rw.write():
+            seen = value
+            await asyncio.sleep(0)
+            value = seen + 1
+
+    await asyncio.gather(*(write() for _ in range(50)))
+    assert value == 50
+
+
+async def test_an_upgrade_waits_for_the_readers_beside_it(here: Coordinator) -> None:
+    """P1: those that share its permit have to leave first; a second upgrade is a deadlock, and told so."""
+    rw = AsyncReadWriteLock(here, NAME, share=True)
+    first, second = await rw.read().acquire(), await rw.read().acquire()
+    entered = asyncio.Event()
+
+    async def upgrade() -> Lease:
+        async with rw.upgrade(first) as writing:
+            entered.set()
+            writing.check()
+        return writing
+
+    task = asyncio.create_task(upgrade())
+    await asyncio.sleep(0)
+    with pytest.raises(WouldDeadlock):
+        async with rw.upgrade(second):
+            pass
+    assert not entered.is_set()
+    await second.release()
+    await asyncio.wait_for(task, 2)
+    first.check()
+    await first.release()
+    assert not await rw.locked()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.02])
+async def test_an_upgrade_that_ends_early_reads_on(here: Coordinator, timeout: float) -> None:
+    """P5: the reader's lease is as it was, and later readers get in."""
+    rw = AsyncReadWriteLock(here, NAME, share=True)
+    mine, beside = await rw.read().acquire(), await rw.read().acquire()
+    with pytest.raises(AcquireTimeout):
+        async with rw.upgrade(mine, timeout=timeout):
+            raise AssertionError
+    later = await rw.read().acquire(timeout=2)
+    for lease in (mine, beside, later):
+        lease.check()
+        await lease.release()
+    assert not await rw.locked()
+
+
+async def test_a_late_command_does_not_pass_for_the_next_task(here: Coordinator, redis: Redis) -> None:
+    """P10: a guarded commit that was broken off may still arrive; the task that is next has another token."""
+    lock = AsyncLock(here, "guarded", share=True)
+    first = await lock.acquire()
+    waiting = asyncio.create_task(lock.acquire())
+    await wait_until(waits(lock, 1), FAST, timeout=2)
+    with pytest.raises(Conflict):  # noqa: PT012
+        async with first.transaction() as tx:
+            await tx.watch("other")
+            await redis.set("other", "changed")
+            tx.multi()
+            tx.set("data", "1")
+    await first.release()
+    second = await asyncio.wait_for(waiting, 2)
+    assert second.token != first.token
+    async with second.transaction() as tx:
+        tx.multi()
+        tx.set("data", "2")
+    await second.release()
+    assert await redis.get("data") == b"2"
+
+
+async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(here: Coordinator) -> None:
+    rw = AsyncReadWriteLock(here, NAME, share=True)
+    writer = await rw.write().acquire()
+    assert isinstance(writer, SharedLease)
+    waiting = asyncio.create_task(rw.write().acquire())
+    await wait_until(waits(rw, 1), FAST, timeout=2)
+    await rw.downgrade(writer)
+    found = await rw.statistics()
+    assert (found.writer, found.readers, found.waiters) == (None, 1, 1)
+    assert not waiting.done()
+    writer.check()
+    await writer.release()
+    await (await asyncio.wait_for(waiting, 2)).release()

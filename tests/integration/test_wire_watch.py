@@ -1,0 +1,85 @@
+"""P4, FAULTS C1-C5, D9 for the WATCH engine: every operation, with every fault at the commands of its talks.
+
+An error answer in the place of MULTI, of a queued command or of EXEC is not tried: a real server that gives one does
+not leave the transaction open behind it, as a proxy would.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.factories import WATCHED, WATCHED_LOCK, Kind
+from ..support.proxy import DUPLICATE, Action, Match, Rule
+from .test_wire import (
+    ANSWERS,
+    PUSHES,
+    WIRE,
+    Arm,
+    Case,
+    Operation,
+    Wired,
+    acquire_contended,
+    acquire_free,
+    acquire_pushed,
+    extend,
+    release,
+    release_to_waiter,
+    renew,
+    sweep,
+)
+from .test_wire import quiet_loop as quiet_loop
+
+OPERATIONS = (acquire_free, acquire_contended, release, release_to_waiter, renew, extend)
+REFUSED = {name: action for name, action in ANSWERS.items() if name != "NOSCRIPT"}
+kinds = pytest.mark.parametrize("kind", WATCHED, ids=str)
+
+
+def at(command: bytes, operation: Operation) -> Operation:
+    """Return the operation with its fault at the first such command after the moment it would be armed."""
+
+    async def watching(w: Wired, arm: Arm) -> int:
+        def arm_here(_: Match) -> Rule:
+            return arm(lambda words: words[0] == command)
+
+        return await operation(w, arm_here)
+
+    watching.__name__ = f"{command.decode()} of {operation.__name__}"
+    return watching
+
+
+def faults_at(command: bytes) -> dict[str, Action]:
+    if command == b"WATCH":
+        return WIRE | REFUSED
+    return {name: action for name, action in WIRE.items() if action is not DUPLICATE or command == b"EXEC"}
+
+
+@kinds
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Kind) -> None:
+    """C1-C5, D9: 34 faults for each of 6 operations and 2 kinds, over the link: 408 in all."""
+    cases = [
+        Case(at(command, operation), "link", fault, action, kind=kind)
+        for command in (b"WATCH", b"MULTI", b"EXEC")
+        for fault, action in faults_at(command).items()
+    ]
+    assert await sweep(server, cases) == len(cases) == 34
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_sweep_in_the_pool(server: EmbeddedServer, operation: Operation) -> None:
+    """The same on pooled connections, for the lock: 26 faults for each operation, 156 in all."""
+    cases = [
+        Case(at(command, operation), "plain", fault, action, kind=WATCHED_LOCK)
+        for command in (b"WATCH", b"EXEC")
+        for fault, action in faults_at(command).items()
+    ]
+    assert await sweep(server, cases) == len(cases) == 26
+
+
+@kinds
+async def test_sweep_of_the_push(server: EmbeddedServer, kind: Kind) -> None:
+    """P3, C7: the grant itself is lost or late; the waiter heals."""
+    cases = [Case(acquire_pushed, "link", fault, PUSHES[fault], push=True, kind=kind) for fault in PUSHES]
+    assert await sweep(server, cases, poll_cap=0.3) == len(cases) == 3

@@ -1,0 +1,173 @@
+"""Mutants of the scripts of robust locks and of the gate: their script tests have to notice every one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from hashlib import sha1
+from typing import Any, NamedTuple
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from redis_sync_aio._scripts import Script, load
+
+from ..scripts import test_robust_scripts as suite
+
+
+class Mutant(NamedTuple):
+    """In the script of that name replace ``old`` by ``new``."""
+
+    script: str
+    old: str
+    new: str = ""
+
+
+NOT_OURS = "if holder ~= ARGV[1] then"
+OUTDATED = "if outdated(token, fence) then return {2, now} end"
+KEEP = "redis.call('PEXPIRE', RECORD, record_ttl(ARGV[%d]))"
+MUTANTS: dict[str, Mutant] = {
+    # adopt
+    "anybody adopts": Mutant("robust_adopt", NOT_OURS, "if not holder then"),
+    "adopts what is gone": Mutant("robust_adopt", NOT_OURS, "if holder and holder ~= ARGV[1] then"),
+    "a late copy of an identity adopts": Mutant("robust_adopt", OUTDATED),
+    "a replay takes itself for abandoned": Mutant(
+        "robust_adopt", "if found[1] ~= token or found[2] ~= fence then", "if true then"
+    ),
+    "an identity is not told of its own crash": Mutant(
+        "robust_adopt", "if found[1] ~= token or found[2] ~= fence then", "if found[1] ~= token then"
+    ),
+    "a replay finds nobody": Mutant("robust_adopt", "local before, seq = found[4] or ''", "local before, seq = ''"),
+    "the predecessor is not told": Mutant("robust_adopt", "found[1] and found[2] .. ' '", "false and found[2] .. ' '"),
+    "the predecessor's own predecessor is told": Mutant(
+        "robust_adopt",
+        "before, seq = found[1] and found[2] .. ' ' .. found[3] .. ' ' .. found[1]",
+        "before, seq = before",
+    ),
+    "the predecessor is not remembered": Mutant("robust_adopt", "'before', before, ", "'before', '', "),
+    "the fence is not written": Mutant("robust_adopt", "'fence', fence, ", ""),
+    "adopting keeps the older number": Mutant("robust_adopt", "or '', '0'", "or '', seq"),
+    "adopting forgets the progress": Mutant("robust_adopt", "'seq', seq)", "'seq', seq, 'progress', '')"),
+    "the time of the record stands still": Mutant("robust_adopt", "'at', at, ", "'at', found[3] or at, "),
+    "a new record has no ttl": Mutant("robust_adopt", "'seq', seq)\n  " + KEEP % 3, "'seq', seq)"),
+    "a record lasts as long as the lease": Mutant("robust_adopt", "604800000 + remember(ms)", "remember(ms)"),
+    "a record lasts a week whatever the ttl": Mutant("robust_adopt", "604800000 + remember(ms)", "604800001"),
+    # record
+    "anybody records": Mutant("robust_record", NOT_OURS, "if not holder then"),
+    "records what is gone": Mutant("robust_record", NOT_OURS, "if holder and holder ~= ARGV[1] then"),
+    "who finds it gone wakes nobody": Mutant("robust_record", "settle('', heads())\n  return {0", "return {0"),
+    "a late copy of an identity records": Mutant("robust_record", OUTDATED),
+    "a late copy overwrites": Mutant("robust_record", "tonumber(found[3]) > tonumber(ARGV[5])", "false"),
+    "numbers as text": Mutant("robust_record", "tonumber(found[3]) > tonumber(ARGV[5])", "found[3] > ARGV[5]"),
+    "a repetition records nothing": Mutant(
+        "robust_record", "found[1] == token and found[2] == fence and tonumber(found[3]) >", "tonumber(found[3]) >="
+    ),
+    "nothing is recorded": Mutant("robust_record", "'progress', ARGV[6], "),
+    "no steps are recorded": Mutant("robust_record", ", 'undo', ARGV[7]"),
+    "the number is not recorded": Mutant("robust_record", "'seq', ARGV[5], "),
+    "the predecessor stays": Mutant("robust_record", "'before', '',"),
+    "recording always renews": Mutant("robust_record", "if ttl ~= '0' then", "do"),
+    "recording never renews": Mutant("robust_record", "if ttl ~= '0' then", "if false then"),
+    "recording forgets the fence": Mutant("robust_record", "redis.call('PEXPIRE', FENCE, keep)"),
+    "recording does not keep the record": Mutant("robust_record", KEEP % 4),
+    "a foreign key is found too late": Mutant(
+        "robust_record",
+        "local found = redis.call('HMGET', RECORD, 'token', 'fence', 'seq')",
+        "redis.call('PEXPIRE', NAME, ARGV[4]) local found = redis.call('HMGET', RECORD, 'token', 'fence', 'seq')",
+    ),
+    # renew
+    "renewing does not keep the record": Mutant("robust_renew", "redis.call('PEXPIRE', RECORD, record_ttl(ttl))"),
+    "renewing keeps any record": Mutant("robust_renew", "redis.pcall('HMGET', RECORD, 'token')[1] == holder", "true"),
+    "renewing stops at a foreign record": Mutant("robust_renew", "redis.pcall('HMGET'", "redis.call('HMGET'"),
+    "anybody renews": Mutant("robust_renew", NOT_OURS, "if not holder then"),
+    "renewing does not renew": Mutant("robust_renew", "redis.call('PEXPIRE', NAME, ttl)"),
+    # release
+    "a release leaves the record": Mutant("robust_release", "redis.call('DEL', RECORD)\n    elseif", "\n    elseif"),
+    "a release by another deletes": Mutant("robust_release", "if holder == ARGV[1] then", "if true then"),
+    "an older record of an identity goes": Mutant(
+        "robust_release", "(found[2] == fence or fence == '*')", "true"
+    ),
+    "nobody may release for an identity": Mutant("robust_release", " or fence == '*'"),
+    "undo steps go": Mutant("robust_release", "if not undo and ARGV[5] ~= '1' then", "if ARGV[5] ~= '1' then"),
+    "broken off is done": Mutant("robust_release", "not undo and ARGV[5] ~= '1'", "not undo"),
+    "what was found is not put back": Mutant("robust_release", "elseif token then", "elseif false then"),
+    "what was found is put back in part": Mutant("robust_release", "'at', at, "),
+    "what was put back is soon gone": Mutant("robust_release", "redis.call('PEXPIRE', RECORD, 604800000)"),
+    "progress goes": Mutant("robust_release", "(found[4] or '') == '' then", "true then"),
+    "an empty record stays": Mutant("robust_release", "elseif not undo and (found[4] or '') == ''", "elseif false"),
+    "a foreign record keeps the lock": Mutant("robust_release", "redis.pcall('HMGET'", "redis.call('HMGET'"),
+    "a robust release wakes nobody": Mutant("robust_release", "local next = settle('', first)", "local next = FREE"),
+    # gate
+    "a gate for all": Mutant("fence_gate", "if highest > fence then", "if false then"),
+    "a gate for new ones only": Mutant("fence_gate", "highest > fence", "highest >= fence"),
+    "fences as numbers": Mutant("fence_gate", "highest > fence", "(tonumber(highest) or 0) > tonumber(fence)"),
+    "looking passes": Mutant("fence_gate", "highest > fence", "fence ~= '' and highest > fence"),
+    "a gate has no ttl": Mutant("fence_gate", "'SET', KEYS[1], fence, 'PX', ARGV[2]", "'SET', KEYS[1], fence"),
+    "a pass does not keep the gate": Mutant(
+        "fence_gate", "redis.call('PEXPIRE', KEYS[1], ARGV[2]) else", "else"
+    ),
+    "a refusal keeps the gate": Mutant(
+        "fence_gate", "fence then return", "fence then redis.call('PEXPIRE', KEYS[1], ARGV[2]) return"
+    ),
+    "any text is a fence": Mutant("fence_gate", " and string.match(highest, '^%d+$')"),
+    "any number is a fence": Mutant("fence_gate", "#highest == 16 and "),
+}  # fmt: skip
+
+
+def mutate(mutant: Mutant) -> Callable[[str], Script]:
+    def loaded(name: str) -> Script:
+        script = load(name)
+        if name != mutant.script:
+            return script
+        source = script.source.replace(mutant.old.encode(), mutant.new.encode())
+        return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
+
+    return loaded
+
+
+def checks() -> list[Callable[[Redis], Awaitable[None]]]:
+    """All tests of the scripts, with all their parameters."""
+    found: list[Callable[[Redis], Awaitable[None]]] = []
+    for name, test in vars(suite).items():
+        if not name.startswith("test_") or not inspect.iscoroutinefunction(test):
+            continue
+        marks: list[Any] = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+        if not marks:
+            found.append(test)
+            continue
+        [mark] = marks
+        names = [mark.args[0]] if isinstance(mark.args[0], str) else list(mark.args[0])
+        for values in mark.args[1]:
+            found.append(partial(test, **dict(zip(names, values if len(names) > 1 else [values], strict=True))))
+    return found
+
+
+CHECKS = checks()
+
+
+async def noticed(redis: Redis) -> str | None:
+    """Run the checks until one fails; say what happened."""
+    for check in CHECKS:
+        await redis.flushall()
+        try:
+            await check(redis)
+        # Whatever a broken script does to a check. Failed is what pytest.raises raises.
+        except (AssertionError, TypeError, ValueError, AttributeError, RedisError, pytest.fail.Exception) as error:
+            return f"{check}: {error}"
+    return None
+
+
+async def test_the_scripts_pass_every_check(redis: Redis) -> None:
+    assert await noticed(redis) is None
+    assert len(CHECKS) >= 30
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    assert mutant.old.encode() in load(mutant.script).source, "the script changed: adapt the mutant"
+    mutated = mutate(mutant)
+    await redis.script_load(mutated(mutant.script).source.decode())  # raises if it is no Lua any more
+    monkeypatch.setattr(suite, "load", mutated)
+    assert await noticed(redis), "no check notices"

@@ -1,0 +1,117 @@
+"""Mutants of local sharing: each takes one decision out of it, and a check or a schedule has to notice.
+
+As `test_core_mutants.py`; without pushes nothing is shared, so there is one way only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import pytest
+import redis
+
+from redis_sync_aio._scripts import load
+from redis_sync_aio._shared import Base, SharedLease
+from redis_sync_aio._waiting.bases import Bases
+from redis_sync_aio._waiting.cohort import Cohort
+from redis_sync_aio._waiting.names import Names
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.core_checks import Check, Sim
+from ..support.gate import Gate
+from ..support.mutants import Mutant
+from ..support.schedule import SCRIPTS
+from ..support.sharing_checks import CHECKS, check_schedules
+
+MUTANTS: Mapping[str, Mutant] = {
+    # P1 exclusion
+    "handed on after the deadline": Mutant(Bases, "_may_go_on", "time >= base.deadline", "False"),
+    "an ended lease hands on": Mutant(Bases, "passed_on", "if time >= lease.deadline:", "if False:"),
+    "who overstays hands it on": Mutant(Bases, "forget", "self.give_back(base)", "self._hand_on(base)"),
+    "a loss hands on": Mutant(Bases, "lost", "self._ask()", "self._hand_on(base)"),
+    "a loss is not told": Mutant(Bases, "lost", 'share.lose(base.reason or "expired")'),
+    "handed to two": Mutant(Cohort, "_hand_on", "if not self._together:", "if False:"),
+    "handed on and kept resting": Mutant(Cohort, "_at_once", "self.resting.remove(base)"),
+    "no end of its own": Mutant(SharedLease, "_limit", "self.end_in(request.ttl_ms / 1000)"),
+    "no max_hold": Mutant(SharedLease, "_limit", "self.end_in(request.max_hold)"),
+    # P2 turns
+    "the budget is never counted": Mutant(Bases, "_share", "base.budget -= 1"),
+    "the budget does not count": Mutant(Bases, "_may_go_on", "base.budget > 0", "True"),
+    "the slice does not count": Mutant(Bases, "_may_go_on", "time < base.yield_at", "True"),
+    "nobody is told": Mutant(Base, "told_wanted", "self.cohort.told_wanted()"),
+    "the word does not arrive": Mutant(Names, "_dispatch", "base.told_wanted()"),
+    "each word begins anew": Mutant(Bases, "_wanted", "if base.wanted:", "if False:"),
+    "who waits is not asked for": Mutant(Bases, "give_back", "self._ask()"),
+    "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
+    # P3 wake-up
+    "a renewal tells nothing": Mutant(Base, "renewed", "self.told_wanted()"),
+    "who asked again does not look": Mutant(Cohort, "opened", "base.look()"),
+    "a loss asks for nothing": Mutant(Bases, "lost", "self._ask()"),
+    "it rests although others wait": Mutant(Bases, "_rest", "if base.wanted:", "if False:"),
+    "it rests for ever": Mutant(Bases, "_end_of_rest", "self.give_back(base)"),
+    "its rest does not begin anew": Mutant(Bases, "_rest", "base.rests_since = time"),
+    # P5 cancellation
+    "who is done counts as living": Mutant(Cohort, "_hand_on", "if future.done():", "if False:"),
+    "who is cancelled keeps what he was handed": Mutant(Cohort, "_abandon", "lease.forsake()", "pass"),
+    "who is cancelled still counts": Mutant(
+        Cohort, "_abandon", "self._gone += 1\n        self._trim()", "self._trim()"
+    ),
+    "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(opening)"),
+    "whose time is up still counts": Mutant(Cohort, "_time_out", "self._gone += 1"),
+    "what nobody wants is kept": Mutant(Cohort, "opened", "self.give_back(base)"),
+    # P8 fencing
+    "one fence for all": Mutant(SharedLease, "__init__", "base.next_fence = fence + base.step"),
+    "beyond the range": Mutant(Bases, "_may_go_on", "base.next_fence > base.last_fence", "False"),
+    # P12 the end
+    "what rests is renewed for ever": Mutant(Names, "_give_up", "self.renewals.release(lease)"),
+}
+
+
+@pytest.fixture(scope="module")
+def private() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
+
+
+def failing(private: EmbeddedServer) -> tuple[str, BaseException] | None:
+    """Run the checks until one fails; return its name and what it raised."""
+    with redis.Redis(unix_socket_path=private.unix_socket) as server:
+        for name in SCRIPTS:
+            server.script_load(load(name).source)
+        for name, check in CHECKS.items():
+            server.flushall()
+            with Gate(private.unix_socket) as gate:
+                sim = Sim(gate, server, link=True)
+                gate.permits = sim.permits
+                try:
+                    gate.run(partial(bounded, check, sim))
+                # Whatever broken code does to a check; Failed is what pytest.raises raises.
+                except (Exception, asyncio.CancelledError, pytest.fail.Exception) as error:
+                    return name, error
+        try:
+            check_schedules(private)
+        except (Exception, asyncio.CancelledError) as error:
+            return "schedules", error
+    return None
+
+
+async def bounded(check: Check, sim: Sim) -> None:
+    async with asyncio.timeout(500):
+        await check(sim)
+
+
+def test_sharing_passes_every_check(private: EmbeddedServer) -> None:
+    found = failing(private)
+    if found is not None:
+        raise found[1]
+    assert len(CHECKS) >= 12
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    mutant.apply(monkeypatch)
+    found = failing(private)
+    assert found is not None, "no check notices"
+    print("caught by", found[0], repr(found[1])[:200])

@@ -1,0 +1,137 @@
+"""Mutants of transactions: each takes one decision out of them, and at least one check has to notice.
+
+The checks run in simulation (see `tests/support/gate.py`). The code as it is passes all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import pytest
+import redis
+
+from redis_sync_aio import _guarded
+from redis_sync_aio._attempts import Attempts
+from redis_sync_aio._guarded import GuardedTransaction
+from redis_sync_aio._link import borrow
+from redis_sync_aio._link.borrow import Borrowed
+from redis_sync_aio._marker import Marker
+from redis_sync_aio._transaction import Transaction
+from redis_sync_aio._turn import PoliteTransaction
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.gate import Gate
+from ..support.mutants import Mutant
+from ..support.transaction_checks import CHECKS, Bench, checked
+
+MUTANTS: Mapping[str, Mutant] = {
+    # WATCH and EXEC
+    "nothing is watched": Mutant(Transaction, "_send", '("WATCH", *self._to_watch)', '("PING",)'),
+    "the guard is not watched the second time": Mutant(
+        Transaction, "_begin_again", "[*self._keys, *self._also_watched]", '[b"else"]'
+    ),
+    "a conflict is taken for done": Mutant(
+        Transaction, "_execute", "return None if executed is", "return () if executed is"
+    ),
+    "what was not sent is not known": Mutant(Transaction, "_execute", "not connection.written or ", ""),
+    "a refused EXEC leaves MULTI open": Mutant(
+        Transaction, "_execute", "isinstance(executed, redis.exceptions.ExecAbortError)", "True"
+    ),
+    # again, or not
+    "a conflict is not tried again": Mutant(
+        Attempts, "_commit", "if not self._again(self._conflict_delays):", "if True:"
+    ),
+    "one attempt more": Mutant(Attempts, "_again", "self._attempts >=", "self._attempts >"),
+    "the deadline is ignored": Mutant(Attempts, "_again", "late or self._attempts", "self._attempts"),
+    "trouble before EXEC is final": Mutant(Attempts, "_passes", "passing(error) and", "False and"),
+    "what is not known is done again": Mutant(
+        Attempts, "_unanswered", "elif executed is None and not self._terms.idempotent:", "elif False:"
+    ),
+    "the idempotent is not done again": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
+    "the error of the body is swallowed": Mutant(
+        Attempts, "leave", "return isinstance(error, SyncError) and", "return not isinstance(error, SyncError) or"
+    ),
+    "the body's Unreachable is taken for ours": Mutant(Attempts, "leave", "and error is tx.trouble ", ""),
+    # the marker
+    "the marker is not watched": Mutant(
+        Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
+    ),
+    "the marker is not written": Mutant(Attempts, "_transaction", "(marker.key,), (marker.done,)", "(marker.key,), ()"),
+    "the marker is only looked at": Mutant(Marker, "_ask", 'self._set(VOID, "NX")', '("PING",)'),
+    "void goes over done": Mutant(Marker, "_ask", 'self._set(VOID, "NX")', "self._set(VOID)"),
+    "a marker is trusted for ever": Mutant(Marker, "find_out", "False if now() < sent + KEPT else None", "False"),
+    # the connection
+    "it goes back watching": Mutant(
+        Borrowed, "_give_back", "if self.watching or not self.in_step:", "if not self.in_step:"
+    ),
+    "it goes back to a server that refuses everything": Mutant(
+        Transaction, "_refused", "self._connection.in_step = False"
+    ),
+    "it is not given back after an error": Mutant(Transaction, "end", "await self._give_back(drop)"),
+    "it is lost when nobody waits for it any more": Mutant(
+        borrow, "_not_wanted", '_start(Borrowed(client, connecting.result())._give_back(False), "release")'
+    ),
+    # turns
+    "nobody looks whose turn it is": Mutant(
+        PoliteTransaction, "_questions", "if self._turns else ()", "if False else ()"
+    ),
+    "somebody else's turn does not matter": Mutant(PoliteTransaction, "_answered", "if not any(replies):", "if True:"),
+    "it keeps its connection while it waits": Mutant(PoliteTransaction, "_answered", "await self._begin_again()"),
+    "the turn is taken one conflict later": Mutant(
+        Attempts, "_before_next", "self._conflicts >= after", "self._conflicts > after"
+    ),
+    "the turn is not given back": Mutant(Attempts, "_finish", "self._turn.give_back()"),
+    "waiting for the turn has no end": Mutant(
+        Attempts, "_take_turn", "None if ends is None else max(0.0, self._begun + ends - now())", "None"
+    ),
+    # the guard
+    "the token is not compared": Mutant(GuardedTransaction, "_answered", "if reason is not None:", "if False:"),
+    "any token will do": Mutant(_guarded, "_judge", "holder == lease.wire_token", "holder is not None"),
+    "the lock is not watched": Mutant(_guarded, "_watched", "lease.keys.all[:1]", "lease.keys.all[1:2]"),
+    "a spent permit guards": Mutant(_guarded, "_judge", "else weight > 0", "else True"),
+    "a renewal is a conflict": Mutant(
+        GuardedTransaction, "_commit_while_held", "if self._keys != self._guards:", "if True:"
+    ),
+    "an unanswered guarded EXEC is repeated": Mutant(
+        GuardedTransaction, "_commit_while_held", "raise self._unknown() from outcome.cause", "outcome = None"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def private() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
+
+
+def failing(private: EmbeddedServer) -> tuple[str, BaseException] | None:
+    """Run the checks until one fails; return its name and what it raised."""
+    with redis.Redis(unix_socket_path=private.unix_socket) as server:
+        for name, check in CHECKS.items():
+            server.flushall()
+            with Gate(private.unix_socket) as gate:
+                bench = Bench(gate, server)
+                gate.permits = bench.permits
+                try:
+                    gate.run(partial(checked, check, bench))
+                # Whatever broken code does to a check; Failed is what pytest.raises raises.
+                except (Exception, asyncio.CancelledError, pytest.fail.Exception) as error:
+                    return name, error
+    return None
+
+
+def test_transactions_pass_every_check(private: EmbeddedServer) -> None:
+    found = failing(private)
+    if found is not None:
+        raise found[1]
+    assert len(CHECKS) >= 20
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    mutant.apply(monkeypatch)
+    found = failing(private)
+    assert found is not None, "no check notices"
+    print("caught by", found[0], repr(found[1])[:200])

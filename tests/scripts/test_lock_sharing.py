@@ -1,0 +1,151 @@
+"""Locks of processes that share them among their tasks: ranges of fences, and word that somebody waits.
+
+Such a process says so by its token, which ends as ``:<hex of its inbox>:<number>~``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._engine.outcomes import RANGE
+
+from .test_lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
+
+A1, B2 = b"host:1:a:1~", b"host:2:b:2~"
+AT_A, AT_B, ALIVE = b"rsa:a", b"rsa:b", b"rsa:alive"
+LIKE_IT = (b"t~", b"host:a:1", b"host:x:1~", b"host:a:1~ ", b"a:1~", b"host:a:~", b"host::1~", b"~")
+Told: TypeAlias = Callable[[], Awaitable[list[tuple[bytes, ...]]]]
+
+
+@asynccontextmanager
+async def inbox(redis: Client, *names: bytes) -> AsyncIterator[Told]:
+    """Listen; yield a function that returns the messages since its last call."""
+    async with redis.pubsub() as pubsub:
+        for name in names:
+            await pubsub.subscribe(name)
+            assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
+
+        async def told() -> list[tuple[bytes, ...]]:
+            await redis.publish(names[0], "the end")
+            found: list[tuple[bytes, ...]] = []
+            while (message := await pubsub.get_message(timeout=5))["data"] != b"the end":
+                found.append(tuple(message["data"].split()))
+            return found
+
+        yield told
+
+
+def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:
+    """Return the numbers in the messages, which have to say that somebody waits, and nothing else."""
+    for _, fence, time, duration in messages:
+        assert (fence, len(time), duration) == (b"-2", 16, b"0")
+    return [message[0] for message in messages]
+
+
+async def last_fence(redis: Client) -> int:
+    return int((await redis.get(KEYS.fence)).split()[0])
+
+
+async def test_p8_the_first_of_a_range_is_answered_and_the_last_is_stored(redis: Client) -> None:
+    """In the short way; a copy is told the first one again."""
+    for token in (A1, B2):
+        first = await acquire(redis, token)
+        assert await redis.get(KEYS.fence) == b"%d %b" % (first + RANGE - 1, token)
+        assert (await acquire(redis, token))[:2] == [3, first]
+        await run(redis, "release", token, b"")
+        assert (await acquire(redis, token))[0] == 4
+    assert await acquire(redis, b"t") >= first + RANGE
+
+
+async def test_p8_ranges_follow_each_other_although_the_clock_stands_still(redis: Client) -> None:
+    await redis.set(KEYS.fence, b"%d z" % (1 << 52))
+    found = []
+    for token in (A1, b"t", B2):
+        found.append(await acquire(redis, token))
+        await run(redis, "release", token, b"")
+    first = (1 << 52) + 1
+    assert found == [first, first + RANGE, first + RANGE + 1]
+    assert await last_fence(redis) == first + 2 * RANGE
+
+
+async def test_p8_whoever_does_not_share_gets_one(redis: Client) -> None:
+    for token in LIKE_IT:
+        await redis.flushall()
+        assert await acquire(redis, token) == await last_fence(redis), token
+
+
+async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None:
+    async with inbox(redis, AT_A) as told:
+        await acquire(redis, b"x")
+        await acquire(redis, A1, ticket_member(AT_A, 1, 500, A1))
+        await run(redis, "release", b"x", b"")
+        ((_, fence, *_),) = await told()
+        assert await redis.get(KEYS.fence) == b"%d %b" % (int(fence) + RANGE - 1, A1)
+        assert (await acquire(redis, A1))[:2] == [3, int(fence)]
+
+
+async def test_who_shares_is_told_that_somebody_waits(redis: Client) -> None:
+    """Also when a ticket is repeated; not for a request that goes away."""
+    async with inbox(redis, AT_A) as told:
+        await acquire(redis, A1)
+        assert (await acquire(redis, b"away"))[0] == 0
+        assert await told() == []
+        for _ in range(2):
+            assert (await acquire(redis, b"w", ticket_member(ALIVE, 1, 500, b"w")))[0] == 2
+            assert (await acquire(redis, b"v", polled(b"v"), 60_000))[0] == 2
+            assert wanted(await told()) == [b"1", b"1"]
+
+
+async def test_who_takes_his_turn_himself_is_told_of_those_behind(redis: Client) -> None:
+    async with inbox(redis, AT_A) as told:
+        for others in (True, False):
+            await redis.flushall()
+            ticket = ticket_member(AT_A, 1, 500, A1)
+            await acquire(redis, b"x")
+            await acquire(redis, A1, ticket)
+            if others:
+                await acquire(redis, b"w", polled(b"w"), 60_000)
+            await redis.delete(KEYS.name)
+            assert isinstance(await acquire(redis, A1, ticket), int)
+            assert await holder(redis) == A1
+            assert wanted(await told()) == ([b"1"] if others else [])
+
+
+async def test_a_pushed_grant_says_whether_anybody_is_behind(redis: Client) -> None:
+    async with inbox(redis, AT_A) as told:
+        for behind, expected in ((AT_A, (b"2",)), (ALIVE, (b"0",)), (b"", (b"0",)), (None, ())):
+            await redis.flushall()
+            await acquire(redis, b"x")
+            await acquire(redis, A1, ticket_member(AT_A, 1, 500, A1))
+            if behind is not None:
+                await acquire(redis, b"w", ticket_member(behind, 2, 500, b"w"), 0 if behind else 60_000)
+            await run(redis, "release", b"x", b"")
+            ((number, fence, _, duration, *rest),) = await told()
+            assert (number, int(fence) > 0, duration) == (b"1", True, b"500")
+            assert tuple(rest) == expected
+
+
+async def test_p8_a_renewal_reserves_more_fences_and_says_whether_anybody_waits(redis: Client) -> None:
+    async with inbox(redis, AT_A):
+        first = await acquire(redis, A1)
+        last = first + RANGE - 1
+        assert (await run(redis, "renew", A1, TTL, 0))[::2] == [1, 0]
+        assert await last_fence(redis) == last
+        for number in (1, 5000):
+            code, _, more, waiting = await run(redis, "renew", A1, TTL, number)
+            assert (code, waiting) == (1, 0)
+            assert more > last
+            last = more + number - 1
+            assert await redis.get(KEYS.fence) == b"%d %b" % (last, A1)
+        await acquire(redis, b"w", ticket_member(ALIVE, 1, 500, b"w"))
+        assert (await run(redis, "renew", A1, TTL, 0))[2:] == [0, 1]
+        assert (await run(redis, "renew", A1, TTL, 3))[3] == 1
+        assert len(await run(redis, "renew", A1, TTL)) == 2, "who does not share does not ask"
+        last = await last_fence(redis)
+        assert (await run(redis, "renew", B2, TTL, 3))[0] == 2
+        await run(redis, "force")
+        assert (await run(redis, "renew", A1, TTL, 3))[0] == 0
+        assert await last_fence(redis) - last <= 1, "but for the one spent on who has died"

@@ -1,0 +1,341 @@
+"""The scripts of robust locks and of the gate, one by one, on a real server; each is run twice (P4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._keys import gate_keys, robust_keys
+from redis_sync_aio._scripts import load
+
+from .test_lock_scripts import Client
+
+KEYS = robust_keys(b"s")
+NAME, RECORD = KEYS.name, KEYS.record
+GATE = gate_keys(b"s").all[0]
+TTL = 30_000
+WEEK = 7 * 86_400_000
+
+
+async def run(redis: Client, script: str, *arguments: bytes | int) -> Any:
+    return await redis.eval(load(script).source, 5, *KEYS.all, *arguments)
+
+
+async def acquire(redis: Client, token: bytes, identity: bool = False) -> bytes:
+    """Return the fence."""
+    fence = await run(redis, "acquire", token, TTL, b"", 0, 1 if identity else 0)
+    assert isinstance(fence, int), fence
+    return b"%d" % fence
+
+
+async def adopt(redis: Client, token: bytes, fence: bytes, ttl: int = TTL) -> list[Any]:
+    found = await run(redis, "robust_adopt", token, fence, ttl)
+    assert isinstance(found, list)
+    return found
+
+
+async def record(
+    redis: Client, token: bytes, fence: bytes, seq: int, progress: bytes, undo: bytes = b"", ttl: int = TTL
+) -> int:
+    code, micros = await run(redis, "robust_record", token, fence, ttl, TTL, seq, progress, undo)
+    assert micros > 1 << 50
+    return int(code)
+
+
+async def release(redis: Client, token: bytes, fence: bytes = b"*", broken_off: int = 0) -> int:
+    return int(await run(redis, "robust_release", token, b"", 0, fence, broken_off))
+
+
+async def adopted(redis: Client, token: bytes, identity: bool = False) -> bytes:
+    fence = await acquire(redis, token, identity)
+    assert (await adopt(redis, token, fence))[0] == 1
+    return fence
+
+
+async def crash(redis: Client) -> None:
+    assert await redis.delete(NAME) == 1
+
+
+async def fields(redis: Client) -> list[bytes | None]:
+    found = await redis.hmget(RECORD, "token", "fence", "progress", "undo")
+    assert isinstance(found, list)
+    return found
+
+
+# -- adopt -------------------------------------------------------------------------------------------------
+
+
+async def test_p4_adopting_twice_finds_the_same_predecessor(redis: Client) -> None:
+    fence = await adopted(redis, b"a b|{}")
+    await record(redis, b"a b|{}", fence, 1, b"p", b"u")
+    at = await redis.hget(RECORD, "at")
+    await crash(redis)
+    mine = await acquire(redis, b"b")
+    for _ in range(2):
+        code, micros, before, seq, progress, undo = await adopt(redis, b"b", mine)
+        assert (code, before, seq, progress, undo) == (1, b"%b %b a b|{}" % (fence, at), 0, b"p", b"u")
+        assert micros >= int(at)
+        assert await fields(redis) == [b"b", mine, b"p", b"u"]
+    assert int(await redis.hget(RECORD, "at")) > int(at)
+
+
+async def test_the_first_adoption_finds_nothing(redis: Client) -> None:
+    fence = await acquire(redis, b"a")
+    for _ in range(2):
+        assert (await adopt(redis, b"a", fence))[2:] == [b"", 0, b"", b""]
+    assert WEEK < await redis.pttl(RECORD) <= WEEK + 3_600_000
+
+
+@pytest.mark.parametrize(("ttl", "beyond"), [(10 * 86_400_000, 20 * 86_400_000), (0, 315_360_000_000)])
+async def test_a_record_outlives_a_long_lease(redis: Client, ttl: int, beyond: int) -> None:
+    fence = await acquire(redis, b"a")
+    await adopt(redis, b"a", fence, ttl)
+    assert beyond < await redis.pttl(RECORD) <= WEEK + beyond
+
+
+async def test_only_the_holder_adopts(redis: Client) -> None:
+    fence = await acquire(redis, b"a")
+    assert (await adopt(redis, b"b", fence))[0] == 2
+    await crash(redis)
+    assert (await adopt(redis, b"a", fence))[0] == 0
+    assert not await redis.exists(RECORD)
+
+
+async def test_p4_a_late_copy_of_an_identity_s_adoption_changes_nothing(redis: Client) -> None:
+    first = await adopted(redis, b"w", identity=True)
+    await crash(redis)
+    second = await adopted(redis, b"w", identity=True)
+    assert second > first
+    assert (await adopt(redis, b"w", first))[0] == 2
+    assert await record(redis, b"w", first, 9, b"late") == 2
+    assert await fields(redis) == [b"w", second, None, None]
+
+
+# -- record and renew --------------------------------------------------------------------------------------
+
+
+async def test_p4_recording_twice_and_late_copies(redis: Client) -> None:
+    fence = await adopted(redis, b"a")
+    for _ in range(2):
+        assert await record(redis, b"a", fence, 1, b"one", b"u") == 1
+        assert await fields(redis) == [b"a", fence, b"one", b"u"]
+    assert await record(redis, b"a", fence, 2, b"two") == 1
+    assert await record(redis, b"a", fence, 1, b"one", b"u") == 1, "a late copy is told that it was recorded"
+    assert await fields(redis) == [b"a", fence, b"two", b""]
+    assert (await adopt(redis, b"a", fence))[3] == 2
+
+
+async def test_of_two_that_share_an_identity_the_later_word_counts(redis: Client) -> None:
+    fence = await adopted(redis, b"w", identity=True)
+    for progress in (b"one", b"other"):
+        assert await record(redis, b"w", fence, 1, progress) == 1
+        assert await redis.hget(RECORD, "progress") == progress
+
+
+async def test_numbers_are_compared_as_numbers(redis: Client) -> None:
+    fence = await adopted(redis, b"a")
+    assert await record(redis, b"a", fence, 9, b"nine") == 1
+    assert await record(redis, b"a", fence, 10, b"ten") == 1
+    assert await redis.hget(RECORD, "progress") == b"ten"
+
+
+async def test_recording_is_a_word_of_one_s_own(redis: Client) -> None:
+    """From then on who asks again, or breaks off, does not find or put back the predecessor's."""
+    await adopted(redis, b"a")
+    await crash(redis)
+    fence = await adopted(redis, b"b")
+    await record(redis, b"b", fence, 1, b"mine")
+    assert (await adopt(redis, b"b", fence))[2] == b""
+    assert await release(redis, b"b", fence, broken_off=1) == 1
+    assert (await fields(redis))[0] == b"b"
+
+
+async def test_recording_renews_unless_told_otherwise(redis: Client) -> None:
+    fence = await adopted(redis, b"a")
+    await redis.pexpire(NAME, 5000)
+    await redis.pexpire(KEYS.fence, 5000)
+    await record(redis, b"a", fence, 1, b"p", ttl=0)
+    assert await redis.pttl(NAME) <= 5000
+    await redis.pexpire(RECORD, 5000)
+    await record(redis, b"a", fence, 2, b"p")
+    assert TTL - 1000 < await redis.pttl(NAME) <= TTL
+    assert await redis.pttl(KEYS.fence) > 3_000_000
+    assert await redis.pttl(RECORD) > WEEK
+
+
+async def test_only_the_holder_records_and_a_lock_that_is_gone_is_handed_on(redis: Client) -> None:
+    fence = await adopted(redis, b"a")
+    ticket = ticket_member(b"", 1, TTL, b"next")
+    assert await record(redis, b"b", fence, 1, b"p") == 2
+    await run(redis, "acquire", b"next", TTL, ticket, 1, 0)
+    await crash(redis)
+    await redis.delete(KEYS.polls)  # it polls no more
+    assert await record(redis, b"a", fence, 1, b"p") == 0
+    assert await redis.zcard(KEYS.queue) == 0, "the queue was settled"
+    assert await fields(redis) == [b"a", fence, None, None]
+
+
+async def test_p4_renewing_keeps_the_record(redis: Client) -> None:
+    await adopted(redis, b"a")
+    for _ in range(2):
+        await redis.pexpire(RECORD, 5000)
+        assert (await run(redis, "robust_renew", b"a", 1000))[0] == 1
+        assert 0 < await redis.pttl(NAME) <= 1000
+        assert await redis.pttl(RECORD) > WEEK
+    assert (await run(redis, "robust_renew", b"b", 1000))[0] == 2
+    await crash(redis)
+    assert (await run(redis, "robust_renew", b"a", 1000))[0] == 0
+
+
+async def test_renewing_leaves_the_record_of_another(redis: Client) -> None:
+    await adopted(redis, b"a")
+    await crash(redis)
+    await acquire(redis, b"b")  # not adopted yet
+    await redis.pexpire(RECORD, 5000)
+    assert (await run(redis, "robust_renew", b"b", 1000))[0] == 1
+    assert await redis.pttl(RECORD) <= 5000
+
+
+# -- release -----------------------------------------------------------------------------------------------
+
+
+async def test_p4_releasing_twice(redis: Client) -> None:
+    fence = await adopted(redis, b"a")
+    await record(redis, b"a", fence, 1, b"p")
+    assert await release(redis, b"a", fence) == 1
+    assert not await redis.exists(NAME, RECORD)
+    other = await adopted(redis, b"b")
+    for of in (fence, other, b"*"):
+        assert await release(redis, b"a", of) == 2
+    assert await fields(redis) == [b"b", other, None, None]
+    await crash(redis)
+    assert await release(redis, b"b", other) == 0
+    assert await redis.exists(RECORD), "its lease ended before: that is no clean release"
+
+
+async def test_a_grant_that_was_never_adopted_leaves_the_record(redis: Client) -> None:
+    fence = await adopted(redis, b"w", identity=True)
+    await crash(redis)
+    await acquire(redis, b"w", identity=True)
+    assert await release(redis, b"w", b"") == 1
+    assert await fields(redis) == [b"w", fence, None, None]
+
+
+@pytest.mark.parametrize("given", ["right", "other", "any"])
+async def test_the_record_of_another_fence_stays(redis: Client, given: str) -> None:
+    fence = await adopted(redis, b"w", identity=True)
+    said = {"right": fence, "other": b"1234567890123456", "any": b"*"}[given]
+    assert await release(redis, b"w", said) == 1
+    assert await redis.exists(RECORD) == (given == "other")
+
+
+async def test_broken_off_before_a_word_of_its_own_puts_back_what_was_found(redis: Client) -> None:
+    first = await adopted(redis, b"a")
+    await record(redis, b"a", first, 1, b"p", b"u")
+    before = await redis.hgetall(RECORD)
+    await crash(redis)
+    second = await adopted(redis, b"b")
+    await redis.pexpire(RECORD, 5000)
+    assert await release(redis, b"b", second, broken_off=1) == 1
+    assert await redis.hgetall(RECORD) == {**before, b"seq": b"0"}
+    assert await redis.pttl(RECORD) > WEEK - 1000
+
+
+@pytest.mark.parametrize(
+    ("broken_off", "progress", "undo", "stays"),
+    [(0, b"p", b"", False), (0, b"p", b"u", True), (1, b"p", b"", True), (1, b"", b"u", True), (1, b"", b"", False)],
+)
+async def test_what_stays_after_a_release(
+    redis: Client, broken_off: int, progress: bytes, undo: bytes, stays: bool
+) -> None:
+    fence = await adopted(redis, b"a")
+    await record(redis, b"a", fence, 1, progress, undo)
+    assert await release(redis, b"a", fence, broken_off) == 1
+    assert bool(await redis.exists(RECORD)) == stays
+    assert not await redis.exists(NAME)
+
+
+async def test_undo_steps_that_were_found_stay_after_a_clean_release(redis: Client) -> None:
+    first = await adopted(redis, b"a")
+    await record(redis, b"a", first, 1, b"", b"u")
+    await crash(redis)
+    second = await adopted(redis, b"b")
+    assert await release(redis, b"b", second) == 1
+    assert await fields(redis) == [b"a", first, b"", b"u"]
+
+
+async def test_a_release_hands_on(redis: Client) -> None:
+    fence = await adopted(redis, b"a")
+    async with redis.pubsub() as pubsub:
+        await pubsub.subscribe("rsa:alive")
+        await pubsub.get_message(timeout=5)
+        await run(redis, "acquire", b"b", TTL, ticket_member(b"rsa:alive", 1, 500, b"b"), 0, 0)
+        assert await release(redis, b"a", fence) == 1
+    assert await redis.get(NAME) == b"b"
+    assert not await redis.exists(RECORD)
+
+
+# -- what is in the way ------------------------------------------------------------------------------------
+
+
+async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client) -> None:
+    fence = await acquire(redis, b"a")
+    await redis.set(RECORD, "mine", px=5000)
+    await redis.pexpire(NAME, 4000)
+    for _ in range(2):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await adopt(redis, b"a", fence)
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await record(redis, b"a", fence, 1, b"p")
+        assert await redis.pttl(NAME) <= 4000
+        assert (await run(redis, "robust_renew", b"a", TTL))[0] == 1
+        await redis.pexpire(NAME, 4000)
+        assert await redis.get(RECORD) == b"mine"
+        assert await redis.pttl(RECORD) <= 5000
+    assert await release(redis, b"a", fence) == 1
+    assert await redis.get(RECORD) == b"mine"
+
+
+# -- the gate ----------------------------------------------------------------------------------------------
+
+
+async def gate(redis: Client, fence: bytes, ttl: int = TTL) -> bytes:
+    found = await redis.eval(load("fence_gate").source, 1, GATE, fence, ttl)
+    assert isinstance(found, bytes)
+    return found
+
+
+async def test_p4_a_gate_accepts_the_same_twice_and_refuses_older_ones(redis: Client) -> None:
+    low, high = b"0000000000000009", b"9007199254740993"
+    assert await gate(redis, b"") == b""
+    for _ in range(2):
+        assert await gate(redis, low) == low
+    for _ in range(2):
+        assert await gate(redis, high) == high
+    assert await gate(redis, b"9007199254740992") == high
+    assert await gate(redis, b"") == await redis.get(GATE) == high
+
+
+async def test_a_gate_lasts_from_the_last_pass_on(redis: Client) -> None:
+    fence = b"1000000000000001"
+    for ttl in (TTL, 2 * TTL):
+        await gate(redis, fence, ttl)
+        assert ttl - 1000 < await redis.pttl(GATE) <= ttl
+    await gate(redis, b"1000000000000002", TTL)
+    assert await redis.pttl(GATE) <= TTL
+    await gate(redis, fence, 3 * TTL)
+    await gate(redis, b"", 3 * TTL)
+    assert await redis.pttl(GATE) <= TTL
+
+
+@pytest.mark.parametrize("foreign", [b"12", b"12345678901234567", b"123456789012345x", b"-123456789012345"])
+async def test_a_gate_refuses_what_is_not_a_fence(redis: Client, foreign: bytes) -> None:
+    await redis.set(GATE, foreign)
+    for fence in (b"", b"1000000000000001"):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await gate(redis, fence)
+    assert await redis.get(GATE) == foreign
+    assert await redis.pttl(GATE) == -1

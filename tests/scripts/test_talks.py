@@ -1,0 +1,308 @@
+"""Talks, command by command: what happens between their reading and their EXEC. See `_engine/watch.py`.
+
+Whoever is stopped in the midst of a talk, for a moment or for a minute, is overtaken just as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._engine.rules_permits import CALLED
+from redis_sync_aio._engine.talk import microseconds
+from redis_sync_aio._engine.watch import DECISIONS, talk
+from redis_sync_aio._keys import Keys, lock_keys, permit_keys, upgrade_keys
+from redis_sync_aio._link.call import CONFLICT, Argument, Call, ReplyError, Words
+from redis_sync_aio._scripts import load
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.executions import conduct
+
+LOCK = lock_keys(b"t")
+SEM = permit_keys(b"t", "sem")
+RW = upgrade_keys(permit_keys(b"t", "rw"))
+INBOX = b"rsa:talks"
+TTL, WHOLE = 30_000, 2**31 - 1
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _empty(client: Any) -> None:
+    client.flushall()
+
+
+def said(keys: Keys, script: str, *arguments: bytes | int) -> Call:
+    return Call(keys, load(script), arguments, 0.0, 0.0, lambda _: None)
+
+
+def run(client: Any, keys: Keys, script: str, *arguments: bytes | int) -> Any:
+    """By the script itself: what others do."""
+    return client.eval(load(script).source.decode(), len(keys.all), *keys.all, *arguments)
+
+
+def ask(keys: Keys, token: bytes, ticket: bytes = b"") -> tuple[Keys, str, tuple[Argument, ...]]:
+    script = "acquire" if keys is LOCK else "permits_acquire"
+    return keys, script, (token, TTL, ticket, 0, b"0", *(() if keys is LOCK else (1, 1)))
+
+
+def ticket(keys: Keys, token: bytes, inbox: bytes = INBOX, number: int = 1) -> bytes:
+    return ticket_member(inbox, number, 500, token, 0 if keys is LOCK else 1)
+
+
+def everything(client: Any) -> dict[bytes, Any]:
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+# Every talk, after "a" has taken what there is.
+TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
+    "acquire": ask(LOCK, b"b", ticket(LOCK, b"b")),
+    "acquire_all": (LOCK, "acquire_all", (TTL, b"b", b"1")),
+    "release": (LOCK, "release", (b"a", b"", b"0")),
+    "renew": (LOCK, "renew", (b"a", TTL)),
+    "force": (LOCK, "force", ()),
+    "inspect": (LOCK, "inspect", (10,)),
+    "permits_acquire": ask(SEM, b"b", ticket(SEM, b"b")),
+    "permits_release": (SEM, "permits_release", (b"a", b"", b"0")),
+    "permits_renew": (SEM, "permits_renew", (b"a", TTL)),
+    "permits_resize": (SEM, "permits_resize", (3,)),
+    "permits_inspect": (SEM, "permits_inspect", (10,)),
+    "upgrade_acquire": (RW, "upgrade_acquire", (b"a", TTL, ticket(SEM, b"a"), 0)),
+    "upgrade_release": (RW, "upgrade_release", (b"a", b"", b"0")),
+}
+
+
+def prepare(client: Any, keys: Keys) -> None:
+    if keys is RW:
+        run(client, RW, "permits_acquire", b"a", TTL, b"", 0, b"0", 1, WHOLE)
+    else:
+        run(client, *ask(keys, b"a")[:2], *ask(keys, b"a")[2])
+
+
+def test_every_script_is_here_but_those_of_the_compatible_lock() -> None:
+    assert set(TALKS) == set(DECISIONS)
+
+
+CHANGES: dict[str, Callable[[Any, Keys], object]] = {
+    "the lock is taken away": lambda client, keys: client.delete(keys.all[0]),
+    "somebody comes": lambda client, keys: client.zadd(keys.all[1 if keys is LOCK else 2], {"somebody": 1}),
+    "all is lost": lambda client, keys: client.flushall(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("name", TALKS)
+def test_overtaken(client: Any, name: str, change: Callable[[Any, Keys], object]) -> None:
+    """P1, P2, P4: whatever changes between the reading and EXEC, nothing is executed, and another attempt decides."""
+    keys, script, arguments = TALKS[name]
+    prepare(client, keys)
+    after: list[dict[bytes, Any]] = []
+
+    def overtake(words: Words) -> None:
+        if words == (b"MULTI",):
+            change(client, keys)
+            after.append(everything(client))
+
+    assert conduct(client, talk(said(keys, script, *arguments)), meanwhile=overtake) is CONFLICT
+    assert [everything(client)] == after, "something was written"
+    assert conduct(client, talk(said(keys, script, *arguments))) is not CONFLICT
+
+
+@pytest.mark.parametrize("asked", ["renew", "acquire", "release"])
+def test_over_between_reading_and_exec(client: Any, asked: str) -> None:
+    """P1, P6: who held the lock when it was read and does not at EXEC: found out, though nobody touched the key."""
+    client.set(LOCK.name, "a", px=30)
+    ends = microseconds(client.time()) + 31_000
+
+    def wait(words: Words) -> None:
+        while words == (b"MULTI",) and microseconds(client.time()) < ends:
+            pass
+
+    call = said(*_call(TALKS[asked]))
+    assert conduct(client, talk(call), meanwhile=wait) is CONFLICT
+    again: Any = CONFLICT
+    for _ in range(2):  # Redis 6.2 takes it for a change once more, when our own GET removes the key
+        if again is CONFLICT:
+            again = conduct(client, talk(call))
+    assert again > 0 if asked == "acquire" else again == 0 or again[0] == 0
+
+
+@pytest.mark.parametrize("keys", [LOCK, SEM], ids=["lock", "semaphore"])
+def test_a_waiter_dies_between_the_look_and_its_grant(client: Any, keys: Keys) -> None:
+    """P2: it costs no delay: what it was granted is taken back at once, and the next one is told."""
+    prepare(client, keys)
+    with client.pubsub() as dying, client.pubsub() as living:
+        for number, (pubsub, token) in enumerate(((dying, b"b"), (living, b"c")), 1):
+            inbox = INBOX + token
+            pubsub.subscribe(inbox)
+            assert pubsub.get_message(timeout=5)["type"] == "subscribe"
+            assert run(client, *ask(keys, token)[:2], *ask(keys, token, ticket(keys, token, inbox, number))[2])[0] == 2
+
+        def die(words: Words) -> None:
+            if words == (b"MULTI",) and dying.subscribed:
+                dying.unsubscribe()
+                assert dying.get_message(timeout=5)["type"] == "unsubscribe"
+
+        release = said(keys, "release" if keys is LOCK else "permits_release", b"a", b"", b"0")
+        assert conduct(client, talk(release), meanwhile=die) == 1
+        told = [living.get_message(timeout=1)["data"].split() for _ in range(2)]
+        assert [(words[0], int(words[1]) > 0) for words in told] == [(b"2", False), (b"2", True)]
+        renew = "renew" if keys is LOCK else "permits_renew"
+        assert run(client, keys, renew, b"c", TTL)[0] == 1
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_a_key_of_another_type(client: Any, name: str) -> None:
+    """D15: an error, and nothing is changed, whichever key it is."""
+    keys, script, arguments = TALKS[name]
+    for key in keys.all:
+        client.flushall()
+        prepare(client, keys)
+        client.delete(key)
+        client.lpush(key, "a list")
+        before = everything(client)
+        if script in ("inspect", "permits_inspect") and key == keys.all[-1]:
+            continue  # those that poll are not shown
+        with pytest.raises(ReplyError, match="WRONGTYPE"):
+            conduct(client, talk(said(keys, script, *arguments)))
+        assert everything(client) == before
+
+
+def test_two_thousand_that_are_over(client: Any) -> None:
+    """They are dropped a thousand at a time, before the decision."""
+    for number in range(2000):
+        run(client, SEM, "permits_acquire", b"o%d" % number, TTL, b"", 0, b"0", 1, 3000)
+    client.zadd(SEM.all[0], {b"o%d" % number: 1 for number in range(2000)}, xx=True)
+    fence = conduct(client, talk(said(SEM, "permits_acquire", b"b", TTL, b"", 0, b"0", 3000, 3000)))
+    assert fence > 0
+    assert client.zcard(SEM.all[0]) == 1
+    assert int(client.hget(SEM.all[1], "used")) == 3000
+
+
+def test_a_long_queue_of_the_dead(client: Any) -> None:
+    """P2: also those are dropped that were not looked at first."""
+    prepare(client, LOCK)
+    for number in range(100):
+        token = b"d%d" % number
+        dead = ticket(LOCK, token, b"rsa:nobody", number)
+        run(client, *ask(LOCK, token)[:2], *ask(LOCK, token, dead)[2])
+    assert conduct(client, talk(said(LOCK, "release", b"a", b"", b"0"))) == 1
+    assert client.zcard(LOCK.queue) == 0
+    assert client.get(LOCK.name) is None
+
+
+@pytest.mark.parametrize("keys", [LOCK, SEM], ids=["lock", "semaphore"])
+def test_out_of_memory(client: Any, keys: Keys) -> None:
+    """D10: nothing is granted; a lock is renewed and released all the same, and its first waiter is told to look."""
+    prepare(client, keys)
+    mine = ticket(keys, b"b")
+    run(client, *ask(keys, b"b")[:2], *ask(keys, b"b", mine)[2])
+    with client.pubsub() as pubsub:
+        pubsub.subscribe(INBOX)
+        assert pubsub.get_message(timeout=5)["type"] == "subscribe"
+        client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(ReplyError, match="OOM"):
+                conduct(client, talk(said(*_call(ask(keys, b"c", ticket(keys, b"c", INBOX, 2))))))
+            assert conduct(client, talk(said(*_call(ask(keys, b"b", mine)))))[:2] == (2, 0), "it goes on waiting"
+            if keys is SEM or client.info("server")["redis_version"].startswith("6."):  # 6.2 refuses all in MULTI
+                prefix = "permits_" if keys is SEM else ""
+                for script in (f"{prefix}renew", f"{prefix}release"):
+                    with pytest.raises(ReplyError, match="OOM"):
+                        conduct(client, talk(said(keys, script, b"a", *((TTL,) if "renew" in script else (b"", b"0")))))
+                return
+            assert conduct(client, talk(said(keys, "renew", b"a", TTL)))[0] == 1
+            assert conduct(client, talk(said(keys, "release", b"a", b"", b"0"))) == 1
+            assert client.get(LOCK.name) is None
+            assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"1", b"-1"]
+            assert conduct(client, talk(said(*_call(ask(keys, b"b", mine)))))[0] == 2
+        finally:
+            client.config_set("maxmemory", 0)
+        assert conduct(client, talk(said(*_call(ask(keys, b"b", mine))))) > 0
+
+
+SHARER, SHARED = b"host:1:ab:7~", b"rsa:ab"
+
+
+@pytest.mark.parametrize("keys", [LOCK, SEM], ids=["lock", "semaphore"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: bool) -> None:
+    """And it does not matter whether he hears it: it is no grant that would be taken back."""
+    run(client, *_call(ask(keys, SHARER)))
+    with client.pubsub() as pubsub:
+        pubsub.subscribe(SHARED)
+        assert pubsub.get_message(timeout=5)["type"] == "subscribe"
+
+        def die(words: Words) -> None:
+            if dies and words == (b"MULTI",):
+                pubsub.unsubscribe()
+                assert pubsub.get_message(timeout=5)["type"] == "unsubscribe"
+
+        # Its ticket has the inbox and the number of the holder.
+        call = said(*_call(ask(keys, b"b", ticket(keys, b"b", SHARED, 7))))
+        assert conduct(client, talk(call), meanwhile=die)[0] == 2
+        if not dies:
+            assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
+        renew = "renew" if keys is LOCK else "permits_renew"
+        assert run(client, keys, renew, SHARER, TTL, 0)[::2] == [1, 0], "it holds what it held"
+        code, _, more, waiting = conduct(client, talk(said(keys, renew, SHARER, TTL, 9)))
+        assert (code, more > 0, waiting) == (1, True, 1)
+
+
+def heard(client: Any, call: Call) -> list[bytes]:
+    """Carry out a talk and return the commands of it that read."""
+    found: list[bytes] = []
+    conduct(client, talk(call), meanwhile=lambda words: found.append(bytes(words[0])))
+    return found[: found.index(b"MULTI")]
+
+
+def test_those_who_share_are_looked_at_when_somebody_has_to_wait(client: Any) -> None:
+    """And only then: neither where nobody shares, nor for who is granted something at once or does not wait."""
+    limit = (1, 2)
+    asked = [said(SEM, "permits_acquire", b"t%d" % n, TTL, ticket(SEM, b"t%d" % n), 0, b"0", *limit) for n in range(4)]
+    run(client, SEM, "permits_acquire", SHARER, TTL, b"", 0, b"0", *limit)
+    at_once = heard(client, asked[0])
+    assert at_once.count(b"HMGET") == 1
+    assert heard(client, said(SEM, "permits_acquire", b"x", TTL, b"", 0, b"0", *limit)) == at_once
+    assert heard(client, asked[1]) == [*at_once, b"PUBSUB", b"HMGET"]
+    client.delete(*SEM.all)
+    run(client, SEM, "permits_acquire", b"y", TTL, b"", 0, b"0", 2, 2)
+    assert heard(client, asked[2]) == at_once
+
+
+def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> None:
+    """As by the script: what is over is none of the first."""
+    limit, keys = 300, SEM
+    size = (1, limit)
+    for number in range(80):
+        run(client, keys, "permits_acquire", b"o%d" % number, TTL, b"", 0, b"0", *size)
+    client.zadd(keys.all[0], {b"o%d" % number: 1 for number in range(80)}, xx=True)
+    for number in range(CALLED + 1):
+        token = b"host:1:%x:%d~" % (number, number + 1)
+        client.zadd(keys.all[0], {token: (1 << 52) + number})
+        client.hset(keys.all[1], b"=" + token, b"1 5")
+        client.hincrby(keys.all[1], "used", 1)
+    client.hset(keys.all[1], "shared", 1)
+    told: list[Words] = []
+    call = said(keys, "permits_acquire", b"b", TTL, ticket(keys, b"b"), 0, b"0", limit, limit)
+    with client.pubsub() as pubsub:
+        inboxes = [b"rsa:%x" % number for number in range(CALLED + 1)]
+        pubsub.subscribe(*inboxes)
+        for _ in inboxes:
+            assert pubsub.get_message(timeout=5)["type"] == "subscribe"
+        reply = conduct(client, talk(call), meanwhile=told.append)
+    assert reply[0] == 2
+    assert [words[1] for words in told if words[0] == b"PUBLISH"] == inboxes[:CALLED]
+
+
+def _call(asked: tuple[Keys, str, tuple[Argument, ...]]) -> Any:
+    keys, script, arguments = asked
+    return (keys, script, *arguments)

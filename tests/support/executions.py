@@ -1,0 +1,73 @@
+"""Both ways to execute a decision on a server, with a clock of the test's own: a script, or a talk under WATCH."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import redis
+import redis.exceptions
+
+from redis_sync_aio._engine.watch import talk
+from redis_sync_aio._keys import Keys
+from redis_sync_aio._link.call import CONFLICT, Argument, Call, Reply, ReplyError, Talk, Words
+from redis_sync_aio._scripts import load
+
+SECOND = 1_000_000
+
+Execution: TypeAlias = Callable[[Any, str, Keys, tuple[Argument, ...], int], Reply]
+"""``execute(client, script, keys, arguments, now)``; now: microseconds."""
+
+
+def clocked(name: str) -> str:
+    """Return the script with the last two arguments for the server's clock."""
+    source = load(name).source.decode()
+    assert "redis.call('TIME')" in source
+    time = "local micros = table.remove(ARGV)\nlocal TIME = {table.remove(ARGV), micros}\n"
+    return time + source.replace("redis.call('TIME')", "TIME")
+
+
+def by_script(client: Any, script: str, keys: Keys, arguments: tuple[Argument, ...], now: int) -> Reply:
+    """Execute a script."""
+    return client.eval(clocked(script), len(keys.all), *keys.all, *arguments, *divmod(now, SECOND))
+
+
+def by_watch(client: Any, script: str, keys: Keys, arguments: tuple[Argument, ...], now: int) -> Reply:
+    """Execute a talk; nobody else changes anything meanwhile, so there is no conflict."""
+    words = tuple(b"%d" % word if isinstance(word, int) else word for word in arguments)
+    reply = conduct(client, talk(Call(keys, load(script), words, 0.0, 0.0, lambda _: None)), now)
+    assert reply is not CONFLICT
+    return reply
+
+
+def conduct(client: Any, said: Talk, now: int | None = None, meanwhile: Callable[[Words], object] = id) -> Reply:
+    """Carry a talk on one connection of ``client``; ``meanwhile`` is called with each command before it is sent."""
+    connection = client.connection_pool.get_connection()
+    try:
+        replies: Any = None
+        while True:
+            batch = said.send(replies)
+            replies = []
+            for words in batch:
+                meanwhile(words)
+                connection.send_command(*words)
+                reply = _read(connection)
+                replies.append(reply if now is None or words != (b"TIME",) else divmod(now, SECOND))
+    except StopIteration as end:
+        return end.value
+    except ReplyError:
+        connection.disconnect()  # as it is watching
+        raise
+    finally:
+        client.connection_pool.release(connection)
+
+
+def _read(connection: Any) -> Reply:
+    try:
+        return connection.read_response(disable_decoding=True)
+    except redis.exceptions.NoPermissionError as error:
+        return ReplyError(f"NOPERM {error}")
+    except redis.exceptions.OutOfMemoryError as error:
+        return ReplyError(f"OOM {error}")
+    except redis.exceptions.ResponseError as error:
+        return ReplyError(str(error))
