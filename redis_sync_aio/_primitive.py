@@ -65,10 +65,10 @@ class Primitive(Enterable[Lease]):
         self._auto_renew = require_bool(auto_renew, "auto_renew")
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
         self._linger = seconds(linger, "linger")
-        if self._linger and not share:
+        if not require_bool(share, "share") and self._linger:
             raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
-        self._share = require_bool(share, "share") and engine != "watch"
-        self._default = self._request(None, None, None)
+        self._share = share and engine != "watch" and self._keys.family != "robust"
+        self._default = self._new_request(None, None, None, self._weight)
         # What the latest acquisition used; only so that the next one need not look it up.
         self._coordinator: Coordinator | None = None
         self._local_name: LocalName | None = None
@@ -100,15 +100,7 @@ class Primitive(Enterable[Lease]):
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        if timeout is None and ttl is None and identity is None:
-            request = self._default
-        else:
-            request = self._request(ttl, identity, timeout)
-        cohort = self._cohort
-        if cohort is not None and request is self._default and cohort.bases and cohort.here is get_running_loop():
-            lease = await cohort.acquire(request)
-        else:
-            lease = await self._try(request)
+        lease = await self._try(self._request(ttl, identity, timeout))
         return self._taken() if lease is None else lease
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
@@ -207,6 +199,11 @@ class Primitive(Enterable[Lease]):
     def _request(
         self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int | None = None
     ) -> Request:
+        if ttl is None and identity is None and timeout is None and (weight is None or weight == self._weight):
+            return self._default
+        return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight)
+
+    def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
         limit = timeout_seconds(timeout)
         ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
         if self._max_hold is not None:
@@ -219,7 +216,7 @@ class Primitive(Enterable[Lease]):
             None if identity is None else self._encode(identity, "identity"),
             wait=limit != 0,
             timeout=limit or None,
-            weight=self._weight if weight is None else weight,
+            weight=weight,
             limit=self._limit,
             refused=self._refused,
             shared=self._share and identity is None and ms != FOR_EVER,
@@ -242,15 +239,12 @@ class Primitive(Enterable[Lease]):
         )
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
-        if request.shared:
-            return self._try_shared(request)
-        return acquire(self._local(), request)
-
-    def _try_shared(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
         cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
         if cohort is not None and request is self._default and cohort.bases and cohort.here is get_running_loop():
             return cohort.acquire(request)
         local = self._local()
+        if not request.shared:
+            return acquire(local, request)
         if not (local.hub.pushes and local.hub.burst):
             return acquire(local, replace(request, shared=False))
         cohort = local.cohort(request)

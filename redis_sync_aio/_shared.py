@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._keys import Keys
     from ._link.call import Argument, Reply
     from ._renewal import Renewals
+    from ._waiting.local import LocalName
     from ._waiting.ticket import Request
 
 MOST_FENCES = 8192
@@ -30,10 +31,9 @@ class Sharing(Keeper, Protocol):
     """The keeper of shares: what both kinds of leases need of their cohort."""
 
     here: asyncio.AbstractEventLoop | None
+    local: LocalName
 
     def passed_on(self, lease: SharedLease) -> bool: ...
-    def told_wanted(self) -> None: ...
-    def lost(self, base: Base) -> None: ...
     def give_back(self, base: Base) -> None: ...
     def part_with(self, base: Base) -> None: ...
 
@@ -60,7 +60,7 @@ class Base(Lease):
     """Ends its rest without a task."""
     left: asyncio.Event | None = None
     """Set when a share ends; there while somebody waits to be alone."""
-    alone = True
+    takes_room = True
     """No other base or ticket of its cohort has its place."""
     turning = False
     """It is looked at when this turn of the loop ends."""
@@ -114,7 +114,12 @@ class Base(Lease):
 
     def told_wanted(self) -> None:
         """Somebody else waits for the name."""
-        self.cohort.told_wanted()
+        self.cohort.local.told_wanted()
+
+    def one_left(self) -> None:
+        """A share has ended."""
+        if self.left is not None:
+            self.left.set()
 
 
 class SharedLease(Lease):
@@ -207,8 +212,21 @@ class SharedLease(Lease):
         self.base.become_reader()
         self._keeper.part_with(self.base)  # not for other writers
 
+    def extended(self, ttl: int) -> None:
+        """Its base was; what ends without a renewal of its own ends then, or by `max_hold` if that is later."""
+        if self.ends < math.inf and self.state is HELD:
+            left = self.until - now() if self.auto_renew else 0.0
+            self.end_in(max(ttl / 1000, left))
+
+    def ends_by(self) -> float:
+        """Return when it ends at the latest, unless it is extended (local clock)."""
+        return self.ends
+
     async def alone(self, timeout: float | None) -> bool:
-        """Wait until no other task has the base, which nobody joins from now on; return whether that is so."""
+        """Wait until no other task has the base, which nobody joins from now on; return whether that is so.
+
+        It may have ended meanwhile itself.
+        """
         base = self.base
         self._keeper.part_with(base)
         base.left = asyncio.Event()

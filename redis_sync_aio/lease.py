@@ -124,6 +124,8 @@ class Lease(Recorded):
     """A renewal is under way."""
     under: Lease | None = None
     """A lease on the same permit: this one is the writer's that was a reader's, and still is underneath."""
+    over: Lease | None = None
+    """And that one of the reader's."""
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[asyncio.Future[None]] | None = None
@@ -303,6 +305,10 @@ class Lease(Recorded):
         """It was a writer's."""
         self.weight = 1
 
+    def ends_by(self) -> float:
+        """Return when it ends at the latest, unless it is extended (local clock)."""
+        return max(self.until, self.deadline) if self.auto_renew else self.deadline
+
     def asks(self) -> tuple[Argument, ...]:
         """Return what its renewals ask for beside time."""
         return ()
@@ -346,6 +352,8 @@ class Lease(Recorded):
         if self.state in (State.HELD, State.RELEASING):
             self.state = State.LOST
             self.reason = reason
+            if self.over is not None:  # first: what forgets us may give the permit back
+                self.over.lose(reason)
             self._keeper.forget(self)
             if self._lost is not None:
                 self._lost._set()

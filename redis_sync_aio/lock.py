@@ -121,7 +121,7 @@ class AsyncLock(Primitive):
             max_hold=max_hold,
             on_lost=on_lost,
             engine="lua" if robust and engine == "auto" else engine,
-            share=require_bool(share, "share") and not robust,
+            share=share,
             linger=linger,
         )
         if robust:

@@ -181,8 +181,8 @@ class AsyncReadWriteLock:
         """Return an async context manager in whose body a reader is the writer; afterwards it reads again.
 
         It waits until the other readers are gone, ahead of everybody who waits; nobody else writes in between, so
-        what was read is still true. The body gets a lease with a writer's fence; the reader's lease goes on, and
-        if that is lost, both are.
+        what was read is still true. The body gets a lease with a writer's fence; the reader's lease goes on. The
+        writer's lasts no longer than that: when the reader's is lost, by ``max_hold`` or without renewals, too, both are.
 
         Args:
             lease: a reader's lease of this lock, held by this process.
@@ -265,9 +265,10 @@ class _UpgradeSide:
                 upgraded = await self._acquire(lease, limit)
             finally:
                 self._under_way.discard(lease.wire_token)
-            # One permit: it ends with the reader's max_hold, and what the writer renews lasts for the reader, too.
-            upgraded.under, upgraded.until = lease, lease.until
-            upgraded.deadline = min(upgraded.deadline, lease.until)
+            # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
+            upgraded.under, lease.over = lease, upgraded
+            upgraded.until = lease.ends_by()
+            upgraded.deadline = min(upgraded.deadline, upgraded.until)
             return upgraded
 
         return Hold(enter, self._on_lost)
@@ -278,9 +279,10 @@ class _UpgradeSide:
             begin = now()
             if not await lease.alone(limit):
                 raise self._in_use(lease)
+            self._check(lease, 1, "reader")  # it may have ended, and who reads beside it goes on
             if limit:
                 limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
-        left = lease.until - now()
+        left = lease.ends_by() - now()
         request = Request(
             lease.ttl_ms if left == math.inf else max(MIN_TTL_MS, min(lease.ttl_ms, math.floor(left * 1000))),
             lease.auto_renew,

@@ -204,10 +204,11 @@ class AsyncSemaphore(Primitive):
         old = await self._ask(lambda engine, *rest: engine.resize(self._keys, new, *rest))
         local = self._known()
         if local is not None and old:
-            local.resized(new - old)
+            local.resized(old, new)
         if self._limit:
             self._limit = new
-            self._default = self._request(None, None, None)
+            self._default = self._new_request(None, None, None, self._weight)
+            self._cohort = None
 
     async def get_limit(self) -> int:
         """Return the server's limit. One round trip.

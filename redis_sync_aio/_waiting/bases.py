@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from .._clock import now
 from .._shared import Base, SharedLease
 from ..errors import LeaseLost
-from ..lease import HELD, Lease
+from ..lease import Lease
 from .ticket import Request
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Bases(ABC):
         if lease._timer is not None:
             lease.leave()
         if base.left is not None:
-            base.left.set()
+            base.one_left()
         return True
 
     # -- resting ---------------------------------------------------------------------------------------
@@ -135,6 +135,7 @@ class Bases(ABC):
         """Somebody waits for the name at the server."""
         for base in list(self.bases):
             self._wanted(base)
+        self._ask()
 
     def _wanted(self, base: Base) -> None:
         if base.wanted:
@@ -142,25 +143,25 @@ class Bases(ABC):
         base.wanted = True
         base.budget, base.yield_at = self.hub.burst, now() + self.hub.slice
         if self._together:  # nobody joins it: who comes now has to stand in the queue at the server
-            self._make_room(base)
+            self._leave_room(base)
         if base in self.resting and not base.turning:
             self.give_back(base)
 
     def part_with(self, base: Base) -> None:
         """Nobody more gets this base: who comes now has to ask the server."""
         base.sound = False
-        self._make_room(base)
+        self._leave_room(base)
+        self._ask()
 
-    def _make_room(self, base: Base) -> None:
-        if base.alone:
-            base.alone = False
+    def _leave_room(self, base: Base) -> None:
+        if base.takes_room:  # once: it may end after that, or be left behind when it has ended
+            base.takes_room = False
             self._room += 1
-            self._ask()
 
-    def resized(self, by: int) -> None:
-        """The limit of the permits is so much higher now, or lower: then what is released goes to the server."""
-        self._room += by // self._weight
-        if by < 0:
+    def resized(self, old: int, new: int) -> None:
+        """The limit of the permits was changed. When it is lower, what is released goes to the server."""
+        self._room += new // self._weight - old // self._weight
+        if new < old:
             for base in list(self.bases):
                 self._wanted(base)
                 base.budget = 0
@@ -176,7 +177,7 @@ class Bases(ABC):
         base.sound = False
         if base in self.bases:
             self.bases.remove(base)
-            self._room += base.alone
+            self._leave_room(base)
             del self.hub.bases[base.number]
         if base in self.resting:
             self.resting.remove(base)
@@ -190,6 +191,7 @@ class Bases(ABC):
         shares, base.shares = base.shares, []
         for share in shares:
             share.lose(base.reason or "expired")
+        base.one_left()
         self._ask()
 
     # -- Keeper, for shares ----------------------------------------------------------------------------
@@ -207,8 +209,7 @@ class Bases(ABC):
         """Renew the base now with another ttl, and let ``lease`` end then if it is not renewed."""
         assert isinstance(lease, SharedLease)
         await self.hub.renewals.extend(lease.base, ttl)
-        if lease.ends != float("inf") and lease.state is HELD:
-            lease.end_in(ttl / 1000)
+        lease.extended(ttl)
 
     def release(self, lease: Lease) -> None:
         """End ``lease``; the server hears of it unless another task has the base then."""
@@ -247,8 +248,7 @@ class Bases(ABC):
         if lease not in base.shares:
             return  # the base is lost
         base.shares.remove(lease)
-        if base.left is not None:
-            base.left.set()
+        base.one_left()
         if now() >= base.deadline:
             base.lose("expired")
         elif base.shares:

@@ -230,7 +230,7 @@ class Cohort(Bases):
         elif not self._hand_on(base):
             self.give_back(base)
         if opening.ticket.wanted:
-            self._wanted(base)
+            self.local.told_wanted()
         elif opening.ticket.unheard:
             base.look()
 

@@ -207,10 +207,15 @@ class LocalName:
         bases = [lease for lease in self.leases if isinstance(lease, Base)]
         return [*found, *(share for base in bases for share in base.shares)]
 
-    def resized(self, by: int) -> None:
+    def resized(self, old: int, new: int) -> None:
         """The limit of these permits was changed."""
         for cohort in self.cohorts.values():
-            cohort.resized(by)
+            cohort.resized(old, new)
+
+    def told_wanted(self) -> None:
+        """Somebody waits for the name at the server, perhaps for what several cohorts have."""
+        for cohort in self.cohorts.values():
+            cohort.told_wanted()
 
     def behind_tickets(self) -> int:
         """Return how many tasks wait without a ticket of their own."""

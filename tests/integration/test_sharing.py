@@ -92,6 +92,17 @@ async def test_p8_fences_over_ranges(redis: Redis, sync: Coordinator) -> None:
         assert lease.fence > leases[-1].fence
 
 
+async def test_p8_all_that_was_reserved_is_used(redis: Redis, sync: Coordinator) -> None:
+    """P8: the last fence that may be given is the one that the server stores, after a grant and after a renewal."""
+    async with shared(sync) as lease:
+        base = base_of(lease)
+        for _ in range(3):
+            assert int((await redis.get(KEYS.fence) or b"").split()[0]) == base.last_fence
+            before, base.next_fence = base.last_fence, base.half + 1
+            base.look()
+            await wait_until(lambda: base.last_fence > before, FAST, timeout=5)  # noqa: B023
+
+
 async def test_p8_fences_that_are_used_up(server: EmbeddedServer, redis: Redis) -> None:
     """P8: the answer with more fences is late: after the last one the base goes back, and all go on with another."""
     assert server.port is not None

@@ -90,7 +90,46 @@ async def test_p6_a_ttl_for_one_acquisition(redis: Redis, sync: Coordinator) -> 
     await lease.release()
 
 
+async def test_p6_an_extension_does_not_shorten_max_hold(redis: Redis, sync: Coordinator) -> None:
+    """P6: as for a lease that is not shared: renewals go on with the new ttl until then. Not so without renewals."""
+    cases: list[tuple[dict[str, Any], float]] = [({"max_hold": 1.0}, 0.8), ({"auto_renew": False}, 0.15)]
+    for options, least in cases:
+        began = now()
+        lease = await shared(sync, **options).acquire()
+        await lease.extend(0.2)
+        await asyncio.wait_for(lease.lost.wait(), 5)
+        assert least < now() - began < least + 1
+        await gets_free(redis)
+
+
 # -- the loss of the base ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["given back", "lost"])
+async def test_p2_what_is_left_behind_when_it_has_ended(
+    redis: Redis, sync: Coordinator, other: Coordinator, how: str
+) -> None:
+    """P2: a command of a task that has no lease any more is no reason for one more ticket, nor for one less."""
+    lock = shared(sync)
+    for _ in range(3):
+        lease = await lock.acquire()
+        if how == "lost":
+            await redis.delete(NAME)
+            base_of(lease).look()
+            await asyncio.wait_for(lease.lost.wait(), 5)
+        else:
+            await lease.release()
+        lease.left_behind()
+        lease.left_behind()
+    theirs = await shared(other).acquire()
+    tasks = await waiters(lock, sync, 5)
+    await in_queue(redis, 1)
+    await turns()
+    assert await queued(redis) == 1
+    await theirs.release()
+    for task in tasks:
+        await (await soon(task)).release()
+    await gets_free(redis)
 
 
 @pytest.mark.parametrize("how", ["deleted", "taken over"])

@@ -10,15 +10,12 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    AcquireTimeout,
     AsyncLock,
     AsyncReadWriteLock,
     AsyncSemaphore,
     Conflict,
     Coordinator,
-    Lease,
     LeaseLost,
-    WouldDeadlock,
     wait_until,
 )
 from redis_sync_aio._shared import SharedLease
@@ -165,6 +162,44 @@ async def test_a_lower_limit_reaches_those_who_share(here: Coordinator, there: C
     assert len(done) == 8
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("idle", [1, 2])
+async def test_p3_all_who_share_make_room_for_who_waits(
+    here: Coordinator, there: Coordinator, elsewhere: bool, idle: int
+) -> None:
+    """P3: a process is told once that somebody waits, whichever of its permits that says; all its lines heed it."""
+    sem, stop = semaphore(here, 3), False
+
+    async def busy() -> None:
+        while not stop:
+            async with sem.hold(3 - idle):
+                await asyncio.sleep(0)
+
+    for _ in range(3):
+        stop, held = False, await sem.acquire(idle)
+        tasks = [asyncio.create_task(busy()) for _ in range(5)]
+        await wait_until(lambda: len(here.bases) == 2, FAST, timeout=5)
+        whole = asyncio.create_task(semaphore(there if elsewhere else here, 3).acquire(3))
+        await wait_until(waits(sem, 5), FAST, timeout=5)
+        await held.release()
+        await (await asyncio.wait_for(whole, 2)).release()
+        stop = True
+        await asyncio.gather(*tasks)
+
+
+async def test_a_limit_that_is_changed_by_less_than_a_weight(here: Coordinator) -> None:
+    """P3: two tasks have permits of weight 3 at once whether the limit is 7 or 6, and one if it is 5."""
+    sem = semaphore(here, 7)
+    first = await sem.acquire(3)
+    for limit in (6, 7, 8, 6, 5, 7, 6):
+        await sem.resize(limit)
+        if limit == 5:
+            assert await sem.try_acquire(3) is None
+        else:
+            await (await sem.acquire(3, timeout=2)).release()
+    await first.release()
+
+
 async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(here: Coordinator, redis: Redis) -> None:
     sem = semaphore(here, 1, ttl=0.3)
     lost = await sem.acquire()
@@ -230,46 +265,6 @@ async def test_p1_a_writer_hands_on_to_writers(here: Coordinator) -> None:
 
     await asyncio.gather(*(write() for _ in range(50)))
     assert value == 50
-
-
-async def test_an_upgrade_waits_for_the_readers_beside_it(here: Coordinator) -> None:
-    """P1: those that share its permit have to leave first; a second upgrade is a deadlock, and told so."""
-    rw = AsyncReadWriteLock(here, NAME, share=True)
-    first, second = await rw.read().acquire(), await rw.read().acquire()
-    entered = asyncio.Event()
-
-    async def upgrade() -> Lease:
-        async with rw.upgrade(first) as writing:
-            entered.set()
-            writing.check()
-        return writing
-
-    task = asyncio.create_task(upgrade())
-    await asyncio.sleep(0)
-    with pytest.raises(WouldDeadlock):
-        async with rw.upgrade(second):
-            pass
-    assert not entered.is_set()
-    await second.release()
-    await asyncio.wait_for(task, 2)
-    first.check()
-    await first.release()
-    assert not await rw.locked()
-
-
-@pytest.mark.parametrize("timeout", [0, 0.02])
-async def test_an_upgrade_that_ends_early_reads_on(here: Coordinator, timeout: float) -> None:
-    """P5: the reader's lease is as it was, and later readers get in."""
-    rw = AsyncReadWriteLock(here, NAME, share=True)
-    mine, beside = await rw.read().acquire(), await rw.read().acquire()
-    with pytest.raises(AcquireTimeout):
-        async with rw.upgrade(mine, timeout=timeout):
-            raise AssertionError
-    later = await rw.read().acquire(timeout=2)
-    for lease in (mine, beside, later):
-        lease.check()
-        await lease.release()
-    assert not await rw.locked()
 
 
 async def test_a_late_command_does_not_pass_for_the_next_task(here: Coordinator, redis: Redis) -> None:

@@ -212,7 +212,9 @@ WRONG: dict[str, tuple[Callable[[Redis], object], type[Exception]]] = {
     "linger without end": (lambda redis: AsyncLock(redis, NAME, share=True, linger=float("inf")), ValueError),
     "linger nan": (lambda redis: AsyncLock(redis, NAME, share=True, linger=float("nan")), ValueError),
     "linger None": (lambda redis: AsyncLock(redis, NAME, share=True, linger=None), TypeError),  # type: ignore[arg-type]
-    "share 1": (lambda redis: AsyncLock(redis, NAME, share=1), TypeError),  # type: ignore[arg-type]
+    "share 1": (lambda redis: AsyncLock(redis, NAME, share=1, linger=1), TypeError),  # type: ignore[arg-type]
+    "share 0": (lambda redis: AsyncLock(redis, NAME, share=0, linger=1), TypeError),  # type: ignore[arg-type]
+    "robust, share 1": (lambda redis: AsyncLock(redis, NAME, robust=True, share=1), TypeError),  # type: ignore[arg-type]
     "burst < 0": (lambda redis: Coordinator(redis, burst=-1), ValueError),
     "burst 1.5": (lambda redis: Coordinator(redis, burst=1.5), TypeError),  # type: ignore[arg-type]
     "burst True": (lambda redis: Coordinator(redis, burst=True), TypeError),
@@ -234,7 +236,7 @@ async def test_what_is_refused(redis: Redis, wrong: str) -> None:
 
 NOT_SHARED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # of the coordinator, of the lock, of the acquisition
-    "robust": ({}, {"robust": True}, {}),
+    "robust": ({}, {"robust": True, "linger": 1}, {}),
     "ttl=None": ({}, {"ttl": None}, {}),
     "identity": ({}, {}, {"identity": "me {}"}),
     "watch": ({}, {"engine": "watch"}, {}),
