@@ -182,7 +182,7 @@ class AsyncReadWriteLock:
 
         It waits until the other readers are gone, ahead of everybody who waits; nobody else writes in between, so
         what was read is still true. The body gets a lease with a writer's fence; the reader's lease goes on. The
-        writer's lasts no longer than that: when the reader's is lost, by ``max_hold`` or without renewals, too, both are.
+        writer's lasts no longer: when the reader's is lost, by ``max_hold`` or without renewals, too, both are.
 
         Args:
             lease: a reader's lease of this lock, held by this process.
