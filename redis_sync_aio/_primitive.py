@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from asyncio import get_running_loop
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, NoReturn, get_args
 
 from redis.asyncio import Redis
@@ -240,17 +240,27 @@ class Primitive(Enterable[Lease]):
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
         cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
-        if cohort is not None and request is self._default and cohort.bases and cohort.here is get_running_loop():
+        if (
+            cohort is not None
+            and request is self._default
+            and cohort.bases
+            and cohort.thread == get_ident()
+            and cohort.is_running()
+        ):
             return cohort.acquire(request)
         local = self._local()
         if not request.shared:
-            return acquire(local, request)
+            return self._ticket(local, request)
         if not (local.hub.pushes and local.hub.burst):
-            return acquire(local, replace(request, shared=False))
+            return self._ticket(local, replace(request, shared=False))
         cohort = local.cohort(request)
         if request is self._default:
             self._cohort = cohort
         return cohort.acquire(request)
+
+    def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        """Acquire by a ticket of its own."""
+        return acquire(local, request)
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from asyncio import get_running_loop
+from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Protocol
 
 from ._clock import now
 from ._engine.outcomes import RANGE
-from .lease import HELD, Keeper, Lease, State
+from .lease import HELD, RELEASED, Keeper, Lease
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -30,7 +31,8 @@ MOST_FENCES = 8192
 class Sharing(Keeper, Protocol):
     """The keeper of shares: what both kinds of leases need of their cohort."""
 
-    here: asyncio.AbstractEventLoop | None
+    thread: int
+    is_running: Callable[[], bool]
     local: LocalName
 
     def passed_on(self, lease: SharedLease) -> bool: ...
@@ -142,13 +144,18 @@ class SharedLease(Lease):
         self._keeper = cohort
         self._terms = request
         self.base = base
+        base.shares.append(self)
+        if base.wanted:
+            base.budget -= 1
         self.fence = fence = base.next_fence
         base.next_fence = fence + base.step
         if fence >= base.half:
             base.look()
         self.deadline = base.deadline
-        if request.weight:
+        if request.weight > 1:
             self.weight = request.weight
+        if request.ttl_ms != base.ttl_ms:
+            base.last(request.ttl_ms)
         if not request.unlimited:
             self._limit(request)
 
@@ -262,7 +269,7 @@ class SharedLease(Lease):
         On cancellation the release goes on in the background: it is never torn in half.
         """
         keeper = self._keeper
-        if self.state is HELD and keeper.here is get_running_loop() and keeper.passed_on(self):
-            self.state, self.task = State.RELEASED, None
+        if keeper.thread == get_ident() and keeper.is_running() and self.state is HELD and keeper.passed_on(self):
+            self.state, self.task = RELEASED, None
             return
         await super().release()

@@ -20,6 +20,7 @@ import socket
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
@@ -113,6 +114,7 @@ class Coordinator(Names):
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
         self._response_timeout = client_response_timeout(client, response_timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # in which that runs
         self._closing: asyncio.Future[None] | None = None
         self._why_closed: str | None = None
         self._forked = False
@@ -125,6 +127,7 @@ class Coordinator(Names):
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind to the running loop. Nothing is sent before the first use."""
         self._loop = self.loop = loop
+        self.is_running, self._thread = loop.is_running, get_ident()
         unique = secrets.token_hex(8)
         self._inbox = INBOX_PREFIX + unique.encode()
         self.token_prefix = f"{socket.gethostname()[:32]}:{os.getpid()}:{unique}:".encode()
@@ -225,6 +228,8 @@ class Coordinator(Names):
 
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
+        if self._thread == get_ident() and self.is_running():
+            return  # the same, told sooner: until Python 3.12 to ask for the running loop is a call to the system
         if self._forked:
             raise WrongContext(
                 "this coordinator belongs to the parent process: after a fork create a new client and a new "
@@ -259,7 +264,7 @@ class Coordinator(Names):
 
     def usable(self) -> bool:
         """Return whether it may be used here and now; `check` says why not."""
-        return not self._forked and self._why_closed is None and self._loop is asyncio.get_running_loop()
+        return self._thread == get_ident() and self._why_closed is None and self.is_running()
 
     async def ask(self, send: Send) -> Reply:
         """Run one command and return its reply. ``send(engine, sent, expires, done)`` sends it.
@@ -368,7 +373,7 @@ class Coordinator(Names):
 
     def after_fork(self) -> None:
         """In the child: the sockets belong to the parent. Never use or close them here."""
-        self._forked = True
+        self._forked, self._thread = True, 0
         if self._loop is not None:
             self._stop_sharing()
             self.renewals.stop()

@@ -39,7 +39,7 @@ class State(Enum):
     LOST = "lost"
 
 
-HELD = State.HELD
+HELD, RELEASED = State.HELD, State.RELEASED
 
 
 class Keeper(Protocol):

@@ -14,6 +14,7 @@ from ._keys import Engine, lock_keys, robust_keys
 from ._primitive import SHOWN, Primitive
 from ._robust import adopting
 from ._types import Name, Seconds, require_bool, text
+from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator
 from .lease import Lease
@@ -154,11 +155,9 @@ class AsyncLock(Primitive):
             task=None if local is None else local.task_of(view.holder),
         )
 
-    def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
-        if not self._robust:
-            return super()._try(request)
-        local = self._local()
-        return adopting(acquire(local, request), local.hub.renewals, request.timeout)
+    def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        lease = acquire(local, request)
+        return adopting(lease, local.hub.renewals, request.timeout) if self._robust else lease
 
     async def _holders(self) -> str:
         holder = (await self.statistics()).holder

@@ -16,6 +16,7 @@ from ._keys import Engine, PermitKeys, permit_keys, upgrade_keys
 from ._primitive import SHOWN, Primitive
 from ._shared import SharedLease
 from ._types import MIN_TTL_MS, Name, Seconds, text, timeout_seconds
+from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
@@ -54,10 +55,10 @@ class Side(Primitive):
     _limit = WHOLE
     _keys: PermitKeys
 
-    async def _try(self, request: Request) -> Lease | None:
-        lease = await super()._try(request)
+    async def _ticket(self, local: LocalName, request: Request) -> Lease | None:
+        lease = await acquire(local, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
-            self._local().drop(lease)
+            local.drop(lease)
             raise WouldDeadlock(
                 f"{text(lease.wire_token)!r} holds {self.name!r} already, for "
                 f"{'writing' if lease.weight == WHOLE else 'reading'}: go on with that lease, or upgrade() it"

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, TypeAlias
 
 from .._clock import now
@@ -38,8 +39,9 @@ class Bases(ABC):
         self.local = local
         self.hub = hub
         self.loop = hub.loop
-        self.here: asyncio.AbstractEventLoop | None = hub.loop
-        """The loop in which bases are handed on; None when that has ended for good."""
+        self.thread = get_ident()
+        """In which bases are handed on while the loop runs there; 0 when that has ended for good."""
+        self.is_running = hub.loop.is_running
         self.client: Redis = hub.renewals.client
         self.patience = hub.renewals.patience
         self.line: deque[Waiting] = deque()
@@ -74,17 +76,10 @@ class Bases(ABC):
             return False
         return not base.wanted or (base.budget > 0 and time < base.yield_at and not self._together)
 
-    def _share(self, base: Base, request: Request) -> SharedLease:
-        lease = SharedLease(self, base, request)
-        base.shares.append(lease)
-        base.budget -= 1
-        if request.ttl_ms != base.ttl_ms:
-            base.last(request.ttl_ms)
-        return lease
-
     def passed_on(self, lease: SharedLease) -> bool:
         """End ``lease`` without a command, if another task has the base then, or it may rest; else change nothing."""
-        base, time, shares = lease.base, now(), lease.base.shares
+        base, time = lease.base, now()
+        shares = base.shares
         if time >= lease.deadline:
             return False
         if len(shares) == 1:

@@ -21,6 +21,7 @@ was just handed (P5); when nobody is left, tickets are withdrawn.
 from __future__ import annotations
 
 import asyncio
+from asyncio import current_task
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -121,7 +122,7 @@ class Cohort(Bases):
             if timer is not None:
                 timer.cancel()
         if lease is not None:
-            lease.task = asyncio.current_task(self.loop)
+            lease.task = current_task(self.loop)
         return lease
 
     async def _after_this_turn(self, request: Request) -> Lease | None:
@@ -140,8 +141,8 @@ class Cohort(Bases):
                 if not self._taken_at_once:
                     self.loop.call_soon(self._turn_ended)
                 self._taken_at_once += 1
-                lease = self._share(base, request)
-                lease.task = asyncio.current_task(self.loop)
+                lease = SharedLease(self, base, request)
+                lease.task = current_task(self.loop)
                 return lease
         return None
 
@@ -226,7 +227,7 @@ class Cohort(Bases):
         base = lease
         self._keep(base, opening.ticket.number)
         if only is not None and not only.done():
-            only.set_result(self._share(base, opening.wants))
+            only.set_result(SharedLease(self, base, opening.wants))
         elif not self._hand_on(base):
             self.give_back(base)
         if opening.ticket.wanted:
@@ -268,7 +269,7 @@ class Cohort(Bases):
             if future.done():
                 self._gone -= 1
             else:
-                future.set_result(self._share(base, request))
+                future.set_result(SharedLease(self, base, request))
                 if not self._together:
                     return True
                 taken = True

@@ -79,10 +79,10 @@ class Names(ABC):
             ticket.announced(push.server_time, push.next_duration)
 
     def _stop_sharing(self) -> None:
-        """Nothing is handed on without a look at whether it is still allowed (`Cohort.here`)."""
+        """Nothing is handed on without a look at whether it is still allowed (`Cohort.thread`)."""
         for local in self.locals.values():
             for cohort in local.cohorts.values():
-                cohort.here = None
+                cohort.thread = 0
 
     def _give_back_resting(self) -> bool:
         """Give back what is held and no task has; return whether there was anything."""
