@@ -231,7 +231,7 @@ class Renewals:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         time = now()
         expires = min(lease.deadline, time + self._retry_for)
-        done, closing = self._release_answered, lease.closing() if lease.book is not None else ()
+        done, closing = self._release_answered, lease.closing()
         self._engine().release(lease.keys, lease.wire_token, b"", time, expires, done, lease, lease.replayed, closing)
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.under_way.started()

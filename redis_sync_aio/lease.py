@@ -293,9 +293,7 @@ class Lease(Recorded):
         # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
         outcome: asyncio.Future[None] = keeper.loop.create_future()
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
-        if self.state is HELD:
-            self.state = State.RELEASING
-            keeper.release(self)
+        self.give_back()
         await outcome
 
     def left_behind(self) -> None:

@@ -129,10 +129,8 @@ class Wire(asyncio.Protocol):
             if type(receiver) is Call:
                 if kind is ReplyError:
                     self._on_error(receiver, str(reply))
-                elif not receiver.over:  # as Call.answer
-                    receiver.over = True
-                    receiver.reply = reply
-                    receiver.done(receiver)
+                else:
+                    receiver.answer(reply)
             elif type(receiver) is Exchange:
                 receiver.put(reply)
             else:

@@ -42,7 +42,7 @@ IN_ONE_TURN = 64
 class Opening:
     """A ticket at the server for what its cohort is to have next."""
 
-    done_ = False
+    _done = False
 
     def __init__(self, cohort: Cohort, request: Request, only: Answer | None, number: int) -> None:
         self._cohort = cohort
@@ -61,19 +61,19 @@ class Opening:
         self.ticket = Ticket(cohort.local, of_process, self)
 
     def done(self) -> bool:
-        return self.done_
+        return self._done
 
     def set_result(self, lease: Lease | None, /) -> None:
-        self.done_ = True
+        self._done = True
         self._cohort.opened(self, lease)
 
     def set_exception(self, error: SyncError, /) -> None:
-        self.done_ = True
+        self._done = True
         self._cohort.refused(self, error)
 
     def withdraw(self) -> None:
         """Nobody wants it any more."""
-        self.done_ = True
+        self._done = True
         self.ticket.undo()
 
 
