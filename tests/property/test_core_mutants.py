@@ -6,12 +6,9 @@ core as it is passes all of them. The mutants of the scripts are in `test_mutant
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import pytest
-import redis
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio._guard import Guard
@@ -19,15 +16,12 @@ from redis_sync_aio._hold import Hold
 from redis_sync_aio._link.link import Link
 from redis_sync_aio._link.plain import PlainExecutor
 from redis_sync_aio._renewal import Renewals
-from redis_sync_aio._scripts import load
 from redis_sync_aio._waiting.local import LocalName
 from redis_sync_aio._waiting.ticket import Ticket
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.core_checks import CHECKS, Check, Sim, check_schedules
-from ..support.gate import Gate
-from ..support.mutants import Mutant
-from ..support.schedule import SCRIPTS
+from ..support.core_checks import CHECKS, check_schedules, of
+from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
 
 MUTANTS: Mapping[str, Mutant] = {
     # P3 wake-up
@@ -100,44 +94,18 @@ def private() -> Iterator[EmbeddedServer]:
         yield server
 
 
-def failing(private: EmbeddedServer) -> tuple[str, BaseException] | None:
-    """Run the checks until one fails; return its name and what it raised."""
-    with redis.Redis(unix_socket_path=private.unix_socket) as server:
-        for name in SCRIPTS:
-            server.script_load(load(name).source)
-        for name, check in CHECKS.items():
-            for link in (True, False):
-                server.flushall()
-                with Gate(private.unix_socket) as gate:
-                    sim = Sim(gate, server, link)
-                    gate.permits = sim.permits
-                    try:
-                        gate.run(partial(bounded, check, sim))
-                    # Whatever a broken core does to a check; Failed is what pytest.raises raises.
-                    except (Exception, asyncio.CancelledError, pytest.fail.Exception) as error:
-                        return f"{name}, {'link' if link else 'plain'}", error
-        try:
-            check_schedules(private)
-        except (Exception, asyncio.CancelledError) as error:
-            return "schedules", error
-    return None
-
-
-async def bounded(check: Check, sim: Sim) -> None:
-    async with asyncio.timeout(200):
-        await check(sim)
+def run(private: EmbeddedServer) -> Found:
+    ways = {"link": True, "plain": False}
+    trials = [(f"{name}, {way}", of(check, link)) for name, check in CHECKS.items() for way, link in ways.items()]
+    return failing(private, trials, check_schedules)
 
 
 def test_the_core_passes_every_check(private: EmbeddedServer) -> None:
-    found = failing(private)
-    if found is not None:
-        raise found[1]
+    all_pass(run(private))
     assert len(CHECKS) >= 15
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     mutant.apply(monkeypatch)
-    found = failing(private)
-    assert found is not None, "no check notices"
-    print("caught by", found[0], repr(found[1])[:200])
+    is_caught(run(private))

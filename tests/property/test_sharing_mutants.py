@@ -5,24 +5,18 @@ As `test_core_mutants.py`; without pushes nothing is shared, so there is one way
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import pytest
-import redis
 
-from redis_sync_aio._scripts import load
 from redis_sync_aio._shared import Base, SharedLease
 from redis_sync_aio._waiting.bases import Bases
 from redis_sync_aio._waiting.cohort import Cohort
 from redis_sync_aio._waiting.names import Names
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.core_checks import Check, Sim
-from ..support.gate import Gate
-from ..support.mutants import Mutant
-from ..support.schedule import SCRIPTS
+from ..support.core_checks import of
+from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
 from ..support.sharing_checks import CHECKS, check_schedules
 
 MUTANTS: Mapping[str, Mutant] = {
@@ -37,13 +31,15 @@ MUTANTS: Mapping[str, Mutant] = {
     "no end of its own": Mutant(SharedLease, "_limit", "self.end_in(request.ttl_ms / 1000)"),
     "no max_hold": Mutant(SharedLease, "_limit", "self.end_in(request.max_hold)"),
     # P2 turns
-    "the budget is never counted": Mutant(Bases, "_share", "base.budget -= 1"),
+    "the budget is never counted": Mutant(SharedLease, "__init__", "base.budget -= 1"),
     "the budget does not count": Mutant(Bases, "_may_go_on", "base.budget > 0", "True"),
     "the slice does not count": Mutant(Bases, "_may_go_on", "time < base.yield_at", "True"),
-    "nobody is told": Mutant(Base, "told_wanted", "self.cohort.told_wanted()"),
+    "nobody is told": Mutant(Base, "told_wanted", "self.cohort.local.told_wanted()"),
     "the word does not arrive": Mutant(Names, "_dispatch", "base.told_wanted()"),
     "each word begins anew": Mutant(Bases, "_wanted", "if base.wanted:", "if False:"),
     "who waits is not asked for": Mutant(Bases, "give_back", "self._ask()"),
+    "its room is counted twice": Mutant(Bases, "_leave_room", "if base.takes_room:", "if True:"),
+    "what is left behind is handed on": Mutant(Bases, "part_with", "base.sound = False"),
     "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
     # P3 wake-up
     "a renewal tells nothing": Mutant(Base, "renewed", "self.told_wanted()"),
@@ -75,43 +71,16 @@ def private() -> Iterator[EmbeddedServer]:
         yield server
 
 
-def failing(private: EmbeddedServer) -> tuple[str, BaseException] | None:
-    """Run the checks until one fails; return its name and what it raised."""
-    with redis.Redis(unix_socket_path=private.unix_socket) as server:
-        for name in SCRIPTS:
-            server.script_load(load(name).source)
-        for name, check in CHECKS.items():
-            server.flushall()
-            with Gate(private.unix_socket) as gate:
-                sim = Sim(gate, server, link=True)
-                gate.permits = sim.permits
-                try:
-                    gate.run(partial(bounded, check, sim))
-                # Whatever broken code does to a check; Failed is what pytest.raises raises.
-                except (Exception, asyncio.CancelledError, pytest.fail.Exception) as error:
-                    return name, error
-        try:
-            check_schedules(private)
-        except (Exception, asyncio.CancelledError) as error:
-            return "schedules", error
-    return None
-
-
-async def bounded(check: Check, sim: Sim) -> None:
-    async with asyncio.timeout(500):
-        await check(sim)
+def run(private: EmbeddedServer) -> Found:
+    return failing(private, [(name, of(check, link=True)) for name, check in CHECKS.items()], check_schedules)
 
 
 def test_sharing_passes_every_check(private: EmbeddedServer) -> None:
-    found = failing(private)
-    if found is not None:
-        raise found[1]
+    all_pass(run(private))
     assert len(CHECKS) >= 12
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     mutant.apply(monkeypatch)
-    found = failing(private)
-    assert found is not None, "no check notices"
-    print("caught by", found[0], repr(found[1])[:200])
+    is_caught(run(private))

@@ -5,12 +5,9 @@ The checks run in simulation (see `tests/support/gate.py`). The code as it is pa
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import pytest
-import redis
 
 from redis_sync_aio import _guarded
 from redis_sync_aio._attempts import Attempts
@@ -22,9 +19,8 @@ from redis_sync_aio._transaction import Transaction
 from redis_sync_aio._turn import PoliteTransaction
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.gate import Gate
-from ..support.mutants import Mutant
-from ..support.transaction_checks import CHECKS, Bench, checked
+from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
+from ..support.transaction_checks import CHECKS, of
 
 MUTANTS: Mapping[str, Mutant] = {
     # WATCH and EXEC
@@ -106,32 +102,16 @@ def private() -> Iterator[EmbeddedServer]:
         yield server
 
 
-def failing(private: EmbeddedServer) -> tuple[str, BaseException] | None:
-    """Run the checks until one fails; return its name and what it raised."""
-    with redis.Redis(unix_socket_path=private.unix_socket) as server:
-        for name, check in CHECKS.items():
-            server.flushall()
-            with Gate(private.unix_socket) as gate:
-                bench = Bench(gate, server)
-                gate.permits = bench.permits
-                try:
-                    gate.run(partial(checked, check, bench))
-                # Whatever broken code does to a check; Failed is what pytest.raises raises.
-                except (Exception, asyncio.CancelledError, pytest.fail.Exception) as error:
-                    return name, error
-    return None
+def run(private: EmbeddedServer) -> Found:
+    return failing(private, [(name, of(check)) for name, check in CHECKS.items()])
 
 
 def test_transactions_pass_every_check(private: EmbeddedServer) -> None:
-    found = failing(private)
-    if found is not None:
-        raise found[1]
+    all_pass(run(private))
     assert len(CHECKS) >= 20
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     mutant.apply(monkeypatch)
-    found = failing(private)
-    assert found is not None, "no check notices"
-    print("caught by", found[0], repr(found[1])[:200])
+    is_caught(run(private))

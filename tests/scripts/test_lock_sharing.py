@@ -5,37 +5,15 @@ Such a process says so by its token, which ends as ``:<hex of its inbox>:<number
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import TypeAlias
-
 from redis_sync_aio._engine.lua import ticket_member
 from redis_sync_aio._engine.outcomes import RANGE
 
+from .permits import inbox
 from .test_lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 
 A1, B2 = b"host:1:a:1~", b"host:2:b:2~"
 AT_A, AT_B, ALIVE = b"rsa:a", b"rsa:b", b"rsa:alive"
 LIKE_IT = (b"t~", b"host:a:1", b"host:x:1~", b"host:a:1~ ", b"a:1~", b"host:a:~", b"host::1~", b"~")
-Told: TypeAlias = Callable[[], Awaitable[list[tuple[bytes, ...]]]]
-
-
-@asynccontextmanager
-async def inbox(redis: Client, *names: bytes) -> AsyncIterator[Told]:
-    """Listen; yield a function that returns the messages since its last call."""
-    async with redis.pubsub() as pubsub:
-        for name in names:
-            await pubsub.subscribe(name)
-            assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
-
-        async def told() -> list[tuple[bytes, ...]]:
-            await redis.publish(names[0], "the end")
-            found: list[tuple[bytes, ...]] = []
-            while (message := await pubsub.get_message(timeout=5))["data"] != b"the end":
-                found.append(tuple(message["data"].split()))
-            return found
-
-        yield told
 
 
 def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:

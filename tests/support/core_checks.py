@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseL
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe
+from .mutants import Trial
 from .schedule import KINDS, run, sha
 from .schedule_locks import LOCK
 
@@ -296,6 +297,22 @@ async def check_close_releases(sim: Sim) -> None:
 
 def check_schedules(server: EmbeddedServer) -> None:
     run(server, LOCK, range(200))
+
+
+def of(check: Check, link: bool) -> Trial:
+    """Return the trial that makes this check."""
+
+    def begin(gate: Gate, server: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+        sim = Sim(gate, server, link)
+        gate.permits = sim.permits
+
+        async def main() -> None:
+            async with asyncio.timeout(500):
+                await check(sim)
+
+        return main
+
+    return begin
 
 
 CHECKS: dict[str, Check] = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from redis_sync_aio import (
 from redis_sync_aio._keys import turn_key
 
 from .gate import Command, Gate, Pipe
+from .mutants import Trial
 
 Check = Callable[["Bench"], Awaitable[None]]
 TURN = turn_key(b"n")
@@ -430,6 +432,17 @@ CHECKS: dict[str, Check] = {
     for name, check in list(globals().items())
     if name.startswith("check_") and inspect.iscoroutinefunction(check)
 }
+
+
+def of(check: Check) -> Trial:
+    """Return the trial that makes this check."""
+
+    def begin(gate: Gate, server: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+        bench = Bench(gate, server)
+        gate.permits = bench.permits
+        return partial(checked, check, bench)
+
+    return begin
 
 
 async def checked(check: Check, bench: Bench) -> None:
