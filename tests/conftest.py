@@ -57,6 +57,13 @@ async def sync(redis: Redis) -> AsyncIterator[Coordinator]:
         yield coordinator
 
 
+@pytest_asyncio.fixture
+async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordinator]:
+    """Another process, as far as the server can see: a coordinator with a client of its own."""
+    async with Coordinator(make_client()) as coordinator:
+        yield coordinator
+
+
 @pytest_asyncio.fixture(autouse=True)
 async def no_task_left() -> AsyncIterator[None]:
     """P12: when a test is over, no task of ours runs."""

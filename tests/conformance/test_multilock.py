@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncMultiLock, Coordinator, MultiLease, NotHeld, wait_until
@@ -38,13 +37,6 @@ def names(request: pytest.FixtureRequest) -> tuple[str, ...]:
 @pytest.fixture
 def lock(sync: Coordinator, names: tuple[str, ...]) -> AsyncMultiLock:
     return AsyncMultiLock(sync, reversed(names))
-
-
-@pytest_asyncio.fixture
-async def other(redis: Redis) -> AsyncIterator[Coordinator]:
-    """Another process, as far as Redis can tell."""
-    async with Coordinator(redis) as coordinator:
-        yield coordinator
 
 
 def queued(lock: AsyncLock, count: int = 1) -> Callable[[], Awaitable[bool]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -32,13 +31,6 @@ from .test_multilock import all_free, holders, names, queued, way
 
 __all__ = ["names", "way"]  # fixtures
 TTL = 0.1
-
-
-@pytest_asyncio.fixture
-async def other(redis: Redis) -> AsyncIterator[Coordinator]:
-    """Another process, as far as Redis can tell."""
-    async with Coordinator(redis) as coordinator:
-        yield coordinator
 
 
 # -- losing one of them ------------------------------------------------------------------------------------

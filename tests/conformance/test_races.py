@@ -36,13 +36,6 @@ only_link = pytest.mark.parametrize("way", ["link"])
 
 
 @pytest_asyncio.fixture
-async def other(redis: Redis) -> AsyncIterator[Coordinator]:
-    """Somebody else, on a connection of his own."""
-    async with Coordinator(redis) as coordinator:
-        yield coordinator
-
-
-@pytest_asyncio.fixture
 async def last(redis: Redis) -> AsyncIterator[Coordinator]:
     """And one more: a process that shares may hand on to its own tasks first."""
     async with Coordinator(redis) as coordinator:

@@ -7,11 +7,9 @@ run for both. Leases, identities and losses of permits are in test_semaphore_per
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
@@ -25,13 +23,6 @@ only_link = pytest.mark.parametrize("way", ["link"])
 @pytest.fixture(params=["link", "polling"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest_asyncio.fixture
-async def other(redis: Redis, client: Redis) -> AsyncIterator[Coordinator]:
-    """Somebody else, on a connection of his own."""
-    async with Coordinator(redis) as coordinator:
-        yield coordinator
 
 
 def semaphore(sync: Coordinator, limit: int | None, **options: Any) -> AsyncSemaphore:

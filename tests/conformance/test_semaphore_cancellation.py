@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
-from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Backoff, Coordinator, Lease, Unreachable, wait_until
 
@@ -110,13 +109,6 @@ OPERATIONS: dict[str, Callable[[Arena], Awaitable[None]]] = {
         resized,
     )
 }
-
-
-@pytest_asyncio.fixture
-async def other(redis: Redis, client: Redis) -> AsyncIterator[Coordinator]:
-    """Somebody else, on a connection of his own."""
-    async with Coordinator(redis) as coordinator:
-        yield coordinator
 
 
 @pytest_asyncio.fixture

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
@@ -33,14 +32,6 @@ from ..support.sharing import (
     waiters,
 )
 from .test_wire import RENEW
-
-
-@pytest_asyncio.fixture
-async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordinator]:
-    """Another process, as the server sees it."""
-    async with Coordinator(make_client()) as coordinator:
-        yield coordinator
-
 
 TRIES = 3
 """Turns are even as long as a round trip is short: it is not while others keep the machine busy."""

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, wait_until
 from redis_sync_aio._clock import now
 
-from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, lost_in
 from ..support.gate import _times
 from ..support.sharing import NAME, base_of, gets_free, in_line, in_queue, queued, scripts, shared, soon, turns, waiters
-
-
-@pytest_asyncio.fixture
-async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordinator]:
-    """Another process, as the server sees it."""
-    async with Coordinator(make_client()) as coordinator:
-        yield coordinator
-
 
 # -- the end of a task's own lease ---------------------------------------------------------------------------
 

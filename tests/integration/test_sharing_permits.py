@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -20,23 +18,9 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._shared import SharedLease
 
-from ..conftest import MakeClient
 from ..support.body import FAST, waits
 
 NAME = "shared"
-
-
-@pytest_asyncio.fixture
-async def here(redis: Redis) -> AsyncIterator[Coordinator]:
-    async with Coordinator(redis) as coordinator:
-        yield coordinator
-
-
-@pytest_asyncio.fixture
-async def there(make_client: MakeClient) -> AsyncIterator[Coordinator]:
-    """Another process, as far as the server can see."""
-    async with Coordinator(make_client()) as coordinator:
-        yield coordinator
 
 
 def semaphore(sync: Coordinator, limit: int | None = 5, ttl: float = 30.0) -> AsyncSemaphore:
@@ -48,9 +32,9 @@ async def scripts(redis: Redis) -> int:
     return sum(one["calls"] for name, one in stats.items() if "eval" in name)
 
 
-async def test_permits_are_handed_on_without_a_command(here: Coordinator, redis: Redis) -> None:
+async def test_permits_are_handed_on_without_a_command(sync: Coordinator, redis: Redis) -> None:
     """P9: 20 tasks, 400 times, 5 permits: 10 scripts, and a renewal of each when it needs more fences."""
-    sem, inside, most = semaphore(here), 0, 0
+    sem, inside, most = semaphore(sync), 0, 0
 
     async def work() -> None:
         nonlocal inside, most
@@ -65,11 +49,11 @@ async def test_permits_are_handed_on_without_a_command(here: Coordinator, redis:
     await asyncio.gather(*(work() for _ in range(20)))
     assert most == 5
     assert await scripts(redis) <= 10 + 5 * 5
-    await wait_until(lambda: not here.locals, FAST, timeout=2)
+    await wait_until(lambda: not sync.locals, FAST, timeout=2)
     assert (await sem.statistics()).held == 0
 
 
-async def test_p1_never_more_than_the_limit_over_processes(here: Coordinator, there: Coordinator) -> None:
+async def test_p1_never_more_than_the_limit_over_processes(sync: Coordinator, other: Coordinator) -> None:
     """P1, P8: two processes with 12 tasks each; fences are unique; both get their share."""
     inside, most, fences, turns = 0, 0, list[int](), [0, 0]
 
@@ -85,15 +69,15 @@ async def test_p1_never_more_than_the_limit_over_processes(here: Coordinator, th
                 lease.check()
                 inside -= 1
 
-    both = semaphore(here), semaphore(there)
+    both = semaphore(sync), semaphore(other)
     await asyncio.gather(*(work(number, both[number]) for number in (0, 1) for _ in range(12)))
     assert most == 5
     assert len(set(fences)) == len(fences) == 2 * 12 * 60
     assert turns == [720, 720]
 
 
-async def test_p8_a_permit_that_is_handed_on_has_a_higher_fence(here: Coordinator) -> None:
-    sem = semaphore(here, 1)
+async def test_p8_a_permit_that_is_handed_on_has_a_higher_fence(sync: Coordinator) -> None:
+    sem = semaphore(sync, 1)
     first = await sem.acquire()
     waiting = [asyncio.create_task(sem.acquire()) for _ in range(3)]
     last = first
@@ -107,9 +91,9 @@ async def test_p8_a_permit_that_is_handed_on_has_a_higher_fence(here: Coordinato
     await last.release()
 
 
-async def test_p2_another_process_has_its_turn(here: Coordinator, there: Coordinator) -> None:
+async def test_p2_another_process_has_its_turn(sync: Coordinator, other: Coordinator) -> None:
     """It waits for one permit of five; all five are busy in a process whose tasks never stop asking."""
-    sem, stop = semaphore(here), False
+    sem, stop = semaphore(sync), False
 
     async def busy() -> None:
         while not stop:
@@ -117,17 +101,17 @@ async def test_p2_another_process_has_its_turn(here: Coordinator, there: Coordin
                 await asyncio.sleep(0)
 
     tasks = [asyncio.create_task(busy()) for _ in range(20)]
-    await wait_until(lambda: len(here.bases) == 5, FAST, timeout=5)
+    await wait_until(lambda: len(sync.bases) == 5, FAST, timeout=5)
     for _ in range(20):
-        lease = await semaphore(there).acquire(timeout=1)
+        lease = await semaphore(other).acquire(timeout=1)
         await lease.release()
     stop = True
     await asyncio.gather(*tasks)
 
 
-async def test_weights_have_permits_of_their_own(here: Coordinator) -> None:
+async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
     """P1: what one task of weight 2 gives up is not handed to two of weight 1; nothing is stuck."""
-    sem = semaphore(here, 3)
+    sem = semaphore(sync, 3)
     heavy = await sem.acquire(2)
     light = await sem.acquire()
     tasks = [asyncio.create_task(sem.acquire(weight)) for weight in (1, 2, 1, 2, 1)]
@@ -138,15 +122,15 @@ async def test_weights_have_permits_of_their_own(here: Coordinator) -> None:
         lease = await task
         assert (await sem.statistics()).held <= 3
         await lease.release()
-    await wait_until(lambda: not here.locals, FAST, timeout=2)
+    await wait_until(lambda: not sync.locals, FAST, timeout=2)
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
-async def test_a_lower_limit_reaches_those_who_share(here: Coordinator, there: Coordinator, by_itself: bool) -> None:
+async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: Coordinator, by_itself: bool) -> None:
     """P1: at once in the process that sets it, elsewhere with the next renewal; then nothing is given until it fits."""
-    sem, stop = semaphore(here, None, ttl=0.6), False
-    await AsyncSemaphore(there, NAME, limit=5).try_acquire()  # which sets the limit, and goes on
-    admin = sem if by_itself else semaphore(there, None)
+    sem, stop = semaphore(sync, None, ttl=0.6), False
+    await AsyncSemaphore(other, NAME, limit=5).try_acquire()  # which sets the limit, and goes on
+    admin = sem if by_itself else semaphore(other, None)
 
     async def busy() -> None:
         while not stop:
@@ -154,9 +138,9 @@ async def test_a_lower_limit_reaches_those_who_share(here: Coordinator, there: C
                 await asyncio.sleep(0.001)
 
     tasks = [asyncio.create_task(busy()) for _ in range(8)]
-    await wait_until(lambda: len(here.bases) == 4, FAST, timeout=5)
+    await wait_until(lambda: len(sync.bases) == 4, FAST, timeout=5)
     await admin.resize(3)
-    await wait_until(lambda: len(here.bases) == 2, FAST, timeout=2)
+    await wait_until(lambda: len(sync.bases) == 2, FAST, timeout=2)
     stop = True
     done, _ = await asyncio.wait(tasks, timeout=5)
     assert len(done) == 8
@@ -165,31 +149,34 @@ async def test_a_lower_limit_reaches_those_who_share(here: Coordinator, there: C
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("idle", [1, 2])
 async def test_p3_all_who_share_make_room_for_who_waits(
-    here: Coordinator, there: Coordinator, elsewhere: bool, idle: int
+    sync: Coordinator, other: Coordinator, elsewhere: bool, idle: int
 ) -> None:
     """P3: a process is told once that somebody waits, whichever of its permits that says; all its lines heed it."""
-    sem, stop = semaphore(here, 3), False
+    sem, stop = semaphore(sync, 3), False
 
     async def busy() -> None:
         while not stop:
             async with sem.hold(3 - idle):
                 await asyncio.sleep(0)
 
+    async def is_queued() -> bool:  # of the busy ones one has its permit, or none: not any more
+        return (await sem.statistics()).waiters >= 5
+
     for _ in range(3):
         stop, held = False, await sem.acquire(idle)
         tasks = [asyncio.create_task(busy()) for _ in range(5)]
-        await wait_until(lambda: len(here.bases) == 2, FAST, timeout=5)
-        whole = asyncio.create_task(semaphore(there if elsewhere else here, 3).acquire(3))
-        await wait_until(waits(sem, 5), FAST, timeout=5)
+        await wait_until(lambda: len(sync.bases) == 2, FAST, timeout=5)
+        whole = asyncio.create_task(semaphore(other if elsewhere else sync, 3).acquire(3))
+        await wait_until(is_queued, FAST, timeout=5)
         await held.release()
         await (await asyncio.wait_for(whole, 2)).release()
         stop = True
         await asyncio.gather(*tasks)
 
 
-async def test_a_limit_that_is_changed_by_less_than_a_weight(here: Coordinator) -> None:
+async def test_a_limit_that_is_changed_by_less_than_a_weight(sync: Coordinator) -> None:
     """P3: two tasks have permits of weight 3 at once whether the limit is 7 or 6, and one if it is 5."""
-    sem = semaphore(here, 7)
+    sem = semaphore(sync, 7)
     first = await sem.acquire(3)
     for limit in (6, 7, 8, 6, 5, 7, 6):
         await sem.resize(limit)
@@ -200,8 +187,8 @@ async def test_a_limit_that_is_changed_by_less_than_a_weight(here: Coordinator) 
     await first.release()
 
 
-async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(here: Coordinator, redis: Redis) -> None:
-    sem = semaphore(here, 1, ttl=0.3)
+async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(sync: Coordinator, redis: Redis) -> None:
+    sem = semaphore(sync, 1, ttl=0.3)
     lost = await sem.acquire()
     waiting = asyncio.create_task(sem.acquire())
     await wait_until(waits(sem, 1), FAST, timeout=2)
@@ -217,9 +204,9 @@ async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(here: Coordinator, r
 # -- readers and writers -----------------------------------------------------------------------------------
 
 
-async def test_readers_of_a_process_share_one_permit(here: Coordinator, redis: Redis) -> None:
+async def test_readers_of_a_process_share_one_permit(sync: Coordinator, redis: Redis) -> None:
     """P9: a hundred readers, one permit, three scripts."""
-    rw = AsyncReadWriteLock(here, NAME, share=True)
+    rw = AsyncReadWriteLock(sync, NAME, share=True)
     async with rw.read():
         await rw.statistics()  # now the server knows the scripts
     await redis.config_resetstat()
@@ -231,11 +218,11 @@ async def test_readers_of_a_process_share_one_permit(here: Coordinator, redis: R
         await lease.release()
     assert (await rw.statistics()).readers == 0
     assert await scripts(redis) <= 4
-    assert not here.locals
+    assert not sync.locals
 
 
-async def test_p2_readers_do_not_join_while_a_writer_waits(here: Coordinator, there: Coordinator) -> None:
-    rw, theirs = AsyncReadWriteLock(here, NAME, share=True), AsyncReadWriteLock(there, NAME, share=True)
+async def test_p2_readers_do_not_join_while_a_writer_waits(sync: Coordinator, other: Coordinator) -> None:
+    rw, theirs = AsyncReadWriteLock(sync, NAME, share=True), AsyncReadWriteLock(other, NAME, share=True)
     reader = await rw.read().acquire()
     writer = asyncio.create_task(theirs.write().acquire())
     await wait_until(waits(theirs, 1), FAST, timeout=2)
@@ -252,8 +239,8 @@ async def test_p2_readers_do_not_join_while_a_writer_waits(here: Coordinator, th
     await reading.release()
 
 
-async def test_p1_a_writer_hands_on_to_writers(here: Coordinator) -> None:
-    rw = AsyncReadWriteLock(here, NAME, share=True)
+async def test_p1_a_writer_hands_on_to_writers(sync: Coordinator) -> None:
+    rw = AsyncReadWriteLock(sync, NAME, share=True)
     value = 0
 
     async def write() -> None:
@@ -267,9 +254,9 @@ async def test_p1_a_writer_hands_on_to_writers(here: Coordinator) -> None:
     assert value == 50
 
 
-async def test_a_late_command_does_not_pass_for_the_next_task(here: Coordinator, redis: Redis) -> None:
+async def test_a_late_command_does_not_pass_for_the_next_task(sync: Coordinator, redis: Redis) -> None:
     """P10: a guarded commit that was broken off may still arrive; the task that is next has another token."""
-    lock = AsyncLock(here, "guarded", share=True)
+    lock = AsyncLock(sync, "guarded", share=True)
     first = await lock.acquire()
     waiting = asyncio.create_task(lock.acquire())
     await wait_until(waits(lock, 1), FAST, timeout=2)
@@ -289,8 +276,8 @@ async def test_a_late_command_does_not_pass_for_the_next_task(here: Coordinator,
     assert await redis.get("data") == b"2"
 
 
-async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(here: Coordinator) -> None:
-    rw = AsyncReadWriteLock(here, NAME, share=True)
+async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(sync: Coordinator) -> None:
+    rw = AsyncReadWriteLock(sync, NAME, share=True)
     writer = await rw.write().acquire()
     assert isinstance(writer, SharedLease)
     waiting = asyncio.create_task(rw.write().acquire())

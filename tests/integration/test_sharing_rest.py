@@ -24,13 +24,6 @@ NAMES = int(os.environ.get("NAMES", "10000"))
 
 
 @pytest_asyncio.fixture
-async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordinator]:
-    """Another process, as the server sees it."""
-    async with Coordinator(make_client()) as coordinator:
-        yield coordinator
-
-
-@pytest_asyncio.fixture
 async def patient(redis: Redis) -> AsyncIterator[Coordinator]:
     """One whose turns do not end by time, however busy the machine is."""
     async with Coordinator(redis, slice=60) as coordinator:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -28,19 +26,13 @@ from ..support.sharing import turns
 NAME = "shared"
 
 
-@pytest_asyncio.fixture
-async def here(redis: Redis) -> AsyncIterator[Coordinator]:
-    async with Coordinator(redis) as coordinator:
-        yield coordinator
-
-
 def upgrading(rw: AsyncReadWriteLock, lease: Lease) -> asyncio.Task[Lease]:
     return asyncio.create_task(rw.upgrade(lease).__aenter__())
 
 
-async def test_an_upgrade_waits_for_the_readers_beside_it(here: Coordinator) -> None:
+async def test_an_upgrade_waits_for_the_readers_beside_it(sync: Coordinator) -> None:
     """P1: those that share its permit have to leave first; a second upgrade is a deadlock, and told so."""
-    rw = AsyncReadWriteLock(here, NAME, share=True)
+    rw = AsyncReadWriteLock(sync, NAME, share=True)
     first, second = await rw.read().acquire(), await rw.read().acquire()
     entered = asyncio.Event()
 
@@ -64,9 +56,9 @@ async def test_an_upgrade_waits_for_the_readers_beside_it(here: Coordinator) -> 
 
 
 @pytest.mark.parametrize("timeout", [0, 0.02])
-async def test_an_upgrade_that_ends_early_reads_on(here: Coordinator, timeout: float) -> None:
+async def test_an_upgrade_that_ends_early_reads_on(sync: Coordinator, timeout: float) -> None:
     """P5: the reader's lease is as it was, and later readers get in."""
-    rw = AsyncReadWriteLock(here, NAME, share=True)
+    rw = AsyncReadWriteLock(sync, NAME, share=True)
     mine, beside = await rw.read().acquire(), await rw.read().acquire()
     with pytest.raises(AcquireTimeout):
         async with rw.upgrade(mine, timeout=timeout):
@@ -79,10 +71,10 @@ async def test_an_upgrade_that_ends_early_reads_on(here: Coordinator, timeout: f
 
 
 @pytest.mark.parametrize("how", ["lost", "expired", "released"])
-async def test_p1_an_upgrade_of_what_ended_meanwhile(here: Coordinator, redis: Redis, how: str) -> None:
+async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: Redis, how: str) -> None:
     """P1: while it waits for who reads beside it the permit is lost, or only its own lease ends: it never writes."""
-    rw = AsyncReadWriteLock(here, NAME, ttl=0.3 if how == "lost" else 30, share=True)
-    brief = AsyncReadWriteLock(here, NAME, ttl=0.1, auto_renew=False, share=True)
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.3 if how == "lost" else 30, share=True)
+    brief = AsyncReadWriteLock(sync, NAME, ttl=0.1, auto_renew=False, share=True)
     beside = await rw.read().acquire()
     mine = await (brief if how == "expired" else rw).read().acquire()
     assert isinstance(mine, SharedLease)
@@ -106,17 +98,17 @@ async def test_p1_an_upgrade_of_what_ended_meanwhile(here: Coordinator, redis: R
 
 
 @pytest.mark.parametrize("share", [True, False])
-async def test_p1_a_writer_is_lost_with_the_reader_it_was(here: Coordinator, share: bool) -> None:
+async def test_p1_a_writer_is_lost_with_the_reader_it_was(sync: Coordinator, share: bool) -> None:
     """P1, P6: the reader's lease is not renewed. What its upgrade was extended to does not outlast the permit."""
-    rw = AsyncReadWriteLock(here, NAME, ttl=0.3, auto_renew=False, share=share)
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.3, auto_renew=False, share=share)
     mine = await rw.read().acquire()
     await wait_until(lambda: mine.remaining() < 0.25, FAST, timeout=5)
     writer = await asyncio.wait_for(upgrading(rw, mine), 5)
     assert 0 < writer.remaining() <= mine.remaining() + 0.001
     if share:
         await writer.extend(30)
-    await asyncio.wait_for(writer.lost.wait(), 5)
-    assert mine.is_lost()
+    await asyncio.wait_for(mine.lost.wait(), 5)
+    assert writer.is_lost()
     assert not writer.remaining()
 
     async def is_free() -> bool:
@@ -125,10 +117,10 @@ async def test_p1_a_writer_is_lost_with_the_reader_it_was(here: Coordinator, sha
     await wait_until(is_free, FAST, timeout=5)
 
 
-async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(here: Coordinator) -> None:
+async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(sync: Coordinator) -> None:
     """P6: of the reader that it was, which has a permit together with one that has no such limit."""
-    rw = AsyncReadWriteLock(here, NAME, ttl=0.2, share=True)
-    brief = AsyncReadWriteLock(here, NAME, ttl=0.2, max_hold=0.6, share=True)
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.2, share=True)
+    brief = AsyncReadWriteLock(sync, NAME, ttl=0.2, max_hold=0.6, share=True)
     beside, began = await rw.read().acquire(), now()
     mine = await brief.read().acquire()
     entering = upgrading(brief, mine)
