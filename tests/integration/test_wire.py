@@ -29,7 +29,18 @@ from redis_sync_aio import Backoff, Coordinator, Lease, wait_until
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
+from ..support.factories import (
+    KINDS,
+    LOCK,
+    PARTS,
+    SHARED,
+    SHARED_LOCK,
+    SHARED_SEMAPHORE,
+    Exclusive,
+    Kind,
+    Part,
+    holder,
+)
 from ..support.proxy import (
     CUT_AFTER,
     CUT_AFTER_REPLY,
@@ -331,14 +342,14 @@ async def sweep(server: EmbeddedServer, cases: Iterable[Case], **options: Any) -
 
 
 OPERATIONS = (acquire_free, try_acquire, acquire_contended, release, release_to_waiter, renew, extend)
-kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
+kinds = pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK, SHARED_SEMAPHORE], ids=str)
 
 
 @kinds
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Kind) -> None:
-    """C1-C5, D3, D9: 18 faults for each of 7 operations, in 3 modes (2 for a semaphore): 630 in all."""
-    faults, modes = WIRE | ANSWERS, MODES if kind is LOCK else ("link", "plain")
+    """C1-C5, D3, D9: 18 faults for each of 7 operations, in 3 modes (2 for a semaphore, 1 if shared): 882 in all."""
+    faults, modes = WIRE | ANSWERS, [*MODES][: 3 if kind is LOCK else 1 if kind in SHARED else 2]
     cases = [Case(operation, mode, fault, faults[fault], kind=kind) for mode in modes for fault in faults]
     assert await sweep(server, cases) == len(cases) == 18 * len(modes)
 
