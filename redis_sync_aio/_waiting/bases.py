@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, TypeAlias
 
 from .._clock import now
+from .._engine.outcomes import WHOLE
 from .._shared import Base, SharedLease
 from ..errors import LeaseLost
 from ..lease import Lease
@@ -48,6 +49,7 @@ class Bases(ABC):
         self.bases: list[Base] = []
         self.resting: list[Base] = []
         self._together = request.reads
+        self._writes = request.limit == WHOLE and not request.reads
         self._weight = request.weight or 1
         # For so many bases and tickets more.
         self._room = 1 if not request.weight or self._together else (request.limit or UNKNOWN_LIMIT) // request.weight
@@ -86,10 +88,9 @@ class Bases(ABC):
             if not self._may_go_on(base, time):
                 return False
             if not (self.line and self._hand_on(base)):
-                linger = lease.linger
-                if not linger and not base.wanted:
+                if not self._may_rest(base, lease.linger):
                     return False
-                self._rest(base, linger, time)
+                self._rest(base, lease.linger, time)
         shares.remove(lease)
         if lease._timer is not None:
             lease.leave()
@@ -98,6 +99,11 @@ class Bases(ABC):
         return True
 
     # -- resting ---------------------------------------------------------------------------------------
+
+    def _may_rest(self, base: Base, linger: float) -> bool:
+        if base.wanted:
+            return not self._writes  # those who read get in once in a turn of theirs: a writer's is as short
+        return linger > 0
 
     def _rest(self, base: Base, linger: float, time: float) -> None:
         self.resting.append(base)

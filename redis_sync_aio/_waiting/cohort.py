@@ -10,7 +10,7 @@ Readers have their base together. They join as long as nobody else waits, and it
 
 Nobody to hand it on to. Then the base goes back at once, unless it may *rest*: for ``linger`` seconds if nobody else
 waits; else until the end of this turn of the loop, for a task that comes straight back: a process with one busy task
-gets as long a turn as one with many.
+gets as long a turn as one with many. (Not for writers: readers have no turn, each of them gets in once.)
 
 Promises, per task. A base is handed on only while it is certainly held (P1, by the local deadline), and never after a
 task that had it overstayed its own time, or left a command behind. A loss ends those who have it and is granted to

@@ -19,6 +19,7 @@ from redis_sync_aio import (
 from redis_sync_aio._shared import SharedLease
 
 from ..support.body import FAST, waits
+from ..support.sharing import base_of, told
 
 NAME = "shared"
 
@@ -237,6 +238,26 @@ async def test_p2_readers_do_not_join_while_a_writer_waits(sync: Coordinator, ot
     reading = await asyncio.wait_for(late, 2)
     assert reading.fence >= writing.fence > reader.fence
     await reading.release()
+
+
+async def test_p2_a_writer_that_comes_straight_back_is_behind_the_readers(
+    sync: Coordinator, other: Coordinator
+) -> None:
+    """P2: of another process; its own would otherwise have its whole turn, and readers get in once in each."""
+    rw, order = AsyncReadWriteLock(sync, NAME, share=True), list[str]()
+    first = await rw.write().acquire()
+
+    async def read() -> None:
+        async with AsyncReadWriteLock(other, NAME, share=True).read():
+            order.append("read")
+
+    reading = asyncio.create_task(read())
+    await told(base_of(first))
+    await first.release()
+    async with rw.write():
+        order.append("write")
+    await reading
+    assert order == ["read", "write"]
 
 
 async def test_p1_a_writer_hands_on_to_writers(sync: Coordinator) -> None:
