@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from asyncio import current_task
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from threading import get_ident
@@ -100,7 +101,11 @@ class Primitive(Enterable[Lease]):
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        lease = await self._try(self._request(ttl, identity, timeout))
+        if timeout is None and ttl is None and identity is None:
+            request = self._default
+        else:
+            request = self._new_request(ttl, identity, timeout, self._weight)
+        lease = await self._try(request)
         return self._taken() if lease is None else lease
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
@@ -245,9 +250,9 @@ class Primitive(Enterable[Lease]):
             and request is self._default
             and cohort.bases
             and cohort.thread == get_ident()
-            and cohort.is_running()
+            and (task := current_task(cohort.loop)) is not None
         ):
-            return cohort.acquire(request)
+            return cohort.acquire(request, task)
         local = self._local()
         if not request.shared:
             return self._ticket(local, request)
@@ -256,7 +261,7 @@ class Primitive(Enterable[Lease]):
         cohort = local.cohort(request)
         if request is self._default:
             self._cohort = cohort
-        return cohort.acquire(request)
+        return cohort.acquire(request, current_task(cohort.loop))
 
     def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
         """Acquire by a ticket of its own."""

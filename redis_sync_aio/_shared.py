@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ._clock import now
 from ._engine.outcomes import RANGE
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ._waiting.local import LocalName
     from ._waiting.ticket import Request
 
+Task: TypeAlias = asyncio.Task[object]
 MOST_FENCES = 8192
 """So many are reserved at once at most: as fences are microseconds, they would run ahead of the clock."""
 
@@ -134,7 +135,7 @@ class SharedLease(Lease):
     """When it ends, whether its base is renewed or not (local clock)."""
     shared = False
     weight = 1
-    task: asyncio.Task[object] | None = None
+    task: Task | None = None
     """Who has it."""
     _timer: asyncio.TimerHandle | None = None
     _keeper: Sharing
@@ -152,14 +153,13 @@ class SharedLease(Lease):
         if fence >= base.half:
             base.look()
         self.deadline = base.deadline
-        if request.weight > 1:
-            self.weight = request.weight
         if request.ttl_ms != base.ttl_ms:
             base.last(request.ttl_ms)
-        if not request.unlimited:
+        if not request.plain:
             self._limit(request)
 
     def _limit(self, request: Request) -> None:
+        self.weight = request.weight or 1
         if not request.auto_renew:
             self.end_in(request.ttl_ms / 1000)
         elif request.max_hold is not None:

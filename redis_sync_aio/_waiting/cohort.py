@@ -21,12 +21,11 @@ was just handed (P5); when nobody is left, tickets are withdrawn.
 from __future__ import annotations
 
 import asyncio
-from asyncio import current_task
 from collections import deque
 from typing import TYPE_CHECKING
 
 from .._clock import now
-from .._shared import Base, SharedLease
+from .._shared import Base, SharedLease, Task
 from ..errors import SyncError, Unreachable
 from ..lease import Lease
 from .bases import Answer, Bases
@@ -94,12 +93,13 @@ class Cohort(Bases):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    async def acquire(self, request: Request) -> Lease | None:
-        """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
+    async def acquire(self, request: Request, task: Task | None) -> Lease | None:
+        """Acquire for ``task``, the current one: a lease, or None when ``request.wait`` is False and it is taken."""
         if self.resting or self._together:
             if self._taken_at_once >= IN_ONE_TURN:
-                return await self._after_this_turn(request)
+                return await self._after_this_turn(request, task)
             if not self.line and (lease := self._at_once(request)) is not None:
+                lease.task = task
                 return lease
         future: Answer = self.loop.create_future()
         if request.wait:
@@ -110,26 +110,23 @@ class Cohort(Bases):
             return None
         else:
             self._open(request, future)
-        timer = None
         if request.timeout is not None:
             timer = self.loop.call_later(request.timeout, self._time_out, future, request.timeout)
+            future.add_done_callback(lambda _: timer.cancel())
         try:
             lease = await future
         except asyncio.CancelledError:
             self._abandon(future, request.wait)
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
         if lease is not None:
-            lease.task = current_task(self.loop)
+            lease.task = task
         return lease
 
-    async def _after_this_turn(self, request: Request) -> Lease | None:
+    async def _after_this_turn(self, request: Request, task: Task | None) -> Lease | None:
         await asyncio.sleep(0)
         self.hub.check()
         # The name may have been forgotten meanwhile, and then known anew, as another object.
-        return await self.hub.local(self.local.keys, self.local).cohort(request).acquire(request)
+        return await self.hub.local(self.local.keys, self.local).cohort(request).acquire(request, task)
 
     def _at_once(self, request: Request) -> SharedLease | None:
         """Take a base that rests, or join the readers."""
@@ -141,9 +138,7 @@ class Cohort(Bases):
                 if not self._taken_at_once:
                     self.loop.call_soon(self._turn_ended)
                 self._taken_at_once += 1
-                lease = SharedLease(self, base, request)
-                lease.task = current_task(self.loop)
-                return lease
+                return SharedLease(self, base, request)
         return None
 
     def _turn_ended(self) -> None:

@@ -57,13 +57,13 @@ class Request:
     size: tuple[int, ...] = field(init=False)
     """What a request for permits says beside that for a lock."""
 
-    unlimited: bool = field(init=False)
-    """Whether it lasts for as long as it is renewed."""
+    plain: bool = field(init=False)
+    """Whether it lasts for as long as it is renewed, and weighs nothing, or one."""
 
     def __post_init__(self) -> None:
         self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
         self.size = (self.weight, self.limit) if self.weight else ()
-        self.unlimited = self.auto_renew and self.max_hold is None
+        self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
 
     @property
     def reads(self) -> bool:
