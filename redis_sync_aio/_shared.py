@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ._clock import now
 from ._engine.outcomes import RANGE
-from .lease import HELD, RELEASED, Keeper, Lease
+from .errors import LeaseLost, LossReason
+from .lease import HELD, RELEASED, Keeper, Lease, State
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -37,6 +38,7 @@ class Sharing(Keeper, Protocol):
     local: LocalName
 
     def passed_on(self, lease: SharedLease) -> bool: ...
+    def lost(self, base: Base) -> None: ...
     def give_back(self, base: Base) -> None: ...
     def part_with(self, base: Base) -> None: ...
 
@@ -115,6 +117,13 @@ class Base(Lease):
             else:
                 self.wanted = False
 
+    def lose(self, reason: LossReason) -> None:
+        """Note that it is gone, and with it its shares."""
+        was_held = self.state in (HELD, State.RELEASING)
+        super().lose(reason)
+        if was_held:
+            self.cohort.lost(self)
+
     def told_wanted(self) -> None:
         """Somebody else waits for the name."""
         self.cohort.local.told_wanted()
@@ -123,6 +132,28 @@ class Base(Lease):
         """A share has ended."""
         if self.left is not None:
             self.left.set()
+
+
+class LastShare:
+    """Takes what becomes of the release of a base, for the task that had it last."""
+
+    def __init__(self, lease: SharedLease) -> None:
+        self._lease = lease
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: None, /) -> None:
+        self._lease.released(None)
+
+    def set_exception(self, error: Exception, /) -> None:
+        lease = self._lease
+        if isinstance(error, LeaseLost):
+            lease.lose(error.reason)
+            lease.released(lease.loss())
+        else:  # it is held still, and may be released again
+            lease.base.shares.append(lease)
+            lease.released(error)
 
 
 class SharedLease(Lease):

@@ -71,6 +71,14 @@ class Terms(Protocol):
     def weight(self) -> int: ...
 
 
+class Releaser(Protocol):
+    """Who waits for what becomes of a release."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
 class Lost:
     """An event that is set when the lease is lost; it is never unset, and stays unset by a release."""
 
@@ -128,7 +136,7 @@ class Lease(Recorded):
     """And that one of the reader's."""
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
-    releasers: list[asyncio.Future[None]] | None = None
+    releasers: list[Releaser] | None = None
     joined = False
     """The identity held it before: the lease did not begin with this request."""
     unfinished = False

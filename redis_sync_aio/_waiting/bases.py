@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeAlias
 
 from .._clock import now
 from .._engine.outcomes import WHOLE
-from .._shared import Base, SharedLease
-from ..errors import LeaseLost
+from .._shared import Base, LastShare, SharedLease
 from ..lease import Lease
 from .ticket import Request
 
@@ -65,7 +63,6 @@ class Bases(ABC):
     def _keep(self, base: Base, number: int) -> None:
         """Begin with what was granted to the ticket of that number."""
         base.cohort, base.number = self, number
-        base.on_loss = partial(self.lost, base)
         self.bases.append(base)
         self.hub.bases[number] = base
         self._room -= 1
@@ -224,22 +221,8 @@ class Bases(ABC):
         if base.shares:
             lease.released(None)
             return
-        outcome: asyncio.Future[None] = self.loop.create_future()
-        outcome.add_done_callback(partial(self._given_back, lease))
-        base.releasers = [*(base.releasers or ()), outcome]
+        base.releasers = [*(base.releasers or ()), LastShare(lease)]
         self.give_back(base)
-
-    def _given_back(self, lease: SharedLease, outcome: asyncio.Future[None]) -> None:
-        """The server answered the release of the base, and so that of its last share."""
-        error = outcome.exception()
-        if isinstance(error, LeaseLost):
-            lease.lose(error.reason)
-            lease.released(lease.loss())
-        elif isinstance(error, Exception):  # it is held still, and may be released again
-            lease.base.shares.append(lease)
-            lease.released(error)
-        else:
-            lease.released(None)
 
     def forget(self, lease: Lease) -> None:
         """``lease`` is lost. By its own end: then it is not handed on, since its task may go on writing."""

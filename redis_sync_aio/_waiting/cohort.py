@@ -48,16 +48,7 @@ class Opening:
         self.only = only  # for this task, which does not wait; None: for whoever is first in the line
         self.wants = request
         self.number = number
-        of_process = Request(
-            request.ttl_ms,
-            auto_renew=True,
-            wait=request.wait,
-            weight=request.weight,
-            limit=request.limit,
-            refused=request.refused,
-            shared=True,
-        )
-        self.ticket = Ticket(cohort.local, of_process, self)
+        self.ticket = Ticket(cohort.local, cohort.of_process(request), self)
 
     def done(self) -> bool:
         return self._done
@@ -65,6 +56,7 @@ class Opening:
     def set_result(self, lease: Lease | None, /) -> None:
         self._done = True
         self._cohort.opened(self, lease)
+        del self.ticket  # which knows us: for the garbage collector, there is one for each uncontended grant
 
     def set_exception(self, error: SyncError, /) -> None:
         self._done = True
@@ -90,6 +82,7 @@ class Cohort(Bases):
         self._asked = 0  # openings so far
         self.openings: list[Opening] = []
         self._taken_at_once = 0
+        self._latest: Request | None = None  # that was made one of the process
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -168,6 +161,21 @@ class Cohort(Bases):
         for_all = [opening for opening in self.openings if opening.only is None]
         for opening in for_all[self.waiting :]:
             self._withdraw(opening)
+
+    def of_process(self, request: Request) -> Request:
+        """Return what the process asks the server for, when a task wants this."""
+        if request is not self._latest:
+            self._latest = request
+            self._of_process = Request(
+                request.ttl_ms,
+                auto_renew=True,
+                wait=request.wait,
+                weight=request.weight,
+                limit=request.limit,
+                refused=request.refused,
+                shared=True,
+            )
+        return self._of_process
 
     def _withdraw(self, opening: Opening) -> None:
         self._ended(opening)

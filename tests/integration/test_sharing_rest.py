@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -194,6 +195,21 @@ async def test_p12_names_that_are_used_once(redis: Redis, sync: Coordinator) -> 
     assert len(keys) <= NAMES
     for key in keys[:100]:
         assert await redis.pttl(key) != -1
+
+
+@pytest.mark.parametrize("share", [True, False])
+async def test_p12_nothing_is_left_to_the_garbage_collector(sync: Coordinator, share: bool) -> None:
+    """P12: objects that refer to each other would cost each grant more than what they are for."""
+    lock = shared(sync, share=share)
+    await (await lock.acquire()).release()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            await (await lock.acquire()).release()
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
 
 
 # -- what is refused, and what is not shared -----------------------------------------------------------------
