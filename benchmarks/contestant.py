@@ -58,6 +58,9 @@ class Contestant:
     async def close(self) -> None:
         """Close all connections."""
 
+    async def come_to_rest(self) -> None:
+        """Return when nothing is kept for a moment any more: the loop may be blocked next, while others wait for it."""
+
     def grip(self, key: str) -> Grip:
         """Return the lock ``key`` for one task."""
         raise NotImplementedError

@@ -20,6 +20,7 @@ from redis_sync_aio import (
     Lease,
     Transaction,
     transaction,
+    wait_until,
 )
 
 from .contestant import CONNECTIONS, Contestant, Grip, OnClient
@@ -105,6 +106,9 @@ class OursLingering(OursShared):
     about = "redis_sync_aio with share=True, linger=0.005"
     quick: ClassVar[frozenset[str] | None] = frozenset({"s1", "s2", "s2sem"})
     sharing: ClassVar[Mapping[str, Any]] = {"share": True, "linger": 0.005}
+
+    async def come_to_rest(self) -> None:
+        await wait_until(lambda: not self._coordinator.locals, timeout=1)
 
 
 class OursAsLock(Ours):

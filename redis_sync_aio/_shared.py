@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._waiting.ticket import Request
 
 Task: TypeAlias = asyncio.Task[object]
+
 MOST_FENCES = 8192
 """So many are reserved at once at most: as fences are microseconds, they would run ahead of the clock."""
 
@@ -187,10 +188,10 @@ class SharedLease(Lease):
         if request.ttl_ms != base.ttl_ms:
             base.last(request.ttl_ms)
         if not request.plain:
+            self.weight = request.weight or 1
             self._limit(request)
 
     def _limit(self, request: Request) -> None:
-        self.weight = request.weight or 1
         if not request.auto_renew:
             self.end_in(request.ttl_ms / 1000)
         elif request.max_hold is not None:

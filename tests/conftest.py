@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib.metadata
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -18,6 +20,10 @@ MakeClient = Callable[..., Redis]
 # Who starts this suite in the background may have SIGINT ignored; the programs that tests start inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# redis-py looks its own version up in the metadata of the installation for each client: a tenth of a short test.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,7 @@ async def race(
     bodies = [partial(_compete, grip, desk.cells, work, limit, end, log, pause) for grip, log in pairs]
     await desk.run_tasks(bodies, player.threads)
     cpu = time.process_time() - cpu
+    await player.come_to_rest()
     desk.meet()
     return start, end, cpu, logs
 

@@ -34,6 +34,7 @@ async def alternate(desk: Desk, contestant: str, seconds: float, side: int) -> l
         await warm.release(await warm.acquire())
         desk.meet()
         holds = await _alternate(desk, player, int(seconds * 1e9), side)
+        await player.come_to_rest()
         desk.meet()
         return holds
     finally:

@@ -378,10 +378,10 @@ async def test_a_loop_blocked_for_less_than_the_ttl(
 ) -> None:
     """A6: the renewal catches up, nothing is lost, and a warning says what happened."""
     with caplog.at_level(logging.WARNING, "redis_sync_aio"):
-        async with kind.make(sync, NAME, ttl=0.4) as lease:
-            time.sleep(0.32)  # noqa: ASYNC251
+        async with kind.make(sync, NAME, ttl=0.6) as lease:
+            time.sleep(0.44)  # noqa: ASYNC251
             lease.check()
-            await wait_until(lambda: lease.remaining() > 0.3, FAST, timeout=1)
+            await wait_until(lambda: lease.remaining() > 0.4, FAST, timeout=1)
     (record,) = caplog.records
     assert "late" in record.getMessage()
     assert NAME in record.getMessage()
