@@ -294,6 +294,7 @@ class Seen:
 
     left: BaseException | None = None
     cancelling: int = -1
+    prepared: bool = False
 
 
 def runner(kind: Kind, lock: Exclusive, body: Body, lease: str, outer: Outer, redis: Redis, seen: Seen) -> Run:
@@ -303,6 +304,7 @@ def runner(kind: Kind, lock: Exclusive, body: Body, lease: str, outer: Outer, re
         try:
             async with lock.hold(on_lost="event" if lease == "lost-event" else "cancel") as held:
                 await prepare(kind, lease, redis)
+                seen.prepared = True
                 lose: Then = (lambda: held.lose("taken")) if lease.startswith("lost") else nothing
                 await body(Disturbance(request, lose, outer is not nobody or lease == "lost"))
         except BaseException as error:
@@ -336,8 +338,13 @@ def named(value: object) -> str:
 @pytest.mark.parametrize("body", BODIES, ids=named)
 async def test_p7(kind: Kind, sync: Coordinator, redis: Redis, body: Body, lease: str, outer: Outer) -> None:
     """P7: the right exception leaves, bare, with the rest as a note, and the task is as it should be afterwards."""
-    seen = Seen()
-    outside = await leaving(outer(runner(kind, kind.make(sync, NAME), body, lease, outer, redis, seen)))
+    seen, outside, tries = Seen(), set[type[BaseException]](), 0
+    while not seen.prepared:  # on a very busy machine the timer of wait_for may meet the acquire: nothing was seen
+        tries += 1
+        assert tries <= 3
+        await redis.flushall()
+        seen = Seen()
+        outside = await leaving(outer(runner(kind, kind.make(sync, NAME), body, lease, outer, redis, seen)))
 
     left = None if seen.left is None else type(seen.left)
     assert left == expected(body, lease, outer)
