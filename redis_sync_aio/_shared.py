@@ -52,7 +52,7 @@ class Base(Lease):
     """
 
     number = 0
-    """By which the server calls us."""
+    """By which the server calls us; 0 until a cohort has it."""
     wanted = False
     """Somebody else waits for it on the server."""
     budget = 0
@@ -122,7 +122,7 @@ class Base(Lease):
         """Note that it is gone, and with it its shares."""
         was_held = self.state in (HELD, State.RELEASING)
         super().lose(reason)
-        if was_held:
+        if was_held and self.number:  # else nobody wanted it any more when it was granted, and it has no cohort
             self.cohort.lost(self)
 
     def told_wanted(self) -> None:
