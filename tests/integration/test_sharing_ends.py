@@ -297,3 +297,16 @@ async def test_p5_all_who_wait_are_cancelled_while_it_is_handed_on(redis: Redis,
     assert all(task.cancelled() for task in tasks)
     await gets_free(redis)
     await wait_until(lambda: not (sync.locals or sync.bases or sync.tickets), FAST, timeout=5)
+
+
+async def test_p5_what_is_granted_to_nobody_may_be_lost(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
+    """P5: a grant that met a cancellation has no cohort; that it is lost before it is given back disturbs nobody."""
+    theirs = await shared(other).acquire()
+    (waiting,) = await waiters(shared(sync), sync, 1)
+    (ticket,) = sync.tickets.values()
+    lease = ticket._local.hold(ticket._request, b"of nobody~", 1, now() + 5, 5.0)
+    lease.lose("expired")
+    assert lease.is_lost()
+    await theirs.release()
+    await (await soon(waiting)).release()
+    await gets_free(redis)
