@@ -22,7 +22,7 @@ from .contestants import OursShared
 from .measure import contest, middle, percentile, waits_for_others
 from .report import number
 from .runner import FULL, Bench
-from .scenarios.contention import Result, compete_as, holds_of, verify
+from .scenarios.contention import Result, compete, holds_of, verify
 from .server_stats import ServerStats
 from .workers import Desk, Pool
 
@@ -53,7 +53,7 @@ class Tuned(OursShared):
 
 async def tuned(desk: Desk, contestant: str, terms: Terms, seconds: float, work: float, side: int) -> Result:
     """Let tasks compete on those terms."""
-    return await compete_as(desk, Tuned(desk.url, terms), TASKS, seconds, work, side=side)
+    return await compete(desk, Tuned(desk.url, terms), TASKS, seconds, work, side=side)
 
 
 def _race(bench: Bench, terms: Terms, seconds: float, work: float) -> tuple[dict[str, float], list[str]]:

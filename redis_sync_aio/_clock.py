@@ -26,3 +26,6 @@ def _suspension_aware() -> Callable[[], float]:
 
 now: Callable[[], float] = _suspension_aware()
 """Seconds on a clock that never goes back and never stands still. Only differences mean anything."""
+
+EARLY = 0.001
+"""Timers may fire this many seconds early or late."""

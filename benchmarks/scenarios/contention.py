@@ -52,7 +52,7 @@ async def _compete(grip: Grip, cells: Cells, work: float, limit: int, end: int, 
 
 async def compete(
     desk: Desk,
-    contestant: str,
+    contestant: str | Contestant,
     tasks: int,
     seconds: float,
     work: float,
@@ -61,20 +61,7 @@ async def compete(
     side: int = 0,
 ) -> Result:
     """Let tasks compete for one lock, or with ``permits`` for one semaphore."""
-    return await compete_as(desk, BY_NAME[contestant](desk.url), tasks, seconds, work, limit, permits, side)
-
-
-async def compete_as(
-    desk: Desk,
-    player: Contestant,
-    tasks: int,
-    seconds: float,
-    work: float,
-    limit: int = 0,
-    permits: int = 0,
-    side: int = 0,
-) -> Result:
-    """As `compete`, of a contestant that need not be among those of the scenarios."""
+    player = BY_NAME[contestant](desk.url) if isinstance(contestant, str) else contestant
     await player.open()
     try:
         await warm_up(desk, player, [player.take(f"warm:{side}:{number}", permits) for number in range(tasks)])

@@ -217,6 +217,7 @@ class Bases(ABC):
             lease.released(None)
             return
         base.shares.remove(lease)
+        base.one_left()
         lease.leave()
         if base.shares:
             lease.released(None)

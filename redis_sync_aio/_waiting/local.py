@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from .._clock import now
+from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
 from .._keys import Keys
 from .._link.call import Call
@@ -28,9 +28,6 @@ from .cohort import Cohort
 if TYPE_CHECKING:
     from .._renewal import Renewals
     from .ticket import Request, Ticket
-
-EARLY = 0.001
-"""Timers may fire this many seconds early or late; a look before the key has expired would be wasted."""
 
 
 class Hub(Protocol):
@@ -163,7 +160,7 @@ class LocalName:
     def _look(self) -> None:
         self._heal = None
         early = self._look_at - now()
-        if early > EARLY / 2:
+        if early > EARLY / 2:  # a look before the key has expired would be wasted
             self._look_in(early)
             return
         oldest = True

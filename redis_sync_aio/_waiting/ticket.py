@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from .._clock import now
+from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, FOR_EVER, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
 from ..errors import SyncError, Unreachable
@@ -278,11 +278,11 @@ class Ticket:
         self.withdraw(self.timeout_error(self._request.timeout))
 
     def timeout_error(self, limit: float | None) -> SyncError:
-        """Return the error for whoever waited ``limit`` seconds for this ticket."""
+        """Return the error for whoever waited ``limit`` seconds, most recently for this ticket."""
         hub = self._local.hub
         if self.call is not None and self.call.trouble is not None:
             return self.call.trouble
-        unheard = not self._queued and limit is not None and limit >= hub.renewals.patience
+        unheard = not self._queued and now() - self.sent > hub.renewals.patience - EARLY
         if hub.trouble is not None or unheard:
             error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
             error.__cause__ = hub.trouble

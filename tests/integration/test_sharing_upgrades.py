@@ -130,3 +130,17 @@ async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(sync: Coordinator)
     await asyncio.wait_for(writer.lost.wait(), 5)
     assert 0.5 < now() - began < 3
     assert mine.is_lost()
+
+
+async def test_p5_a_reader_that_ends_late_lets_an_upgrade_go_on(sync: Coordinator) -> None:
+    """P5: it is given back after its own end, before that was noticed: no longer beside the one that waits to write."""
+    rw = AsyncReadWriteLock(sync, NAME, share=True)
+    mine, beside = await rw.read().acquire(), await rw.read().acquire()
+    assert isinstance(beside, SharedLease)
+    entering = upgrading(rw, mine)
+    await turns()
+    beside.deadline = now()
+    beside.give_back()
+    await (await asyncio.wait_for(entering, 5)).release()
+    await mine.release()
+    assert not await rw.locked()

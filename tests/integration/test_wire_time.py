@@ -16,6 +16,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever, lost_in
 from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
+from ..support.sharing import base_of
 from .test_wire import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
@@ -393,3 +394,24 @@ async def test_retries_end(server: EmbeddedServer, mode: str, kind: Partition) -
 
         await wait_until(released, SOON, timeout=5)
         await w.check_free(lease.fence)
+
+
+async def test_the_error_of_who_waited_in_the_process(server: EmbeddedServer) -> None:
+    """P1, C6: others had it all the time. That the process's latest request has no answer yet is not the reason."""
+    patience = 0.4
+    async with wired(server, response_timeout=patience, client={"socket_timeout": patience}) as w:
+        lease = await w.lock(share=True).acquire()
+        began = now()
+        waiting = asyncio.create_task(w.lock(share=True).acquire(timeout=patience + 0.2))
+        elsewhere = asyncio.create_task(w.elsewhere().acquire())
+        base = base_of(lease)
+        await wait_until(lambda: base.wanted, SOON, timeout=5)
+        base.budget = 0  # the process has had its turn
+        await asyncio.sleep(patience + 0.1 - (now() - began))
+        asked = w.proxy.on(ACQUIRE, HOLD)
+        await lease.release()
+        await asked.fired.wait()
+        with pytest.raises(AcquireTimeout):
+            await waiting
+        asked.release.set()
+        await (await elsewhere).release()
