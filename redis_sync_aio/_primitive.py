@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from asyncio import current_task
+from asyncio import CancelledError, current_task
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from threading import get_ident
@@ -101,12 +101,27 @@ class Primitive(Enterable[Lease]):
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        if timeout is None and ttl is None and identity is None:
-            request = self._default
-        else:
-            request = self._new_request(ttl, identity, timeout, self._weight)
-        lease = await self._try(request)
-        return self._taken() if lease is None else lease
+        cohort = self._cohort
+        if (
+            cohort is not None
+            and timeout is None
+            and ttl is None
+            and identity is None
+            and cohort.bases
+            and cohort.thread == get_ident()
+            and (task := current_task(cohort.loop)) is not None
+            and (answer := cohort.enter(self._default)) is not None
+        ):
+            # As `cohort.acquire`, without its coroutine: for grants inside the process, which cost little else.
+            try:
+                lease = await answer
+            except CancelledError:
+                cohort.abandon(answer, self._default)
+                raise
+            assert lease is not None  # it waits
+            lease.task = task
+            return lease
+        return await self._acquire(self._request(ttl, identity, timeout))
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
         """Return a lease, or None when it is taken or somebody waits for it. One round trip.
@@ -244,15 +259,6 @@ class Primitive(Enterable[Lease]):
         )
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
-        cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
-        if (
-            cohort is not None
-            and request is self._default
-            and cohort.bases
-            and cohort.thread == get_ident()
-            and (task := current_task(cohort.loop)) is not None
-        ):
-            return cohort.acquire(request, task)
         local = self._local()
         if not request.shared:
             return self._ticket(local, request)
@@ -269,4 +275,4 @@ class Primitive(Enterable[Lease]):
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
-        return Hold(functools.partial(self._acquire, request), chosen)
+        return Hold(self.acquire if request is self._default else functools.partial(self._acquire, request), chosen)

@@ -161,7 +161,9 @@ class AsyncSemaphore(Primitive):
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        return await self._acquire(self._request(ttl, identity, timeout, self._check_weight(weight)))
+        if self._check_weight(weight) == self._weight:
+            return await super().acquire(timeout=timeout, ttl=ttl, identity=identity)
+        return await self._acquire(self._request(ttl, identity, timeout, weight))
 
     async def try_acquire(
         self, weight: int = 1, *, ttl: Seconds | None = None, identity: Name | None = None

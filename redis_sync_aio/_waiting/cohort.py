@@ -88,38 +88,45 @@ class Cohort(Bases):
 
     async def acquire(self, request: Request, task: Task | None) -> Lease | None:
         """Acquire for ``task``, the current one: a lease, or None when ``request.wait`` is False and it is taken."""
-        if self.resting or self._together:
-            if self._taken_at_once >= IN_ONE_TURN:
-                return await self._after_this_turn(request, task)
-            if not self.line and (lease := self._at_once(request)) is not None:
-                lease.task = task
-                return lease
-        future: Answer = self.loop.create_future()
-        if request.wait:
-            self.line.append((future, request, self._asked))
-            if self._room > 0:
-                self._ask()
-        elif self.line or self._room <= 0:
-            return None
-        else:
-            self._open(request, future)
-        if request.timeout is not None:
-            timer = self.loop.call_later(request.timeout, self._time_out, future, request.timeout)
-            future.add_done_callback(lambda _: timer.cancel())
+        answer = self.enter(request)
+        if answer is None:
+            await asyncio.sleep(0)
+            self.hub.check()
+            # The name may have been forgotten meanwhile, and then known anew, as another object.
+            return await self.hub.local(self.local.keys, self.local).cohort(request).acquire(request, task)
         try:
-            lease = await future
+            lease = await answer
         except asyncio.CancelledError:
-            self._abandon(future, request.wait)
+            self.abandon(answer, request)
             raise
         if lease is not None:
             lease.task = task
         return lease
 
-    async def _after_this_turn(self, request: Request, task: Task | None) -> Lease | None:
-        await asyncio.sleep(0)
-        self.hub.check()
-        # The name may have been forgotten meanwhile, and then known anew, as another object.
-        return await self.hub.local(self.local.keys, self.local).cohort(request).acquire(request, task)
+    def enter(self, request: Request) -> Answer | None:
+        """Take what rests, join the readers, or stand in the line; return None if only after this turn of the loop.
+
+        A task that is cancelled while it awaits the answer has to `abandon` it.
+        """
+        answer: Answer = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
+        if self.resting or self._together:
+            if self._taken_at_once >= IN_ONE_TURN:
+                return None
+            if not self.line and (lease := self._at_once(request)) is not None:
+                answer.set_result(lease)
+                return answer
+        if request.wait:
+            self.line.append((answer, request, self._asked))
+            if self._room > 0:
+                self._ask()
+        elif self.line or self._room <= 0:
+            answer.set_result(None)
+        else:
+            self._open(request, answer)
+        if request.timeout is not None:
+            timer = self.loop.call_later(request.timeout, self._time_out, answer, request.timeout)
+            answer.add_done_callback(lambda _: timer.cancel())
+        return answer
 
     def _at_once(self, request: Request) -> SharedLease | None:
         """Take a base that rests, or join the readers."""
@@ -185,13 +192,13 @@ class Cohort(Bases):
         self.openings.remove(opening)
         self._room += 1
 
-    def _abandon(self, future: Answer, waited: bool) -> None:
+    def abandon(self, future: Answer, request: Request) -> None:
         """A task was cancelled."""
         if not future.cancelled():  # it ended in the same turn of the loop
             if future.exception() is None and (lease := future.result()) is not None:
                 lease.forsake()
             return
-        if waited:
+        if request.wait:
             self._gone += 1
             self._trim()
             self.local.forget_if_idle()

@@ -153,7 +153,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "whoever is cancelled keeps what he was handed": (
         "shared lock",
-        Mutant(Cohort, "_abandon", "lease.forsake()").apply,
+        Mutant(Cohort, "abandon", "lease.forsake()").apply,
     ),
     "by talks nothing is undone": ("lock by watch", undo_nothing),
     "a commit that failed is taken for done": (

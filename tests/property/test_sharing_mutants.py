@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from redis_sync_aio._primitive import Primitive
 from redis_sync_aio._shared import Base, SharedLease
 from redis_sync_aio._waiting.bases import Bases
 from redis_sync_aio._waiting.cohort import Cohort
@@ -50,9 +51,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "its rest does not begin anew": Mutant(Bases, "_rest", "base.rests_since = time"),
     # P5 cancellation
     "who is done counts as living": Mutant(Cohort, "_hand_on", "if future.done():", "if False:"),
-    "who is cancelled keeps what he was handed": Mutant(Cohort, "_abandon", "lease.forsake()", "pass"),
-    "who is cancelled still counts": Mutant(
-        Cohort, "_abandon", "self._gone += 1\n        self._trim()", "self._trim()"
+    "who is cancelled keeps what he was handed": Mutant(Cohort, "abandon", "lease.forsake()", "pass"),
+    "who is cancelled still counts": Mutant(Cohort, "abandon", "self._gone += 1\n        self._trim()", "self._trim()"),
+    "who is cancelled on the short way still counts": Mutant(
+        Primitive, "acquire", "cohort.abandon(answer, self._default)"
     ),
     "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(opening)"),
     "whose time is up still counts": Mutant(Cohort, "_time_out", "self._gone += 1"),

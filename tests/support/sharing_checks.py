@@ -23,8 +23,9 @@ def lock(sim: Sim, other: bool = False, **options: Any) -> AsyncLock:
 
 
 async def line(sim: Sim, number: int, **options: Any) -> list[asyncio.Task[Lease]]:
-    """Start so many tasks that acquire; they wait when this returns."""
-    tasks = [asyncio.create_task(lock(sim, **options).acquire()) for _ in range(number)]
+    """Start so many tasks that acquire, by one object; they wait when this returns."""
+    one = lock(sim, **options)
+    tasks = [asyncio.create_task(one.acquire()) for _ in range(number)]
     await asyncio.sleep(0.1)
     return tasks
 
