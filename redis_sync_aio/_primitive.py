@@ -101,7 +101,7 @@ class Primitive(Enterable[Lease]):
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        cohort = self._cohort
+        cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
         if (
             cohort is not None
             and timeout is None
