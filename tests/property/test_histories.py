@@ -6,15 +6,13 @@ and all that is stored. Beside the rules there are the promises, in plain words:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pytest
-import redis
-from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
 from redis_sync_aio._engine import rules_lock as rules
 from redis_sync_aio._engine import watch_lock
@@ -23,25 +21,31 @@ from redis_sync_aio._engine.outcomes import Renewed
 from redis_sync_aio._engine.rules_lock import Decision
 from redis_sync_aio._engine.snapshot import FREE_MS, LockSnapshot, Message, Ticket
 from redis_sync_aio._keys import LockKeys, lock_keys
-from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.executions import by_script, by_watch
+from ..support.histories import (
+    INBOXES,
+    KINDS,
+    MUTE,
+    NOBODY,
+    PROFILE,
+    START,
+    Compared,
+    Kind,
+    likely,
+    only_if,
+    private_server,
+)
 
 KEYS = lock_keys(b"h")
 OTHER = lock_keys(b"{h}:other")
 BOTH = LockKeys(KEYS.name, KEYS.id, KEYS.all + OTHER.all)
-INBOXES = (b"rsa:1", b"rsa:2")
-NOBODY = b"rsa:0"
-START = 1_800_000_000_000_000
-SECOND = 1_000_000
 SLOW_MS = 30_000
 """A test is over before so much of a real ttl has passed."""
 
-Kind = Literal["pushed", "sharing", "dead", "polling", "impatient", "identity"]
-KINDS: tuple[Kind, ...] = ("pushed", "pushed", "sharing", "sharing", "dead", "polling", "impatient", "identity")
 Rule = Callable[[LockSnapshot], Decision]
 
-COMMANDS = {
+COMMANDS: Mapping[str, int] = {
     "request": 12,
     "look_again": 4,
     "release": 6,
@@ -54,8 +58,6 @@ COMMANDS = {
     "die_or_come_back": 2,
     "evict": 1,
 }
-"""How often each comes."""
-MUTE = st.sampled_from([False] * 9 + [True])
 
 
 @dataclass(frozen=True)
@@ -81,42 +83,18 @@ class Actor:
         return ticket_member(inbox, self.number, self.ttl_ms, self.token)
 
 
-class History(RuleBasedStateMachine):
-    """Commands in random order, on both."""
+class History(Compared[LockSnapshot]):
+    """Commands of a lock, by scripts."""
 
-    client: ClassVar[Any]
-    muted: ClassVar[Any]
-    """A client that may not publish."""
+    commands = COMMANDS
     execute: ClassVar[Any] = staticmethod(by_script)
     """An `Execution`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = START
         self.model = LockSnapshot(START, deaf=frozenset({NOBODY}))
         self.actors: list[Actor] = []
-        self.fence = 0
         self.held_by: dict[int, bytes] = {}  # whom each fence was granted to
-
-    @initialize()
-    def begin(self) -> None:
-        self.client.flushall()
-        self.pubsub = self.client.pubsub()
-        for inbox in INBOXES:
-            self.pubsub.subscribe(inbox)
-            assert self.message()["type"] == "subscribe"
-
-    def teardown(self) -> None:
-        if hasattr(self, "pubsub"):
-            for inbox in set(INBOXES) - self.model.deaf:
-                self.client.publish(inbox, "the end")
-                assert self.message()["data"] == b"the end", "a message too many"
-            self.pubsub.close()
-
-    def message(self) -> dict[str, Any]:
-        found = self.pubsub.get_message(timeout=0.5)
-        assert found is not None, "a message is missing"
-        return dict(found)
 
     # -- both, and compare -------------------------------------------------------------------------------
 
@@ -147,9 +125,6 @@ class History(RuleBasedStateMachine):
         reply = type(self).execute(client, script, KEYS, arguments, self.now)
         self.compare(reply, decision)
         return decision
-
-    def expected(self, decide: Rule, mute: bool) -> Decision:
-        return decide(replace(self.model, now=self.now, mute=mute))
 
     def compare(self, reply: Any, decision: Decision) -> None:
         expected = decision.reply
@@ -213,14 +188,9 @@ class History(RuleBasedStateMachine):
 
     # -- the commands ------------------------------------------------------------------------------------
 
-    @rule(data=st.data(), name=st.sampled_from([name for name, weight in COMMANDS.items() for _ in range(weight)]))
-    def step(self, data: st.DataObject, name: str) -> None:
-        """One rule instead of many: hypothesis would leave some of them out of each history."""
-        getattr(self, name)(data)
-
     def ask(self, actor: Actor, mute: bool) -> None:
         # An identity that waits for itself elsewhere gets the lock there first, and only then finds it its own.
-        assume(self.model.holder is not None or not self.waits(actor.token, actor.ticket))
+        only_if(self.model.holder is not None or not self.waits(actor.token, actor.ticket))
         words = (actor.token, actor.ttl_ms, actor.ticket, SLOW_MS if actor.kind == "polling" else 0)
         reusable = actor.kind == "identity"
         self.asking, self.own = actor, (actor.ticket,)
@@ -242,21 +212,20 @@ class History(RuleBasedStateMachine):
 
     def someone(self, data: st.DataObject) -> Actor:
         """Likely one who holds or waits."""
-        likely = [a for a in self.actors if a.token == self.model.holder or a.ticket in self.model.queue]
-        assume(self.actors)
-        return data.draw(st.sampled_from(likely * 4 + self.actors[-3:]))
+        found = [a for a in self.actors if a.token == self.model.holder or a.ticket in self.model.queue]
+        return likely(data, found, self.actors)
 
     def look_again(self, data: st.DataObject) -> None:
         actor = self.someone(data)
         # A copy of a request that is long over (its token forgotten as the last one) would be a new request.
-        assume(actor.ticket in self.model.queue or actor.token in (self.model.holder, self.model.granted))
+        only_if(actor.ticket in self.model.queue or actor.token in (self.model.holder, self.model.granted))
         self.ask(actor, data.draw(MUTE))
 
     def release(self, data: st.DataObject) -> None:
         """Also the undoing of a cancelled request."""
         actor = self.someone(data)
         # An identity that also waits for itself elsewhere can not be told from that other one: see release.lua.
-        assume(not self.waits(actor.token, actor.ticket))
+        only_if(not self.waits(actor.token, actor.ticket))
         pending = actor.kind != "identity" and data.draw(st.booleans())
         self.own = (actor.ticket,)
         words, mute = (actor.token, actor.ticket), data.draw(MUTE)
@@ -266,7 +235,7 @@ class History(RuleBasedStateMachine):
 
     def withdraw(self, data: st.DataObject) -> None:
         """Take back a ticket alone."""
-        assume(self.model.queue)
+        only_if(self.model.queue)
         member = data.draw(st.sampled_from(self.model.queue))
         self.own = (member,)
         self.both(lambda it: rules.release(it, b"", member, False), "release", b"", member, 0)
@@ -276,7 +245,7 @@ class History(RuleBasedStateMachine):
         ttl_ms = data.draw(st.sampled_from([SLOW_MS, 600_000, 7_200_000]))
         actor = self.someone(data)
         token, mute = actor.token, data.draw(MUTE)
-        assume(self.model.holder is not None or not self.waits(token))
+        only_if(self.model.holder is not None or not self.waits(token))
         if actor.kind != "sharing":
             self.both(lambda it: rules.renew(it, token, ttl_ms), "renew", token, ttl_ms, mute=mute)
             return
@@ -315,48 +284,25 @@ class History(RuleBasedStateMachine):
 
     def end(self, data: st.DataObject) -> None:
         """The lease ends."""
-        assume(self.model.holder)
+        only_if(self.model.holder)
         self.client.delete(KEYS.name)
         self.model = replace(self.model, holder=None, left=FREE_MS)
 
-    def let_time_pass(self, data: st.DataObject) -> None:
-        """Also backwards, and to the very moment when a poller is given up."""
-        ends = [ms * 1000 for ms in self.model.polls.values()]
-        moments = [end + more for end in ends for more in (-1, 0, 1) if end + more > self.now]
-        # P8 can not survive a lost fence and a clock that goes back.
-        back = SECOND if self.model.fence >= self.fence else 0
-        self.now = data.draw(st.sampled_from([self.now + 1, self.now + 5000, self.now - back, *sorted(moments)[:6]]))
-
-    def die_or_come_back(self, data: st.DataObject) -> None:
-        inbox = data.draw(st.sampled_from(sorted(self.model.deaf - {NOBODY}) or INBOXES))
-        if inbox in self.model.deaf:
-            self.pubsub.subscribe(inbox)
-        else:
-            self.pubsub.unsubscribe(inbox)
-        assert self.message()["channel"] == inbox
-        self.model = replace(self.model, deaf=self.model.deaf ^ {inbox})
-
     def evict(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(KEYS.all))
-        self.client.delete(key)
         lost: dict[bytes, dict[str, Any]] = {
             KEYS.name: {"holder": None, "left": FREE_MS},
             KEYS.fence: {"fence": 0, "granted": b"", "kept": FREE_MS},
             KEYS.queue: {"queue": ()},
             KEYS.polls: {"polls": {}},
         }
-        self.model = replace(self.model, **lost[key])
-        self.now = max(self.now, self.fence + 1)
+        self.lose(data, lost)
 
 
 class Watched(History):
     """The same by WATCH, MULTI and EXEC. The queue is looked at two by two."""
 
     execute = staticmethod(by_watch)
-
-    def expected(self, decide: Rule, mute: bool) -> Decision:
-        """Who has nothing to tell does not notice that he may not."""
-        return super().expected(decide, mute and bool(super().expected(decide, False).messages))
+    watching = True
 
 
 def _near(found: int, expected: int) -> int:
@@ -365,21 +311,8 @@ def _near(found: int, expected: int) -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
-    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
-        client.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
-        with redis.Redis.from_url(server.url, username="muted", password="any") as muted:
-            History.client, History.muted = client, muted
-            yield
-
-
-PROFILE = settings(
-    phases=[Phase.explicit, Phase.generate],
-    max_examples=32,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
-)
+    with private_server():
+        yield
 
 
 @pytest.mark.parametrize("machine", [History, Watched])

@@ -7,32 +7,21 @@ against scripts in which some text was replaced. The unmutated scripts pass all 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from hashlib import sha1
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._scripts import Script, load
 
 from ..scripts import test_lock_scripts as suite
 from ..scripts import test_lock_sharing as sharing
 from ..scripts.test_lock_scripts import KEYS, acquire, holder, polled, run
-
-Check = Callable[[Redis], Awaitable[None]]
+from ..support.script_mutants import Check, Mutant, failing, is_caught
 
 SCRIPTS = ("acquire", "release", "renew", "force", "inspect")
-
-
-class Mutant(NamedTuple):
-    """Replace ``old`` by ``new`` wherever it stands in the scripts."""
-
-    old: str
-    new: str = ""
 
 
 MUTANTS: Mapping[str, Mutant] = {
@@ -296,44 +285,18 @@ def checks() -> dict[str, Check]:
                 found[name] = value
     for key in (KEYS.queue, KEYS.fence):
         found[f"foreign key {key!r}"] = partial(suite.test_a_foreign_key_in_the_way_changes_nothing, key=key)
-    return found
+    # Those that wait for a message in vain come last.
+    return dict(sorted(found.items(), key=lambda named: "inbox" in named[0] or "next_in_line" in named[0]))
 
 
 CHECKS = checks()
-WAITS = sorted(CHECKS, key=lambda name: "inbox" in name or "next_in_line" in name)
-"""Those that wait for a message in vain come last."""
-
-
-def mutate(mutant: Mutant) -> Callable[[str], Script]:
-    def loaded(name: str) -> Script:
-        source = load(name).source.replace(mutant.old.encode(), mutant.new.encode())
-        return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
-
-    return loaded
-
-
-async def failing(redis: Redis) -> str | None:
-    """Run the checks until one fails, and return its name."""
-    for name in WAITS:
-        await redis.flushall()
-        try:
-            await CHECKS[name](redis)
-        # Whatever a broken script does to a check. Failed is what pytest.raises raises.
-        except (AssertionError, TypeError, ValueError, AttributeError, RedisError, pytest.fail.Exception):
-            return name
-    return None
 
 
 async def test_the_scripts_pass_every_check(redis: Redis) -> None:
-    assert await failing(redis) is None
+    assert await failing(redis, CHECKS) is None
     assert len(CHECKS) >= 24
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    assert any(mutant.old.encode() in load(name).source for name in SCRIPTS), "the scripts changed: adapt the mutant"
-    mutated = mutate(mutant)
-    for name in SCRIPTS:
-        await redis.script_load(mutated(name).source.decode())  # raises if it is no Lua any more
-    monkeypatch.setattr(suite, "load", mutated)
-    assert await failing(redis) is not None, "no check notices"
+    await is_caught(redis, monkeypatch, mutant, SCRIPTS, suite, CHECKS)

@@ -7,15 +7,13 @@ there are the promises, in plain words and without the model's help: P1, P2, P8,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pytest
-import redis
-from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
 from redis_sync_aio._engine import rules_permits as rules
 from redis_sync_aio._engine import watch_permits
@@ -24,25 +22,32 @@ from redis_sync_aio._engine.outcomes import RANGE, Renewed
 from redis_sync_aio._engine.rules_permits import Decision
 from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket
 from redis_sync_aio._keys import permit_keys
-from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.executions import by_watch, clocked
+from ..support.histories import (
+    INBOXES,
+    KINDS,
+    MUTE,
+    NOBODY,
+    PROFILE,
+    SECOND,
+    START,
+    Compared,
+    Kind,
+    likely,
+    only_if,
+    private_server,
+)
 
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
-INBOXES = (b"rsa:1", b"rsa:2")
-NOBODY = b"rsa:0"
 SCRIPTS = tuple(f"permits_{name}" for name in ("acquire", "release", "renew", "resize"))
 UPGRADES = ("upgrade_acquire", "upgrade_release")
 MANY = 1000  # the request of a reader to become the writer has the reader's number and this
-START = 1_800_000_000_000_000
-SECOND = 1_000_000
 
-Kind = Literal["pushed", "sharing", "dead", "polling", "impatient", "identity"]
-KINDS: tuple[Kind, ...] = ("pushed", "pushed", "sharing", "sharing", "dead", "polling", "impatient", "identity")
 Rule = Callable[[PermitSnapshot], Decision]
 
-COMMANDS = {
+COMMANDS: Mapping[str, int] = {
     "request": 12,
     "look_again": 4,
     "release": 6,
@@ -53,8 +58,6 @@ COMMANDS = {
     "die_or_come_back": 2,
     "evict": 1,
 }
-"""How often each comes."""
-MUTE = st.sampled_from([False] * 9 + [True])
 
 
 @dataclass(frozen=True)
@@ -86,42 +89,19 @@ class Actor:
         return self.ttl_ms if self.kind == "polling" else 0
 
 
-class History(RuleBasedStateMachine):
-    """Commands in random order, on both."""
+class History(Compared[PermitSnapshot]):
+    """Commands of a semaphore, by scripts."""
 
-    client: ClassVar[Any]
-    muted: ClassVar[Any]
-    """A client that may not publish."""
+    commands = COMMANDS
     scripts: ClassVar[dict[str, str]]
     weights: ClassVar[tuple[int, ...]] = (1, 1, 1, 2, 3, 5)
     limits: ClassVar[tuple[int, ...]] = (3, 4, 5, 6)
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = START
         self.model = PermitSnapshot(START, deaf=frozenset({NOBODY}))
         self.actors: list[Actor] = []
-        self.fence = self.remembered = 0  # the last fence, and the last that the server knew
-
-    @initialize()
-    def begin(self) -> None:
-        self.client.flushall()
-        self.pubsub = self.client.pubsub()
-        for inbox in INBOXES:
-            self.pubsub.subscribe(inbox)
-            assert self.message()["type"] == "subscribe"
-
-    def teardown(self) -> None:
-        if hasattr(self, "pubsub"):
-            for inbox in set(INBOXES) - self.model.deaf:
-                self.client.publish(inbox, "the end")
-                assert self.message()["data"] == b"the end", "a message too many"
-            self.pubsub.close()
-
-    def message(self) -> dict[str, Any]:
-        found = self.pubsub.get_message(timeout=5)
-        assert found is not None, "a message is missing"
-        return dict(found)
+        self.remembered = 0  # the last fence that the server knew
 
     # -- both, and compare -------------------------------------------------------------------------------
 
@@ -149,9 +129,6 @@ class History(RuleBasedStateMachine):
 
     def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
         return client.evalsha(self.scripts[script], 4, *KEYS.all, *arguments, *divmod(self.now, SECOND))
-
-    def expected(self, decide: Rule, mute: bool) -> Decision:
-        return decide(replace(self.model, now=self.now, mute=mute))
 
     def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> Decision:
         decision = self.expected(decide, mute)
@@ -245,11 +222,6 @@ class History(RuleBasedStateMachine):
         self.both(lambda it: rules.acquire(it, *arguments, *size), "permits_acquire", *arguments, 0, *size, mute=mute)
         self.asking, self.own = None, ()
 
-    @rule(data=st.data(), name=st.sampled_from([name for name, weight in COMMANDS.items() for _ in range(weight)]))
-    def step(self, data: st.DataObject, name: str) -> None:
-        """One rule instead of many: hypothesis would leave some of them out of each history."""
-        getattr(self, name)(data)
-
     def request(self, data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(KINDS))
         limit = data.draw(st.sampled_from([self.model.limit] * 6 + [0] * 6 + [*self.limits[:1]]))
@@ -264,9 +236,8 @@ class History(RuleBasedStateMachine):
 
     def someone(self, data: st.DataObject) -> Actor:
         """Likely one who holds or waits."""
-        likely = [a for a in self.actors if a.token in self.model.permits or a.ticket in self.model.queue]
-        assume(self.actors)
-        return data.draw(st.sampled_from(likely * 4 + self.actors[-3:]))
+        found = [a for a in self.actors if a.token in self.model.permits or a.ticket in self.model.queue]
+        return likely(data, found, self.actors)
 
     def look_again(self, data: st.DataObject) -> None:
         self.ask(self.someone(data), data.draw(MUTE))
@@ -276,7 +247,7 @@ class History(RuleBasedStateMachine):
         actor = self.someone(data)
         # An identity that also waits for itself elsewhere can not be told from that other one.
         others = [Ticket.parse(member) for member in self.model.queue if member != actor.ticket]
-        assume(not any(other and other.token == actor.token for other in others))
+        only_if(not any(other and other.token == actor.token for other in others))
         pending = int(actor.kind != "identity" and data.draw(st.booleans()))
         self.own = (actor.ticket,)
         words, mute = (actor.token, actor.ticket), data.draw(MUTE)
@@ -285,7 +256,7 @@ class History(RuleBasedStateMachine):
 
     def withdraw(self, data: st.DataObject) -> None:
         """Take back a ticket alone."""
-        assume(self.model.queue)
+        only_if(self.model.queue)
         member = data.draw(st.sampled_from(self.model.queue))
         self.own = (member,)
         self.both(lambda it: rules.release(it, b"", member, False), "permits_release", b"", member, 0)
@@ -311,37 +282,20 @@ class History(RuleBasedStateMachine):
         limit = data.draw(st.sampled_from(self.limits))
         self.both(lambda it: rules.resize(it, limit), "permits_resize", limit)
 
-    def let_time_pass(self, data: st.DataObject) -> None:
-        """Also backwards, and to the very moment when something ends."""
-        ends = [p.until for p in self.model.permits.values()] + [ms * 1000 for ms in self.model.polls.values()]
-        moments = [end + more for end in ends for more in (-1, 0, 1) if end + more > self.now]
-        moments = sorted(moments)[:6]
-        # P8 can not survive a lost fence and a clock that goes back.
-        back = SECOND if self.model.fence >= self.fence else 0
-        self.now = data.draw(st.sampled_from([self.now + 1, self.now + 5000, self.now - back, *moments]))
-
-    def die_or_come_back(self, data: st.DataObject) -> None:
-        inbox = data.draw(st.sampled_from(sorted(self.model.deaf - {NOBODY}) or INBOXES))
-        if inbox in self.model.deaf:
-            self.pubsub.subscribe(inbox)
-        else:
-            self.pubsub.unsubscribe(inbox)
-        assert self.message()["channel"] == inbox
-        self.model = replace(self.model, deaf=self.model.deaf ^ {inbox})
+    def ends(self) -> list[int]:
+        return [*super().ends(), *(permit.until for permit in self.model.permits.values())]
 
     def evict(self, data: st.DataObject) -> None:
         """A key is lost, and what is known of the permits is lost with either of the two that tell of them."""
-        key = data.draw(st.sampled_from(KEYS.all))
-        assume(key != PERMITS or self.model.used > 0)
-        self.client.delete(key)
         lost: dict[bytes, dict[str, Any]] = {
             PERMITS: {"permits": {}, "used": 0, "shared": False},
             STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0, "shared": False},
             QUEUE: {"queue": (), "ahead": b""},
             POLLS: {"polls": {}},
         }
-        self.model = replace(self.model, **lost[key])
-        self.now = max(self.now, self.fence + 1)
+        if not self.model.used:
+            del lost[PERMITS]
+        self.lose(data, lost)
 
 
 class ReadersAndWriters(History):
@@ -380,12 +334,10 @@ class ReadersAndWriters(History):
 class ByWatch(History):
     """The same by WATCH, MULTI and EXEC. The queue is looked at two by two, and of what is over one goes at a time."""
 
+    watching = True
+
     def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
         return by_watch(client, script, KEYS, arguments, self.now)
-
-    def expected(self, decide: Rule, mute: bool) -> Decision:
-        """Who has nothing to tell does not notice that he may not."""
-        return super().expected(decide, mute and bool(super().expected(decide, False).messages))
 
 
 class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
@@ -394,22 +346,9 @@ class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
 
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
-    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
-        client.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
-        with redis.Redis.from_url(server.url, username="muted", password="any") as muted:
-            History.client, History.muted = client, muted
-            History.scripts = {name: client.script_load(clocked(name)) for name in SCRIPTS + UPGRADES}
-            yield
-
-
-PROFILE = settings(
-    phases=[Phase.explicit, Phase.generate],
-    max_examples=32,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
-)
+    with private_server() as client:
+        History.scripts = {name: client.script_load(clocked(name)) for name in SCRIPTS + UPGRADES}
+        yield
 
 
 @pytest.mark.parametrize("machine", [History, ReadersAndWriters, ByWatch, ReadersAndWritersByWatch])

@@ -7,26 +7,19 @@ replaced. The unmutated scripts pass all of them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from hashlib import sha1
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
-from redis.exceptions import RedisError
-
-from redis_sync_aio._scripts import Script, load
 
 from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_scripts_edges as edges
 from ..scripts import test_permit_sharing as sharing
 from ..scripts import test_upgrade_scripts as upgrades
-from .test_mutants import Mutant
-
-Client: TypeAlias = Any
-Check: TypeAlias = Callable[[Client], Awaitable[None]]
+from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
 SCRIPTS = (
     *(f"permits_{name}" for name in ("acquire", "release", "renew", "resize", "inspect")),
@@ -270,38 +263,11 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
 CHECKS = checks(suite, sharing, edges, upgrades)
 
 
-def mutate(mutant: Mutant) -> Callable[[str], Script]:
-    def loaded(name: str) -> Script:
-        source = load(name).source.replace(mutant.old.encode(), mutant.new.encode())
-        return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
-
-    return loaded
-
-
-async def failing(redis: Client) -> str | None:
-    """Run the checks until one fails, and return its name."""
-    for name, check in CHECKS.items():
-        await redis.flushall()
-        try:
-            await check(redis)
-        # Whatever a broken script does to a check. Failed is what pytest.raises raises.
-        except (AssertionError, TypeError, ValueError, AttributeError, RedisError, pytest.fail.Exception):
-            return name
-        finally:
-            await redis.config_set("maxmemory", 0)
-    return None
-
-
 async def test_the_scripts_pass_every_check(redis: Client) -> None:
-    assert await failing(redis) is None
+    assert await failing(redis, CHECKS) is None
     assert len(CHECKS) >= 60
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Client, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    assert any(mutant.old.encode() in load(name).source for name in SCRIPTS), "the scripts changed: adapt the mutant"
-    mutated = mutate(mutant)
-    for name in SCRIPTS:
-        await redis.script_load(mutated(name).source.decode())  # raises if it is no Lua any more
-    monkeypatch.setattr(tools, "load", mutated)
-    assert await failing(redis) is not None, "no check notices"
+    await is_caught(redis, monkeypatch, mutant, SCRIPTS, tools, CHECKS)

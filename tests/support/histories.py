@@ -1,0 +1,148 @@
+"""What random histories have in common: commands run on a server and by the rules, and compared after each.
+
+The server's TIME is replaced by ours. Each command runs twice (P4). Compared are the reply, the messages that arrive,
+and all that is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from redis_sync_aio._engine.snapshot import Decision, S
+from redis_sync_aio.embedded import EmbeddedServer
+
+INBOXES = (b"rsa:1", b"rsa:2")
+NOBODY = b"rsa:0"
+START = 1_800_000_000_000_000
+SECOND = 1_000_000
+
+Kind = Literal["pushed", "sharing", "dead", "polling", "impatient", "identity"]
+"""How a request waits, or whose it is."""
+KINDS: tuple[Kind, ...] = ("pushed", "pushed", "sharing", "sharing", "dead", "polling", "impatient", "identity")
+A = TypeVar("A")
+MUTE = st.sampled_from([False] * 9 + [True])
+
+PROFILE = settings(
+    phases=[Phase.explicit, Phase.generate],
+    max_examples=24,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+)
+
+
+class Pointless(Exception):
+    """A step that there is nothing to do for. (`assume` would throw away the history so far.)"""
+
+
+def only_if(condition: object) -> None:
+    """Go on with this step only if so."""
+    if not condition:
+        raise Pointless
+
+
+class Compared(RuleBasedStateMachine, Generic[S]):
+    """Commands in random order, on both."""
+
+    client: ClassVar[Any]
+    muted: ClassVar[Any]
+    """A client that may not publish."""
+    commands: ClassVar[Mapping[str, int]]
+    """Names of methods, and how often each comes."""
+    watching: ClassVar[bool] = False
+    """Run by WATCH, not by scripts."""
+    model: S
+    """What should be on the server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = START
+        self.fence = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.client.flushall()
+        self.pubsub = self.client.pubsub()
+        for inbox in INBOXES:
+            self.pubsub.subscribe(inbox)
+            assert self.message()["type"] == "subscribe"
+
+    def teardown(self) -> None:
+        if hasattr(self, "pubsub"):
+            for inbox in set(INBOXES) - self.model.deaf:
+                self.client.publish(inbox, "the end")
+                assert self.message()["data"] == b"the end", "a message too many"
+            self.pubsub.close()
+
+    def message(self) -> dict[str, Any]:
+        found = self.pubsub.get_message(timeout=1)
+        assert found is not None, "a message is missing"
+        return dict(found)
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """One rule instead of many: hypothesis would leave some of them out of each history."""
+        names = [name for name, weight in self.commands.items() for _ in range(weight)]
+        with suppress(Pointless):
+            getattr(self, data.draw(st.sampled_from(names)))(data)
+
+    def expected(self, decide: Callable[[S], Decision[S]], mute: bool) -> Decision[S]:
+        """Return the decision of the rules."""
+        before = replace(self.model, now=self.now)
+        if mute and not (self.watching and not decide(before).messages):  # who has nothing to tell does not notice it
+            before = replace(before, mute=True)
+        return decide(before)
+
+    # -- what happens beside commands --------------------------------------------------------------------
+
+    def ends(self) -> list[int]:
+        """Return when something ends, in microseconds."""
+        return [ms * 1000 for ms in self.model.polls.values()]
+
+    def let_time_pass(self, data: st.DataObject) -> None:
+        """Also backwards, and to the very moment when something ends."""
+        moments: list[int] = sorted(end + more for end in self.ends() for more in (-1, 0, 1) if end + more > self.now)
+        # P8 can not survive a lost fence and a clock that goes back.
+        back = SECOND if self.model.fence >= self.fence else 0
+        self.now = data.draw(st.sampled_from([self.now + 1, self.now + 5000, self.now - back, *moments[:6]]))
+
+    def die_or_come_back(self, data: st.DataObject) -> None:
+        inbox = data.draw(st.sampled_from(sorted(self.model.deaf - {NOBODY}) or INBOXES))
+        if inbox in self.model.deaf:
+            self.pubsub.subscribe(inbox)
+        else:
+            self.pubsub.unsubscribe(inbox)
+        assert self.message()["channel"] == inbox
+        self.model = replace(self.model, deaf=self.model.deaf ^ {inbox})
+
+    def lose(self, data: st.DataObject, lost: Mapping[bytes, Mapping[str, Any]]) -> None:
+        """One of these keys is lost, and with it that part of the model."""
+        key = data.draw(st.sampled_from(list(lost)))
+        self.client.delete(key)
+        self.model = replace(self.model, **lost[key])
+        self.now = max(self.now, self.fence + 1)
+
+
+def likely(data: st.DataObject, found: list[A], all_of_them: list[A]) -> A:
+    """Draw one of those found, or else one of the latest."""
+    only_if(all_of_them)
+    return data.draw(st.sampled_from(found * 4 + all_of_them[-3:]))
+
+
+@contextmanager
+def private_server() -> Iterator[Any]:
+    """A server of its own for all histories of a module; yields a client."""
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
+        with redis.Redis.from_url(server.url, username="muted", password="any") as muted:
+            Compared.client, Compared.muted = client, muted
+            yield client
