@@ -227,6 +227,37 @@ async def test_p12_a9_close_in_another_loop(sync: Coordinator) -> None:
         lease.check()
 
 
+@pytest.mark.parametrize("linger", [0.0, 60.0])
+def test_p12_a9_what_is_shared_in_a_loop_that_is_stopped(server: EmbeddedServer, linger: float) -> None:
+    """Another loop of the same thread hands a lease on to who waits in its own loop, or is refused."""
+    loop = asyncio.new_event_loop()
+    client = Redis.from_url(server.url)
+    sync = Coordinator(client)
+    lock = AsyncLock(sync, NAME, share=True, linger=linger)
+
+    async def hold_and_wait() -> tuple[Lease, asyncio.Task[Lease]]:
+        lease = await lock.acquire()
+        task = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        return lease, task
+
+    async def end(lease: Lease) -> None:
+        await lease.release()
+        await sync.close()
+        await client.aclose()
+
+    lease, task = loop.run_until_complete(hold_and_wait())
+    asyncio.run(lease.release())
+    after = loop.run_until_complete(asyncio.wait_for(task, 5))
+    assert after.fence > lease.fence
+    asyncio.run(refused(after.release))
+    after.check()
+    loop.run_until_complete(end(after))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    assert look(server) is None
+
+
 @pytest.mark.parametrize("made_from", ["coordinator", "bare client"])
 def test_p1_a9_threads_exclude_each_other(server: EmbeddedServer, made_from: str) -> None:
     """Each with a loop and a client of its own; the counter is not protected by anything else."""
