@@ -276,7 +276,7 @@ async def test_order_saga_s_steps_may_run_twice_and_for_nothing(redis: Redis) ->
 
 
 async def test_pytest_fixtures_pass() -> None:
-    code, output = await run("-m", "pytest", "examples/pytest_fixtures.py")
+    code, output = await run("-m", "pytest", "-n0", "examples/pytest_fixtures.py")
     assert code == 0, output
     assert " 4 passed" in output
 
@@ -289,7 +289,7 @@ async def test_pytest_fixture_tells_of_a_lease_that_was_lost(tmp_path: Path) -> 
         "    assert await sync.lock(lease.name).force_release()\n"
     )
     code, output = await run(
-        "-m", "pytest", "-c", "pyproject.toml", f"--rootdir={tmp_path}", f"{test}::test_lost",
+        "-m", "pytest", "-n0", "-c", "pyproject.toml", f"--rootdir={tmp_path}", f"{test}::test_lost",
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "examples")]),
     )  # fmt: skip
     assert code == 1, output
@@ -298,5 +298,5 @@ async def test_pytest_fixture_tells_of_a_lease_that_was_lost(tmp_path: Path) -> 
 
 
 async def test_pytest_fixtures_work_in_strict_mode_too() -> None:
-    code, output = await run("-m", "pytest", "-o", "asyncio_mode=strict", "examples/pytest_fixtures.py")
+    code, output = await run("-m", "pytest", "-n0", "-o", "asyncio_mode=strict", "examples/pytest_fixtures.py")
     assert code == 0, output
