@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -34,6 +35,7 @@ class Sharing(Keeper, Protocol):
     """The keeper of shares: what both kinds of leases need of their cohort."""
 
     thread: int
+    is_running: Callable[[], bool]
     local: LocalName
 
     def passed_on(self, lease: SharedLease) -> bool: ...
@@ -299,7 +301,7 @@ class SharedLease(Lease):
         On cancellation the release goes on in the background: it is never torn in half.
         """
         keeper = self._keeper
-        if keeper.thread == get_ident() and self.state is HELD and keeper.passed_on(self):
+        if keeper.thread == get_ident() and keeper.is_running() and self.state is HELD and keeper.passed_on(self):
             self.state, self.task = RELEASED, None
             return
         await super().release()

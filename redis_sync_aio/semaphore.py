@@ -161,7 +161,7 @@ class AsyncSemaphore(Primitive):
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        if self._check_weight(weight) == self._weight:
+        if self._check_weight(weight) == self._weight:  # which has a shorter way
             return await super().acquire(timeout=timeout, ttl=ttl, identity=identity)
         return await self._acquire(self._request(ttl, identity, timeout, weight))
 

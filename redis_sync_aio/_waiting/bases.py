@@ -85,8 +85,7 @@ class Bases(ABC):
             if not self._may_go_on(base, time):
                 return False
             if not (self.line and self._hand_on(base)):
-                # In another loop, while ours is stopped, only who waits in ours may have it: it does not rest.
-                if not self._may_rest(base, lease.linger) or not self.is_running():
+                if not self._may_rest(base, lease.linger):
                     return False
                 self._rest(base, lease.linger, time)
         shares.remove(lease)
