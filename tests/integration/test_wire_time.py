@@ -17,6 +17,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import for_ever, lost_in
 from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
 from ..support.sharing import base_of
+from ..support.timed import Timed
 from .test_wire import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
@@ -362,10 +363,13 @@ async def test_time_out_while_parted(server: EmbeddedServer, mode: str, kind: Pa
     async with wired(server, mode) as w:
         await (await w.lock().acquire()).release()
         await part(w, kind)
-        start = now()
-        with pytest.raises(Unreachable):
-            await w.lock().acquire(timeout=0.3)
-        assert 0.25 < now() - start < 0.4
+        for _ in range(3):
+            async with Timed() as took:
+                with pytest.raises(Unreachable):
+                    await w.lock().acquire(timeout=0.3)
+            if not took.stalled:
+                break
+        assert 0.25 < took.seconds < 0.4
         heal(w)
         lease = await w.lock().acquire()
         await lease.release()
@@ -399,19 +403,20 @@ async def test_retries_end(server: EmbeddedServer, mode: str, kind: Partition) -
 
 async def test_the_error_of_who_waited_in_the_process(server: EmbeddedServer) -> None:
     """P1, C6: others had it all the time. That the process's latest request has no answer yet is not the reason."""
-    patience = 0.4
-    async with wired(server, response_timeout=patience, client={"socket_timeout": patience}) as w:
+    async with wired(server, response_timeout=5, client={"socket_timeout": 5}) as w:
         lease = await w.lock(share=True).acquire()
-        began = now()
-        waiting = asyncio.create_task(w.lock(share=True).acquire(timeout=patience + 0.2))
+        waiting = asyncio.create_task(w.lock(share=True).acquire(timeout=60))
         elsewhere = asyncio.create_task(w.elsewhere().acquire())
         base = base_of(lease)
         await wait_until(lambda: base.wanted, SOON, timeout=5)
         base.budget = 0  # the process has had its turn
-        await asyncio.sleep(patience + 0.1 - (now() - began))
         asked = w.proxy.on(ACQUIRE, HOLD)
         await lease.release()
         await asked.fired.wait()
+        cohort = w.sync.local(w.lock()._keys).cohort(w.lock(share=True)._default)
+        ((answer, request, _),) = cohort.line
+        assert request.timeout is not None
+        cohort._time_out(answer, request.timeout)  # that time has passed
         with pytest.raises(AcquireTimeout):
             await waiting
         asked.release.set()
