@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -318,7 +319,7 @@ def _private() -> Iterator[None]:
 @pytest.mark.parametrize("machine", [History, Watched])
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_lock, "WINDOW", 2)
-    run_state_machine_as_test(machine, settings=PROFILE)
+    run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=64))
 
 
 BUGS: dict[str, Callable[[LockSnapshot], LockSnapshot]] = {

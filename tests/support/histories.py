@@ -32,7 +32,7 @@ MUTE = st.sampled_from([False] * 9 + [True])
 
 PROFILE = settings(
     phases=[Phase.explicit, Phase.generate],
-    max_examples=24,
+    max_examples=32,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
