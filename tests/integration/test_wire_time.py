@@ -363,8 +363,9 @@ async def test_time_out_while_parted(server: EmbeddedServer, mode: str, kind: Pa
     async with wired(server, mode) as w:
         await (await w.lock().acquire()).release()
         await part(w, kind)
+        took = Timed()
         for _ in range(3):
-            async with Timed() as took:
+            async with took:
                 with pytest.raises(Unreachable):
                     await w.lock().acquire(timeout=0.3)
             if not took.stalled:

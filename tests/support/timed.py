@@ -14,7 +14,7 @@ LATE = 0.05
 
 
 class Timed:
-    """``async with Timed() as took``: its seconds, and whether the event loop had a stall meanwhile.
+    """``async with took``, as often as needed: its seconds, and whether the event loop had a stall meanwhile.
 
     With a stall it may be the machine that took the time: measure again. What stalls each time is to blame.
     """
