@@ -266,7 +266,7 @@ async def release_to_waiter(w: Wired, arm: Arm) -> int:
 
 
 async def renew(w: Wired, arm: Arm) -> int:
-    lease = await w.lock(ttl=2).acquire()
+    lease = await w.lock(ttl=3).acquire()  # renewed after 1 s; a connection is given up and opened again meanwhile
     rule, first = arm(RENEW), lease.deadline
     await rule.fired.wait()
     await wait_until(lambda: lease.deadline > first or lease.lost.is_set(), SOON)
