@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.metadata
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -21,6 +22,8 @@ MakeClient = Callable[..., Redis]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A run starts hundreds of processes: what they import is compiled once, also where Python was told to keep nothing.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # redis-py looks its own version up in the metadata of the installation for each client: a tenth of a short test.
 importlib.metadata.version = functools.cache(importlib.metadata.version)

@@ -153,7 +153,8 @@ async def wired(
     **options: Any,
 ) -> AsyncIterator[Wired]:
     """Set all that up. Scripts are known to the server, so that the faults hit commands that do something."""
-    timeouts: dict[str, Any] = {"socket_timeout": RESPONSE_TIMEOUT, "socket_connect_timeout": RESPONSE_TIMEOUT}
+    # A whole sweep may connect at the same time, with several round trips each.
+    timeouts: dict[str, Any] = {"socket_timeout": RESPONSE_TIMEOUT, "socket_connect_timeout": 3 * RESPONSE_TIMEOUT}
     client_options, coordinator_options = MODES[mode]
     limits: dict[str, Any] = {"response_timeout": RESPONSE_TIMEOUT, "retry_for": RETRY_FOR}
     assert server.port is not None
