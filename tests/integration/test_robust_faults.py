@@ -28,7 +28,7 @@ from ..support.body import FAST, waits
 from ..support.child import Crew, Failed
 from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
 from .test_server_faults import served
-from .test_wire import ANSWERS, RETRY_FOR, SOON, WIRE, Wired, quiet_loop, wired
+from .test_wire import ANSWERS, AT_ONCE, RETRY_FOR, SOON, WIRE, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture
 
@@ -198,7 +198,7 @@ async def test_p4_every_fault_at_every_command(server: EmbeddedServer, mode: str
     cases = [(*point, *fault) for point in points for fault in WIRE.items()]
     if mode == "link":
         cases += [(command, 0, *fault) for command in ("robust_adopt", "robust_record") for fault in ANSWERS.items()]
-    at_once = asyncio.Semaphore(30)
+    at_once = asyncio.Semaphore(AT_ONCE)
 
     async def run(command: str, skip: int, fault: str, action: Action) -> str | None:
         async with at_once:

@@ -76,6 +76,8 @@ ACQUIRE, RELEASE, RENEW, INSPECT = (_of_any_kind(part) for part in PARTS)
 FORCE = script(load("force").sha)
 RESPONSE_TIMEOUT = 0.3
 RETRY_FOR = 3.0
+AT_ONCE = 12
+"""So many cases of a sweep share a loop: more would only be late because of each other."""
 SOON = Backoff(initial=0.002, cap=0.01)
 
 MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -153,7 +155,7 @@ async def wired(
     **options: Any,
 ) -> AsyncIterator[Wired]:
     """Set all that up. Scripts are known to the server, so that the faults hit commands that do something."""
-    # A whole sweep may connect at the same time, with several round trips each.
+    # Many of a sweep may connect at the same time, with several round trips each.
     timeouts: dict[str, Any] = {"socket_timeout": RESPONSE_TIMEOUT, "socket_connect_timeout": 3 * RESPONSE_TIMEOUT}
     client_options, coordinator_options = MODES[mode]
     limits: dict[str, Any] = {"response_timeout": RESPONSE_TIMEOUT, "retry_for": RETRY_FOR}
@@ -327,7 +329,7 @@ class Case:
 async def sweep(server: EmbeddedServer, cases: Iterable[Case], **options: Any) -> int:
     """Run all cases; return how many faults were injected."""
     cases = list(cases)
-    at_once = asyncio.Semaphore(30)
+    at_once = asyncio.Semaphore(AT_ONCE)
 
     async def run(case: Case) -> None:
         async with at_once:
