@@ -88,7 +88,7 @@ async def forking(url: str, how: str) -> None:
     # A child that runs on with the parent's loop may make it deaf for a connection, and that is noticed by time-out.
     client = Redis.from_url(url, socket_timeout=0.5)
     made_from = made_of(client, how)
-    held = AsyncLock(made_from, NAME, ttl=0.5)
+    held = AsyncLock(made_from, NAME, ttl=1)
     async with held as lease:
         waiting = asyncio.create_task(held.acquire())
         working = asyncio.create_task(work(AsyncLock(made_from, "busy", ttl=5)))
@@ -102,7 +102,7 @@ async def forking(url: str, how: str) -> None:
             lease.check()
             assert (await held.statistics()).holder == lease.token
         begin, ends = lease.deadline, lease.deadline
-        while ends - begin < 0.5:  # renewed, again and again
+        while ends - begin < 0.6:  # renewed, and again
             await asyncio.sleep(0.01)
             lease.check()
             ends = lease.deadline
@@ -379,7 +379,7 @@ def whole_story(url: str, how: str) -> None:
 async def story(url: str) -> None:
     """Acquire, contend, lose, extend, time out; cancel after any number of turns."""
     async with source(url, "") as sync, Redis.from_url(url) as other:
-        lock = AsyncLock(sync, NAME, ttl=0.3)
+        lock = AsyncLock(sync, NAME, ttl=1)
         counter = [0]
 
         async def contend() -> None:
@@ -393,7 +393,7 @@ async def story(url: str) -> None:
         assert counter == [100]
         with contextlib.suppress(LeaseLost):
             async with asyncio.timeout(2), lock as lease:
-                await lease.extend(0.3)
+                await lease.extend(1)
                 await other.delete(NAME)
                 await for_ever()
             raise AssertionError("nothing was lost")

@@ -15,7 +15,7 @@ from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import Action, script
-from .test_wire import ANSWERS, SOON, WIRE, Wired, quiet_loop, wired
+from .test_wire import ANSWERS, AT_ONCE, SOON, WIRE, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture
 
@@ -68,6 +68,12 @@ async def test_p4_every_fault(server: EmbeddedServer, mode: str, case: str) -> N
     if mode == "plain" and case == "one script":
         case = "the first of three"  # without a link there is no such script
     faults = WIRE | ANSWERS
-    outcomes = await asyncio.gather(*(one_fault(server, mode, case, *fault) for fault in faults.items()))
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def run(fault: str, action: Action) -> str | None:
+        async with at_once:
+            return await one_fault(server, mode, case, fault, action)
+
+    outcomes = await asyncio.gather(*(run(*fault) for fault in faults.items()))
     wrong = [outcome for outcome in outcomes if outcome is not None]
     assert not wrong, "\n".join(wrong)
