@@ -1,0 +1,103 @@
+"""What the tests of `redis_sync_aio.compat.Lock` beside the lock of redis-py have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.lock import Lock as RedisLock
+
+from redis_sync_aio import AsyncLock, Backoff, wait_until
+from redis_sync_aio._implicit import coordinator_for
+from redis_sync_aio.compat import Lock
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+from .proxy import FaultProxy
+
+NAME = "compat"
+OTHER = b"somebody else"
+KINDS: dict[str, type[RedisLock]] = {"redis-py": RedisLock, "compat": Lock}
+UNLOCKED = "Cannot release a lock that's not owned or is already unlocked."
+
+Condition = Callable[[], Awaitable[object]]
+MakeLock = Callable[..., RedisLock]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> type[RedisLock]:
+    """The lock under test."""
+    return KINDS[request.param]
+
+
+@pytest.fixture(params=[False, True], ids=["bytes", "decoded"])
+def client(request: pytest.FixtureRequest, redis: Redis, make_client: MakeClient) -> Redis:
+    """The client of the lock under test; `redis` looks at the same database."""
+    return make_client(decode_responses=request.param)
+
+
+@pytest.fixture
+def make(client: Redis, kind: type[RedisLock]) -> MakeLock:
+    """Build the lock under test; it polls often if it polls."""
+
+    def make(name: str | bytes = NAME, **options: Any) -> RedisLock:
+        options.setdefault("sleep", 0.005)
+        return client.lock(name, lock_class=kind, **options)
+
+    return make
+
+
+@pytest.fixture
+def lock(client: Redis) -> RedisLock:
+    return client.lock(NAME, timeout=30, lock_class=Lock, sleep=0.005)
+
+
+@asynccontextmanager
+async def through_proxy(server: EmbeddedServer) -> AsyncIterator[tuple[FaultProxy, Redis]]:
+    """A client whose connections can be disturbed. In the end all that it still has to undo is undone."""
+    async with FaultProxy((server.host, server.port or 0)) as proxy, Redis.from_url(proxy.url) as client:
+        coordinator = coordinator_for(client)
+        try:
+            yield proxy, client
+        finally:
+            proxy.refuse = False
+            await coordinator.close()
+
+
+async def until(condition: Condition, timeout: float = 5) -> None:
+    await wait_until(condition, Backoff(initial=0.001, cap=0.01), timeout)
+
+
+async def is_free(redis: Redis, name: str = NAME) -> bool:
+    return not await redis.exists(name)
+
+
+async def queue_is_empty(redis: Redis) -> bool:
+    return (await AsyncLock(redis, NAME).statistics()).waiters == 0
+
+
+async def calls(redis: Redis, *names: str) -> int:
+    """How often clients have sent these commands."""
+    stats = await redis.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names)
+
+
+async def started(redis: Redis, coroutine: Awaitable[bool]) -> asyncio.Task[bool]:
+    """Run an acquire until the server has seen its first try."""
+    before = await calls(redis, "set", "evalsha")
+    task = asyncio.ensure_future(coroutine)
+
+    async def tried() -> bool:
+        return await calls(redis, "set", "evalsha") > before
+
+    await until(tried)
+    return task
+
+
+def near(milliseconds: int, seconds: float) -> bool:
+    """So many seconds, of which up to 2 have passed."""
+    return (seconds - 2) * 1000 < milliseconds <= seconds * 1000
