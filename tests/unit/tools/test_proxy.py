@@ -1,0 +1,200 @@
+"""The proxy lets through what it should, and tells commands apart."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from tests.support.proxy import (
+    CUT_AFTER,
+    CUT_BEFORE,
+    DELAY,
+    DROP,
+    ERROR,
+    HOLD,
+    HOLD_REPLY,
+    FaultProxy,
+    anything,
+    arg,
+    command,
+    script,
+)
+from tests.support.resp import Splitter
+
+from .conftest import Wire
+
+
+class TestPassing:
+    @pytest.mark.parametrize("protocol", [2, 3])
+    @pytest.mark.parametrize("fragment", [0, 1, 7])
+    async def test_a_client_sees_no_difference(self, proxy: FaultProxy, protocol: int, fragment: int) -> None:
+        proxy.fragment = fragment
+        binary = bytes(range(256)) * 2
+        async with Redis.from_url(proxy.url, protocol=protocol) as client:
+            lua = "return {KEYS[1], ARGV[1], 7, false, {err = 'MINE'}}"
+            sha = await client.script_load(lua)
+            reply: Any = await client.evalsha(sha, 1, "k", binary)
+            assert [*reply[:4], str(reply[4])] == [b"k", binary, 7, None, "MINE"]
+            async with client.pipeline(transaction=True) as pipe:
+                for args in (["SET", "k", binary], ["GET", "k"], ["INCR", "k"], ["CONFIG", "GET", "port"]):
+                    pipe.execute_command(*args)
+                replies = await pipe.execute(raise_on_error=False)
+            assert replies[1] == binary
+            assert isinstance(replies[2], ResponseError)
+            assert replies[3] == ({b"port": b"0"} if protocol == 3 else [b"port", b"0"])
+            assert proxy.commands["EVALSHA"] == proxy.commands["MULTI"] == 1
+
+    @pytest.mark.parametrize("protocol", [2, 3])
+    async def test_subscriptions_work(self, proxy: FaultProxy, direct: Redis, protocol: int) -> None:
+        async with Redis.from_url(proxy.url, protocol=protocol) as client, client.pubsub() as pubsub:
+            await pubsub.subscribe("a", "b")
+            await pubsub.psubscribe("c*")
+            seen = [await pubsub.get_message(timeout=5) for _ in range(3)]
+            await direct.publish("cd", "hello")
+            seen.append(await pubsub.get_message(timeout=5))
+            await pubsub.unsubscribe()
+            seen += [await pubsub.get_message(timeout=5) for _ in range(2)]
+        kinds = [one["type"] for one in seen if one is not None]
+        assert kinds == ["subscribe"] * 2 + ["psubscribe", "pmessage"] + ["unsubscribe"] * 2
+
+    async def test_big_values_pass(self, proxy: FaultProxy) -> None:
+        proxy.fragment = 65537
+        big = b"\r\n" * 1_000_000
+        async with Redis.from_url(proxy.url) as client:
+            await client.set("big", big)
+            assert await client.get("big") == big
+
+    async def test_the_upstream_can_be_tcp(self, proxy: FaultProxy) -> None:
+        async with FaultProxy((proxy.host, proxy.port)) as outer, Redis.from_url(outer.url) as client:
+            assert await client.ping()
+            assert (outer.commands["PING"], proxy.commands["PING"]) == (1, 1)
+            assert (outer.connections, outer.live) == (1, 1)
+
+    async def test_without_a_server_connections_are_closed(self) -> None:
+        async with FaultProxy("/nowhere") as proxy:
+            wire = Wire(*await asyncio.open_connection(proxy.host, proxy.port))
+            assert await wire.rest() == b""
+            await wire.close()
+            assert (proxy.connections, proxy.live) == (1, 0)
+
+    async def test_what_either_side_sent_before_it_closed_arrives(
+        self, proxy: FaultProxy, wire: Wire, direct: Redis
+    ) -> None:
+        wire.send("SET", "k", "v")
+        wire.send("QUIT")
+        assert await wire.rest() == b"+OK\r\n+OK\r\n"
+        await proxy.until(lambda: proxy.live == 0)
+        assert await direct.get("k") == "v"
+
+    async def test_a_mistake_in_a_test_is_not_hidden(self, upstream: str) -> None:
+        async def mistaken() -> None:
+            async with FaultProxy(upstream) as proxy:
+                proxy.on(lambda args: bool(args[99]), DROP)
+                wire = Wire(*await asyncio.open_connection(proxy.host, proxy.port))
+                wire.send("PING")
+                assert await wire.rest() == b""
+                await wire.close()
+
+        with pytest.raises(IndexError):
+            await mistaken()
+
+
+class TestMatching:
+    def test_by_name(self) -> None:
+        assert command("client setinfo")([b"CLIENT", b"SETINFO", b"x"])
+        assert not command("CLIENT SETINFO")([b"CLIENT"])
+        assert not command(b"GET")([b"GETEX", b"k"])
+        assert anything([b"HELLO"])
+
+    def test_by_argument(self) -> None:
+        assert arg(b"lock:")([b"GET", b"a-lock:1"])
+        assert not arg("lock:")([b"GET", b"other"])
+
+    def test_by_script(self) -> None:
+        text = b"return 1"
+        sha = hashlib.sha1(text).hexdigest()
+        assert script(sha)([b"EVALSHA", sha.upper().encode(), b"0"])
+        assert script(sha)([b"eval", text, b"0"])
+        assert not script(sha)([b"EVAL", b"return 2", b"0"])
+        assert not script(sha)([b"GET", sha.encode()])
+
+    async def test_times_skip_and_cancel(self, proxy: FaultProxy, wire: Wire) -> None:
+        rule = proxy.on("ping", ERROR("ERR mine"), times=2, skip=1)
+        replies = [await wire.call("PING") for _ in range(4)]
+        assert replies == [b"+PONG\r\n", b"-ERR mine\r\n", b"-ERR mine\r\n", b"+PONG\r\n"]
+        assert (rule.hits, rule.acted, proxy.commands["PING"]) == (4, 2, 2)
+        endless = proxy.on("PING", ERROR("ERR more"), times=None)
+        assert {await wire.call("PING") for _ in range(5)} == {b"-ERR more\r\n"}
+        endless.cancel()
+        assert await wire.call("PING") == b"+PONG\r\n"
+
+    async def test_the_first_rule_that_is_due_acts(self, proxy: FaultProxy, wire: Wire) -> None:
+        first, second = proxy.on(anything, ERROR("ERR 1")), proxy.on("PING", ERROR("ERR 2"))
+        assert [await wire.call("PING") for _ in range(3)] == [b"-ERR 1\r\n", b"-ERR 2\r\n", b"+PONG\r\n"]
+        assert (first.hits, second.hits) == (3, 2)
+
+
+class TestSubscriptions:
+    async def test_the_confirmation_is_the_reply(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
+        rule = proxy.on("SUBSCRIBE", HOLD_REPLY)
+        subscriber.send("SUBSCRIBE", "a", "b")
+        await rule.fired.wait()
+        assert await direct.publish("b", "x") == 1
+        assert await subscriber.is_silent()
+        rule.release.set()
+        frames = [await subscriber.receive() for _ in range(3)]
+        kinds = [Splitter().feed(frame)[0].items[0] for frame in frames]
+        assert kinds == [b"subscribe", b"subscribe", b"message"]
+
+    async def test_cut_after_a_subscription(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
+        rule = proxy.on("UNSUBSCRIBE", CUT_AFTER)
+        subscriber.send("UNSUBSCRIBE")
+        assert await subscriber.rest() == b""
+        assert rule.fired.is_set()
+
+    async def test_a_push_is_no_reply(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
+        held = proxy.on("PING", HOLD)
+        subscriber.send("PING")
+        await held.fired.wait()
+        await direct.publish("news", "x")
+        assert b"message" in await subscriber.receive()
+        rule = proxy.on("PING", CUT_AFTER)
+        held.release.set()
+        assert b"PONG" in (await subscriber.receive()).upper()
+        assert not rule.fired.is_set()
+
+    async def test_drop(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
+        rule = proxy.on_push(b"lost", DROP)
+        await direct.publish("news", "lost")
+        await direct.publish("news", "found")
+        assert b"found" in await subscriber.receive()
+        assert rule.fired.is_set()
+        assert rule.hits == 1
+
+    async def test_cut_before(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
+        rule = proxy.on_push(lambda items: items[-1] == b"x", CUT_BEFORE)
+        await direct.publish("news", "x")
+        assert await subscriber.rest() == b""
+        assert rule.fired.is_set()
+
+    async def test_delay(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
+        proxy.on_push("x", DELAY(0.2))
+        started = asyncio.get_running_loop().time()
+        await direct.publish("news", "x")
+        subscriber.send("PING")
+        assert b"message" in await subscriber.receive()
+        assert asyncio.get_running_loop().time() - started >= 0.2
+        assert b"PONG" in (await subscriber.receive()).upper()
+
+    async def test_hold(self, proxy: FaultProxy, subscriber: Wire, direct: Redis) -> None:
+        rule = proxy.on_push("x", HOLD)
+        await direct.publish("news", "x")
+        await rule.fired.wait()
+        assert await subscriber.is_silent()
+        rule.release.set()
+        assert b"message" in await subscriber.receive()

@@ -1,0 +1,218 @@
+"""A sweep cancels at every await."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from tests.support.sweep import WAYS, Outcome, Stepper, Way, sweep
+
+
+async def ignore(outcome: Outcome[Any]) -> None:
+    """Nothing can be left behind."""
+
+
+def soon(value: Any = None) -> asyncio.Future[Any]:
+    """A future that is done some turns of the loop later."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def turn(left: int) -> None:
+        if left:
+            loop.call_soon(turn, left - 1)
+        elif not future.done():
+            future.set_result(value)
+
+    turn(3)
+    return future
+
+
+class TestStepper:
+    async def test_counts_every_suspension(self) -> None:
+        async def operation() -> str:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future.set_result(None)
+            await future  # done already: none
+            await asyncio.gather(soon(), soon())
+            async with asyncio.timeout(5):
+                return str(await soon("value"))
+
+        points: list[tuple[int, bool]] = []
+        stepper = Stepper(operation(), lambda n, waiting: points.append((n, waiting is None)))
+        assert await stepper == "value"
+        assert points == [(1, True), (2, False), (3, False), (4, False)]
+        assert (stepper.points, stepper.cancelled_at) == (4, None)
+
+    async def test_passes_errors_both_ways(self) -> None:
+        async def operation() -> None:
+            future = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(future.set_exception, KeyError("in"))
+            try:
+                await future
+            except KeyError as error:
+                raise ValueError("out") from error
+
+        with pytest.raises(ValueError, match="out"):
+            await Stepper(operation(), lambda n, waiting: None)
+
+
+class TestSweep:
+    async def test_a_correct_operation_passes(self) -> None:
+        held: set[object] = set()
+
+        async def operation() -> object:
+            await asyncio.sleep(0)
+            token = object()
+            held.add(token)
+            try:
+                await soon()
+                await asyncio.sleep(0.001)
+            except BaseException:
+                held.discard(token)
+                raise
+            return token
+
+        async def check(outcome: Outcome[object]) -> None:
+            held.discard(outcome.value)
+            assert not held
+
+        result = await sweep(operation, check)
+        assert result.cancellations == {"task": 3, "same_turn": 3, "scope": 3}
+        assert result.swallowed == []
+        assert len(result.outcomes) == 12
+        assert [one.value is None for one in result.outcomes] == [True, True, True, False] * 3
+
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_the_same_turn_way_makes_result_and_cancellation_meet(self, way: Way) -> None:
+        states: list[str] = []
+
+        async def operation() -> None:
+            future = soon("a result")
+            try:
+                await future
+            except asyncio.CancelledError:
+                states.append("cancelled" if future.cancelled() else future.result())
+                raise
+
+        await sweep(operation, ignore, ways=[way])
+        assert states == ["a result" if way == "same_turn" else "cancelled"]
+
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_a_swallowed_cancellation_is_caught(self, way: Way) -> None:
+        async def operation() -> str:
+            await asyncio.sleep(0)
+            try:
+                await soon()
+            except asyncio.CancelledError:
+                return "as if nothing were"
+            return "done"
+
+        with pytest.raises(AssertionError, match=rf"swallowed: way '{way}', suspension point n=2"):
+            await sweep(operation, ignore, ways=[way])
+        result = await sweep(operation, ignore, ways=[way], strict=False)
+        assert [(one.way, one.n, one.value) for one in result.swallowed] == [(way, 2, "as if nothing were")]
+        assert result.cancellations == {way: 2}
+
+    async def test_it_finds_what_wait_for_swallows_on_old_pythons(self) -> None:
+        async def inner() -> str:
+            return str(await soon("result"))
+
+        result = await sweep(lambda: asyncio.wait_for(inner(), 5), ignore, strict=False)
+        swallowed = {one.way for one in result.swallowed}
+        assert swallowed == ({"same_turn"} if sys.version_info < (3, 12) else set())
+
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_a_leak_is_caught_by_the_check(self, way: Way) -> None:
+        held: list[str] = []
+
+        async def operation() -> None:
+            await asyncio.sleep(0)
+            held.append("it")
+            await soon()
+            held.remove("it")
+
+        async def check(outcome: Outcome[None]) -> None:
+            assert not held
+
+        with pytest.raises(AssertionError) as caught:
+            await sweep(operation, check, ways=[way])
+        assert caught.value.__notes__ == [f"in the check after: way '{way}', suspension point n=2"]
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("first", ["give back", "wait"])
+    async def test_a_clean_up_that_can_be_interrupted_is_caught_by_a_second_cancellation(
+        self, way: Way, first: str
+    ) -> None:
+        held: list[str] = []
+
+        async def operation() -> None:
+            held.append("it")
+            try:
+                await soon()
+            except asyncio.CancelledError:
+                if first == "give back":
+                    held.clear()
+                with anyio.CancelScope(shield=True):
+                    await soon()
+                held.clear()
+                raise
+            held.clear()
+
+        async def check(outcome: Outcome[None]) -> None:
+            assert not held
+
+        assert (await sweep(operation, check, ways=[way])).cancellations == {way: 1}
+        if first == "give back":
+            result = await sweep(operation, check, ways=[way], twice=True)
+            assert [(one.cancelled, one.twice) for one in result.outcomes] == [(True, True), (False, False)]
+        else:
+            with pytest.raises(AssertionError) as caught:
+                await sweep(operation, check, ways=[way], twice=True)
+            assert caught.value.__notes__[0].endswith("n=1, cancelled twice")
+
+    async def test_a_scope_is_not_blamed_for_what_was_over_before_it_could_cancel(self) -> None:
+        async def operation() -> str:
+            future = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(future.set_result, "result")
+            return str(await future)
+
+        result = await sweep(operation, ignore)
+        assert result.cancellations == {"task": 1, "same_turn": 1}
+        assert [one.missed for one in result.outcomes if one.way == "scope"] == [True, False]
+
+    async def test_a_shield_without_a_checkpoint_after_it_swallows(self) -> None:
+        async def shielded(checkpoint: bool) -> None:
+            with anyio.CancelScope(shield=True):
+                await soon()
+            if checkpoint:
+                await anyio.lowlevel.checkpoint_if_cancelled()
+
+        await sweep(lambda: shielded(True), ignore, ways=["scope"])
+        with pytest.raises(AssertionError, match="swallowed: way 'scope', suspension point n=1"):
+            await sweep(lambda: shielded(False), ignore, ways=["scope"])
+
+    async def test_an_error_instead_of_the_cancellation_is_caught(self) -> None:
+        async def operation() -> None:
+            try:
+                await soon()
+            except asyncio.CancelledError:
+                raise ConnectionError("lost") from None
+
+        with pytest.raises(AssertionError, match=r"ConnectionError.*way 'task', suspension point n=1") as caught:
+            await sweep(operation, ignore)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+
+    async def test_an_operation_without_end_is_caught(self) -> None:
+        async def operation() -> None:
+            while True:
+                await asyncio.sleep(0)
+
+        with pytest.raises(AssertionError, match="still not undisturbed after 5"):
+            await sweep(operation, ignore, limit=5)
