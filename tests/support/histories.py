@@ -77,11 +77,14 @@ class Compared(RuleBasedStateMachine, Generic[S]):
             assert self.message()["type"] == "subscribe"
 
     def teardown(self) -> None:
-        if hasattr(self, "pubsub"):
+        if not hasattr(self, "pubsub"):
+            return
+        try:
             for inbox in set(INBOXES) - self.model.deaf:
                 self.client.publish(inbox, "the end")
                 assert self.message()["data"] == b"the end", "a message too many"
-            self.pubsub.close()
+        finally:
+            self.pubsub.close()  # else it would be somebody who listens, in the next history
 
     def message(self) -> dict[str, Any]:
         found = self.pubsub.get_message(timeout=1)
