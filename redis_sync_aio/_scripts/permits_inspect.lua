@@ -6,6 +6,7 @@
 -- REPLAY  Reads only.
 -- COST  O(log permits + permits shown + tombstones among them + permits that are over)
 -- include: permits
+-- include: holding
 local live, shown, from = {}, tonumber(ARGV[1]), 0
 for _, token in ipairs(redis.call('ZRANGEBYSCORE', PERMITS, '-inf', now)) do used = used - (permit(token) or 0) end
 local after = '(' .. string.format('%.0f', now)

@@ -7,10 +7,12 @@
 --       may have happened, reads GONE accordingly.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
-local nobody = not first[1] and soonest and tonumber(soonest) > now -- … waits, and nothing is over or lost
-if nobody and own ~= '' and own ~= '0 0' and ARGV[3] ~= '1' then
-  drop(ARGV[1])
-  save()
+-- Nobody waits, nothing is over or lost: what `drop` and `save` would do, before any function is made.
+local freed = not first[1] and soonest and tonumber(soonest) > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
+if freed then
+  redis.call('ZREM', PERMITS, ARGV[1])
+  redis.call('HDEL', STATE, '=' .. ARGV[1])
+  redis.call('HSET', STATE, 'used', used - freed)
   return 1
 end
 -- include: grants

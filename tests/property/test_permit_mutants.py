@@ -154,15 +154,24 @@ MUTANTS: Mapping[str, Mutant] = {
     "at once whatever the limit": Mutant("(asked == limit or asked == 0) and", ""),
     "at once although it does not fit": Mutant("and used + weight <= limit then", "then"),
     "at once although something is over": Mutant(
-        "soonest and tonumber(soonest) > now then\n    local", "soonest then\n    local"
+        "used == 0 or soonest and tonumber(soonest) > now\n", "used == 0 or soonest\n"
     ),
     "at once although the permits are lost": Mutant(
-        "if not soonest and used == 0 or soonest", "if not soonest or soonest"
+        "local sound = not soonest and used == 0 or", "local sound = not soonest or"
     ),
-    "a short release wakes nobody": Mutant("local nobody = not first[1] and soonest", "local nobody = soonest"),
-    "a short release of what is over": Mutant("soonest and tonumber(soonest) > now\nif nobody", "soonest\nif nobody"),
-    "a short release of a tombstone": Mutant("and own ~= '0 0' and", "and"),
-    "a short release leaves no tombstone": Mutant("and ARGV[3] ~= '1' then", "then"),
+    "at once although the keys end": Mutant("if sound and lasts and", "if sound and"),
+    "at once without a range for who shares": Mutant(" and string.byte(token, -1) ~= 126"),
+    "at once with the last fence": Mutant("rises and math.max(fence + 1, now) or fence", "rises and now or fence"),
+    "at once with a fence for each reader": Mutant("= rises and math", "= math"),
+    "at once with permits that never end": Mutant(
+        "if not soonest then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end"
+    ),
+    "at once without the sum": Mutant("'used', used + weight, 'fence'", "'fence'"),
+    "a short release wakes nobody": Mutant("local freed = not first[1] and soonest", "local freed = soonest"),
+    "a short release of what is over": Mutant("tonumber(soonest) > now and ARGV[3]", "ARGV[3]"),
+    "a short release of a tombstone": Mutant("'^[1-9]%d*'", "'^%d+'"),
+    "a short release leaves no tombstone": Mutant(" and ARGV[3] ~= '1' and string", " and string"),
+    "a short release frees nothing": Mutant("used - freed", "used"),
     # readers that become the writer
     "an upgrade waits its turn": Mutant("ahead = -1", "ahead = nil"),
     "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),

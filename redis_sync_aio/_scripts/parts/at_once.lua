@@ -1,9 +1,16 @@
--- Nobody waits, nothing is over or lost, and it fits.
+-- Nobody waits, nothing is over or lost, it fits, the keys last, and its process does not share it: what `hold` would do.
+-- Before any function is made, as that takes a fifth of the server's time for an uncontended permit.
 if not first[1] and own == '' and (asked == limit or asked == 0) and used + weight <= limit then
-  if not soonest and used == 0 or soonest and tonumber(soonest) > now then
-    local fence_of_it = next_fence(weight)
-    hold(token, weight, ttl, 0, fence_of_it)
-    return tonumber(fence_of_it)
+  local rises = limit ~= WHOLE or weight == WHOLE -- as `next_fence`, of what is not the first fence
+  local next = rises and math.max(fence + 1, now) or fence
+  local lasts = kept >= math.floor(math.max(now, next) / 1000) + math.max(3600000, math.ceil(1.25 * ttl))
+  local sound = not soonest and used == 0 or soonest and tonumber(soonest) > now
+  if sound and lasts and string.byte(token, -1) ~= 126 then
+    local its_fence = string.format('%.0f', next)
+    redis.call('ZADD', PERMITS, now + ttl * 1000, token)
+    if not soonest then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end
+    redis.call('HSET', STATE, 'used', used + weight, 'fence', its_fence, '=' .. token, weight .. ' ' .. its_fence)
+    return next
   end
 end
 if limit == 0 then limit = asked end

@@ -1,4 +1,5 @@
 -- What may be given, and giving it. Included behind `permits`.
+-- include: holding
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
 
 local function left(time) -- milliseconds until then, or until the first permit is over; nil when there is none
