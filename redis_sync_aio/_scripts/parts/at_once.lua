@@ -1,4 +1,4 @@
--- Nobody waits, nothing is over or lost, it fits, the keys last, and its process does not share it: what `hold` would do.
+-- Nobody waits, nothing is over or lost, it fits, the keys last, and its process does not share: what `hold` would do.
 -- Before any function is made: what only others need takes a sixth of the server's time for an uncontended permit.
 if not first[1] and own == '' and (asked == limit or asked == 0) and used + weight <= limit then
   local rises = limit ~= WHOLE or weight == WHOLE -- as `next_fence`, of what is not the first fence
