@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
 
 T = TypeVar("T")
+
+AGAIN = 0.1
+"""Seconds between cancellations of what did not end."""
 
 
 async def finished(task: asyncio.Task[T]) -> T:
@@ -24,6 +30,37 @@ async def finished(task: asyncio.Task[T]) -> T:
             task.exception()  # looked at
         raise cancelled  # that very one: anyio knows its own by their message
     return task.result()
+
+
+@contextmanager
+def insisting(seconds: float) -> Iterator[None]:
+    """For the block of ``asyncio.timeout(seconds)``: cancel again while it goes on after that.
+
+    On Python < 3.12 redis-py (with a socket timeout) can swallow a cancellation that meets the end of a wait, and would
+    go on with all its retries. What is asked for here is taken back at the end, so that `asyncio.timeout` still finds
+    its own request, and nothing but that.
+    """
+    task, cancels = asyncio.current_task(), 0
+    if task is None or sys.version_info >= (3, 12):
+        yield
+        return
+
+    loop = task.get_loop()
+    timer: asyncio.TimerHandle
+
+    def again() -> None:
+        nonlocal cancels, timer
+        cancels += 1
+        task.cancel()
+        timer = loop.call_later(AGAIN, again)
+
+    timer = loop.call_later(seconds + AGAIN, again)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for _ in range(cancels):
+            task.uncancel()
 
 
 def stay_due(cancelled: asyncio.CancelledError) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 import redis.exceptions
 from redis.asyncio import Redis
 
+from .._cancellation import insisting
 from .._clock import now
 from .._types import text
 from ..backoff import Backoff
@@ -99,9 +100,11 @@ class PlainExecutor:
         for delay in RETRY:
             call.sent = now()
             call.attempts += 1
+            limit = max(min(call.expires - call.sent, self._response_timeout), 0.001)
             try:
-                async with asyncio.timeout(max(min(call.expires - call.sent, self._response_timeout), 0.001)):
-                    reply = await self._execute(call)
+                async with asyncio.timeout(limit):
+                    with insisting(limit):
+                        reply = await self._execute(call)
             except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
                 self._failed(call, error)
             else:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,10 +26,12 @@ from redis_sync_aio import (
     LeaseLost,
     LinkUnavailable,
     PermissionRefused,
+    Unreachable,
     WrongKeyType,
     wait_until,
 )
 from redis_sync_aio._clock import now
+from redis_sync_aio.embedded import EmbeddedServer
 
 from .test_server_faults import NAME, Served, modes, served
 from .test_wire import MODES, RESPONSE_TIMEOUT, SOON
@@ -282,6 +285,27 @@ async def test_no_right_to_release(rules: str, push: Any) -> None:
         else:
             await lease.release()
         await s.check_free(lease.fence)
+
+
+async def test_a_time_out_that_meets_the_end_of_a_wait() -> None:
+    """P4, D16: on Python 3.11 redis-py swallows it, and would go on with its own retries for seconds."""
+    random = Random(7)
+
+    async def refused(server: EmbeddedServer) -> float:
+        soon = random.uniform(0.002, 0.03)  # that is when redis-py connects, again and again
+        async with (
+            server.client(password=None) as client,
+            Coordinator(client, push="never", response_timeout=soon, retry_for=0.3) as sync,
+        ):
+            start = now()
+            with pytest.raises((PermissionRefused, Unreachable)):
+                await sync.lock(NAME).acquire()
+            return now() - start
+
+    async with served() as s:
+        await say(s.admin, "ACL SETUSER default resetpass >right")
+        for _ in range(6):
+            assert max(await asyncio.gather(*(refused(s.server) for _ in range(10)))) < 1.5
 
 
 @pytest.mark.parametrize("mode", MODES)
