@@ -96,8 +96,10 @@ async def run_process(url: str) -> None:
     async with redis, Coordinator(redis) as sync, asyncio.TaskGroup() as group:
         tasks = [group.create_task(run(redis, sync)) for run in (work, work, cron)]
         await stop.wait()
-        for task in tasks:
-            task.cancel()
+        while left := [task for task in tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=1)  # then again: on Python 3.11 redis-py can swallow a cancellation
 
 
 def broken_rules(log: list[list[str]], killed: str, ends: list[int]) -> Iterator[str]:
