@@ -11,13 +11,11 @@ from itertools import compress
 from typing import Any, Protocol, TypeAlias
 
 from .._link.call import CONFLICT, Argument, Here, Reply, ReplyError, Talk, Words, error_code
-from .snapshot import Message, Ticket
+from .snapshot import Message
 
 WINDOW = 16
 """So many tickets at the head of a queue are looked at first; more if a decision gets to the last of them."""
 QUEUE_TTL = 600_000
-AT_ONCE = 10
-"""So often what was granted to a waiter that died meanwhile is taken back; else it ends by itself."""
 
 
 class Refused(Exception):
@@ -31,22 +29,12 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Grantee:
-    """To whom a message grants something: a token, by the keys of one name."""
-
-    keys: tuple[bytes, ...]
-    token: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """A decision, and how it is written."""
 
     reply: Reply
     writes: list[Words]
     messages: tuple[Message, ...] = ()
-    grantees: tuple[Grantee | None, ...] = ()
-    """For each message."""
     without: Reply = None
     """The reply if nothing can be written now, to one who waits already."""
 
@@ -96,7 +84,6 @@ class Line:
 
 Decide: TypeAlias = Callable[[bool, bool], Talk]
 """``decide(mute, full)`` reads and returns a `Step`; mute: we may not publish; full: the server is out of memory."""
-TakeBack: TypeAlias = Callable[[Grantee], Decide]
 
 
 def checked(replies: Iterable[Reply]) -> list[Reply]:
@@ -133,19 +120,6 @@ def deaf(reply: Reply) -> frozenset[bytes]:
     return frozenset(inbox for inbox, number in listening if not int(number))
 
 
-def grantees(
-    keys: tuple[bytes, ...], messages: Iterable[Message], tickets: Sequence[Ticket | None]
-) -> tuple[Grantee | None, ...]:
-    """Return for each message whom it grants something."""
-    tokens = {(ticket.inbox, ticket.number): ticket.token for ticket in tickets if ticket is not None}
-
-    def grantee(message: Message) -> Grantee | None:
-        number, fence = map(int, message.payload.split()[:2])
-        return Grantee(keys, tokens[message.inbox, number]) if fence > 0 else None
-
-    return tuple(map(grantee, messages))
-
-
 def commit(writes: Sequence[Words]) -> Talk:
     """Execute all of ``writes`` and return their replies, or None: a conflict, nothing was executed."""
     commands = [(b"MULTI",), *writes]
@@ -157,7 +131,7 @@ def commit(writes: Sequence[Words]) -> Talk:
     return None if replies is None else checked(replies)
 
 
-def attempt(decide: Decide, take_back: TakeBack, here: Here) -> Talk:
+def attempt(decide: Decide, here: Here) -> Talk:
     """Read, decide, execute; return the reply, or CONFLICT."""
     mute = full = False
     while True:
@@ -181,13 +155,6 @@ def attempt(decide: Decide, take_back: TakeBack, here: Here) -> Talk:
         for message in step.messages:
             if message.inbox == here.inbox:
                 here.deliver(message.payload)
-        for grantee, heard in zip(compress(step.grantees, away), done[len(step.writes) :], strict=True):
-            if grantee is not None and not heard:  # it died between our look and its grant: the next one's turn
-                yield from _until_done(take_back(grantee), take_back, here)
+        # Who died between our look and its grant keeps that until it ends by itself (P1). To take it back would be
+        # another transaction: by then it may have come back, and seen that it holds the lock.
         return step.reply
-
-
-def _until_done(decide: Decide, take_back: TakeBack, here: Here) -> Talk:
-    for _ in range(AT_ONCE):
-        if (yield from attempt(decide, take_back, here)) is not CONFLICT:
-            return

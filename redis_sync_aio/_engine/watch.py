@@ -20,10 +20,10 @@ begun anew.
 **Messages to ourselves** are not published but delivered when EXEC has succeeded: before Redis 7.2 what a connection
 publishes to itself in a transaction arrives in the midst of the reply to EXEC, which nobody could read then.
 
-**What differs from the scripts.** A waiter that dies after 2 is noticed by the answer to PUBLISH, when EXEC has granted
-it something; that is then taken back in another round. And when the server is out of memory it refuses what a script
-may still do: nothing is handed over then (a lock is free, and its first waiter is told to look again), and permits
-can neither be renewed nor released.
+**What differs from the scripts.** A waiter that dies after 2 keeps what EXEC has granted it until that ends by itself
+(its claim, or its ttl): to take it back would be another transaction, and by then it may be back, and use it. And when
+the server is out of memory it refuses what a script may still do: nothing is handed over then (a lock is free, and its
+first waiter is told to look again), and permits can neither be renewed nor released.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ from collections.abc import Callable
 from .._link.call import NOWHERE, Call, Here, Talk, Words
 from . import watch_lock as lock
 from . import watch_permits as permits
-from .talk import Decide, TakeBack, attempt
+from .talk import Decide, attempt
 
-DECISIONS: dict[str, tuple[Callable[[tuple[bytes, ...], Words], Decide], TakeBack]] = {
-    "acquire": (lock.acquire, lock.take_back),
-    "acquire_all": (lock.acquire_all, lock.take_back),
-    "release": (lock.release, lock.take_back),
-    "renew": (lock.renew, lock.take_back),
-    "force": (lock.force, lock.take_back),
-    "inspect": (lock.inspect, lock.take_back),
-    "permits_acquire": (permits.acquire, permits.take_back),
-    "permits_release": (permits.release, permits.take_back),
-    "permits_renew": (permits.renew, permits.take_back),
-    "permits_resize": (permits.resize, permits.take_back),
-    "permits_inspect": (permits.inspect, permits.take_back),
-    "upgrade_acquire": (permits.upgrade, permits.take_back),
-    "upgrade_release": (permits.downgrade, permits.take_back),
+DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
+    "acquire": lock.acquire,
+    "acquire_all": lock.acquire_all,
+    "release": lock.release,
+    "renew": lock.renew,
+    "force": lock.force,
+    "inspect": lock.inspect,
+    "permits_acquire": permits.acquire,
+    "permits_release": permits.release,
+    "permits_renew": permits.renew,
+    "permits_resize": permits.resize,
+    "permits_inspect": permits.inspect,
+    "upgrade_acquire": permits.upgrade,
+    "upgrade_release": permits.downgrade,
 }
 """By the name of the script that decides the same."""
 
 
 def talk(call: Call, here: Here = NOWHERE) -> Talk:
     """Return one attempt at ``call``: it ends with the reply, with CONFLICT, or with the server's error."""
-    decision, take_back = DECISIONS[call.script.name]
-    return attempt(decision(call.keys.all, call.arguments), take_back, here)
+    return attempt(DECISIONS[call.script.name](call.keys.all, call.arguments), here)

@@ -10,7 +10,7 @@ from .._link.call import Reply, Talk, Words
 from . import rules_lock as rules
 from .outcomes import Outcome
 from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
-from .talk import WINDOW, Decide, Grantee, Line, Step, blob, checked, deaf, grantees, microseconds, pairs
+from .talk import WINDOW, Decide, Line, Step, blob, checked, deaf, microseconds, pairs
 
 LockKeys: TypeAlias = tuple[bytes, ...]
 """name, queue, fence, polls."""
@@ -96,13 +96,11 @@ def _view(keys: LockKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
 
 
 def _step(views: Sequence[View], decisions: Sequence[Decision], reply: object, without: object = None) -> Step:
-    messages, whom, writes = list[Message](), list[Grantee | None](), list[Words]()
+    messages, writes = list[Message](), list[Words]()
     for view, decision in zip(views, decisions, strict=True):
-        tickets = [Ticket.of_lock(member) for member in view.before.queue]
         messages += decision.messages
-        whom += grantees(view.keys, decision.messages, tickets)
         writes += view.writes(decision.after)
-    return Step(reply, writes, tuple(messages), tuple(whom), without)
+    return Step(reply, writes, tuple(messages), without)
 
 
 def _one(keys: LockKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
@@ -181,8 +179,3 @@ def inspect(keys: LockKeys, words: Words) -> Decide:
         return Step([holder, left, fence_of, token, waiting, tickets if int(shown) else []], [])
 
     return decide
-
-
-def take_back(grantee: Grantee) -> Decide:
-    """Release what was granted to one who has died."""
-    return release(grantee.keys, (grantee.token, b"", b"0"))

@@ -12,7 +12,7 @@ from .._link.call import Reply, Talk, Words
 from . import rules_permits as rules
 from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
-from .talk import WINDOW, Decide, Grantee, Line, Step, blob, checked, commit, deaf, grantees, microseconds, pairs
+from .talk import WINDOW, Decide, Line, Step, blob, checked, commit, deaf, microseconds, pairs
 
 PermitKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""
@@ -193,11 +193,9 @@ def _about(
                 break
             window *= 8
         before = view.before
-        tickets = [Ticket.parse(member) for member in before.queue]
-        whom = grantees(keys, decision.messages, tickets)
         queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
         without = queued if waits and own in before.queue else None
-        return Step(decision.reply, view.writes(decision.after), decision.messages, whom, without)
+        return Step(decision.reply, view.writes(decision.after), decision.messages, without)
 
     return decide
 
@@ -282,8 +280,3 @@ def inspect(keys: PermitKeys, words: Words) -> Decide:
         )
 
     return decide
-
-
-def take_back(grantee: Grantee) -> Decide:
-    """Release what was granted to one who has died."""
-    return release(grantee.keys, (grantee.token, b"", b"0"))

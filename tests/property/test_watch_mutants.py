@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from redis_sync_aio._engine import rules_permits, talk, watch, watch_lock, watch_permits
+from redis_sync_aio._engine import rules_permits, talk, watch_lock, watch_permits
 from redis_sync_aio._engine.lua import ticket_member
 from redis_sync_aio._keys import Keys, lock_keys, permit_keys
 from redis_sync_aio.embedded import EmbeddedServer
@@ -178,7 +178,6 @@ MUTANTS: dict[str, Mutant] = {
     "a commit that failed is taken for done": Mutant(
         talk, "commit", "return None if replies is None else", "return [] if replies is None else"
     ),
-    "the dead keep what they were granted": Mutant(watch, "attempt", "and not heard", "and False"),
 }
 
 
