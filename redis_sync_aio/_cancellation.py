@@ -13,8 +13,10 @@ import anyio
 
 T = TypeVar("T")
 
-AGAIN = 0.1
-"""Seconds between cancellations of what did not end."""
+SWALLOWED = sys.version_info < (3, 12)
+"""redis-py, with a socket timeout, can swallow a cancellation that meets the end of a wait (by `asyncio.wait_for`)."""
+AGAIN = 0.1 if SWALLOWED else None
+"""Seconds between cancellations of an attempt whose time is up."""
 
 
 async def finished(task: asyncio.Task[T]) -> T:
@@ -32,35 +34,49 @@ async def finished(task: asyncio.Task[T]) -> T:
     return task.result()
 
 
+class Cancelling:
+    """Cancels a task, and again every so many seconds (None: not again) while it goes on, until that is taken back."""
+
+    def __init__(self, task: asyncio.Task[object], every: float | None) -> None:
+        self._task = task
+        self._every = every
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def cancel(self, *why: object) -> None:
+        """Cancel it now, for the reason ``why``."""
+        if self._task.done():
+            return
+        self._count += 1
+        self._task.cancel(*why)
+        if self._every is not None:
+            self._timer = self._task.get_loop().call_later(self._every, self.cancel, *why)
+
+    def take_back(self) -> None:
+        """Not again; and what was requested so does not count any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for _ in range(self._count):
+            self._task.uncancel()
+
+
 @contextmanager
 def insisting(seconds: float) -> Iterator[None]:
-    """For the block of ``asyncio.timeout(seconds)``: cancel again while it goes on after that.
+    """For the block of ``asyncio.timeout(seconds)``: cancel again while it goes on after that (`SWALLOWED`).
 
-    On Python < 3.12 redis-py (with a socket timeout) can swallow a cancellation that meets the end of a wait, and would
-    go on with all its retries. What is asked for here is taken back at the end, so that `asyncio.timeout` still finds
-    its own request, and nothing but that.
+    redis-py would go on with all its retries. `asyncio.timeout` finds its own request afterwards, and nothing but that.
     """
-    task, cancels = asyncio.current_task(), 0
-    if task is None or sys.version_info >= (3, 12):
+    task = asyncio.current_task()
+    if task is None or AGAIN is None:
         yield
         return
-
-    loop = task.get_loop()
-    timer: asyncio.TimerHandle
-
-    def again() -> None:
-        nonlocal cancels, timer
-        cancels += 1
-        task.cancel()
-        timer = loop.call_later(AGAIN, again)
-
-    timer = loop.call_later(seconds + AGAIN, again)
+    again = Cancelling(task, AGAIN)
+    timer = task.get_loop().call_later(seconds + AGAIN, again.cancel)
     try:
         yield
     finally:
         timer.cancel()
-        for _ in range(cancels):
-            task.uncancel()
+        again.take_back()
 
 
 def stay_due(cancelled: asyncio.CancelledError) -> None:

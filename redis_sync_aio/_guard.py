@@ -5,26 +5,24 @@ The guard cancels the task that entered, the way `asyncio.timeout` does: one ``t
 for one from outside. An anyio CancelScope would not do: it must be left in the task that entered it, and
 fixtures, exit stacks and generators are often left in another.
 
-On Python < 3.12 redis-py (with a socket timeout) can swallow a cancellation that meets its reply. There the
-cancel is repeated once a second while the body runs on.
+Where redis-py can swallow a cancellation (`SWALLOWED`) the cancel is repeated once a second while the body runs on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 
+from ._cancellation import SWALLOWED, Cancelling
 from .lease import Lease
 
-REPEAT = 1.0 if sys.version_info < (3, 12) else None
+REPEAT = 1.0 if SWALLOWED else None
 
 
 class Guard:
     """Watches over one body. Armed at entry, finished at exit."""
 
-    _cancels = 0
-    """Ours, not taken back yet."""
-    _repeat: asyncio.TimerHandle | None = None
+    _cancelling: Cancelling | None = None
+    """There from the loss on."""
 
     def __init__(self, lease: Lease, task: asyncio.Task[object] | None, cancel: bool) -> None:
         self._lease = lease
@@ -39,22 +37,17 @@ class Guard:
             return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
         if task is asyncio.current_task():
             return  # found by the body itself, in release() or extend(): it gets LeaseLost right there
-        self._cancels += 1
-        task.cancel(f"the lease on {self._lease.name!r} was lost")
-        if REPEAT is not None:
-            self._repeat = task.get_loop().call_later(REPEAT, self._cancel)
+        self._cancelling = Cancelling(task, REPEAT)
+        self._cancelling.cancel(f"the lease on {self._lease.name!r} was lost")
 
     def finish(self, error: BaseException | None) -> bool:
         """Disarm; return whether ``error`` is nothing but our own cancellation of the body."""
         self._lease.on_loss = None
-        if self._repeat is not None:
-            self._repeat.cancel()
-        ours = self._cancels
-        if not ours or self._task is None or self._task.done():
+        task = self._task
+        if self._cancelling is None or task is None:
             return False
-        left = self._task.cancelling()
-        for _ in range(ours):
-            left = self._task.uncancel()
-        if self._task is not asyncio.current_task():
+        self._cancelling.take_back()
+        left = task.cancelling()
+        if task is not asyncio.current_task():
             return False  # left in another task than entered: what ended the body was not our cancellation
         return isinstance(error, asyncio.CancelledError) and left <= self._before

@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from .._cancellation import finished
 from .call import Reply, Words
 
 
@@ -49,15 +50,23 @@ _silent: list[socket.socket] = []
 async def send_once(client: Redis, words: Words) -> Reply:
     """Run one command on a pooled connection, once.
 
-    `execute_command` would repeat it up to 10 times without a word, and whoever sends must know (P4).
+    `execute_command` would repeat it up to 10 times without a word, and whoever sends must know (P4). A time-out may
+    come at any await, and again (`insisting`): it does not tear redis-py's books.
     """
     pool: Any = client.connection_pool
     connection = await pool.get_connection()
+    answer: Reply = None
     try:
         await connection.send_command(*words)
-        return await connection.read_response(disable_decoding=True)
+        answer = await connection.read_response(disable_decoding=True)
+    except redis.exceptions.ResponseError as error:
+        answer = error  # raised below: if it were while we give back, it would be the context of a time-out there
     finally:
-        await pool.release(connection)
+        release = asyncio.get_running_loop().create_task(pool.release(connection), name="redis_sync_aio release")
+        await finished(release)
+    if isinstance(answer, redis.exceptions.ResponseError):
+        raise answer
+    return answer
 
 
 def write(connection: Any, data: bytes) -> None:
