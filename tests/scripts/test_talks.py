@@ -139,24 +139,30 @@ def test_over_between_reading_and_exec(client: Any, asked: str) -> None:
 def test_a_waiter_dies_between_the_look_and_its_grant(client: Any, keys: Keys) -> None:
     """P1: it keeps what it was granted until that ends, as it may come back; the next one is told when."""
     prepare(client, keys)
+    asked: dict[bytes, tuple[Argument, ...]] = {}
     with client.pubsub() as dying, client.pubsub() as living:
         for number, (pubsub, token) in enumerate(((dying, b"b"), (living, b"c")), 1):
             inbox = INBOX + token
             pubsub.subscribe(inbox)
             assert pubsub.get_message(timeout=5)["type"] == "subscribe"
-            assert run(client, *ask(keys, token)[:2], *ask(keys, token, ticket(keys, token, inbox, number))[2])[0] == 2
+            _, acquire, asked[token] = ask(keys, token, ticket(keys, token, inbox, number))
+            assert run(client, keys, acquire, *asked[token])[0] == 2
+        told: list[int] = []
 
-        def die(words: Words) -> None:
+        def die_and_come_back(words: Words) -> None:
             if words == (b"MULTI",) and dying.subscribed:
                 dying.unsubscribe()
                 assert dying.get_message(timeout=5)["type"] == "unsubscribe"
+            elif words == (b"MULTI",):  # of another transaction, should there be one
+                told.append(run(client, keys, acquire, *asked[b"b"])[0])
 
         release = said(keys, "release" if keys is LOCK else "permits_release", b"a", b"", b"0")
-        assert conduct(client, talk(release), meanwhile=die) == 1
-        words = living.get_message(timeout=1)["data"].split()
-        assert (words[0], words[1]) == (b"2", b"0")
+        assert conduct(client, talk(release), meanwhile=die_and_come_back) == 1
+        told.append(run(client, keys, acquire, *asked[b"b"])[0])
+        assert told == [3]  # OWN: from now on it is used
         renew = "renew" if keys is LOCK else "permits_renew"
-        assert run(client, keys, renew, b"b", TTL)[0] == 1
+        assert [run(client, keys, renew, token, TTL)[0] == 1 for token in (b"b", b"c")] == [True, False]
+        assert living.get_message(timeout=1)["data"].split()[:2] == [b"2", b"0"]
 
 
 @pytest.mark.parametrize("name", TALKS)

@@ -1,5 +1,5 @@
 -- Nobody waits, nothing is over or lost, it fits, the keys last, and its process does not share: what `hold` would do.
--- Before any function is made: what only others need takes a sixth of the server's time for an uncontended permit.
+-- Before any function is made: what only others need is a seventh of the server's time for an uncontended permit.
 if not first[1] and own == '' and (asked == limit or asked == 0) and used + weight <= limit then
   local rises = limit ~= WHOLE or weight == WHOLE -- as `next_fence`, of what is not the first fence
   local next = rises and math.max(fence + 1, now) or fence
