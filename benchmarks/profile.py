@@ -11,6 +11,9 @@ difference. Figures are the least of the rounds: whatever else the machine does 
 
 The second table is about releases alone: our acquire, by hand over a bare protocol, and after it release.lua, a bare
 compare-and-delete by script, and the same as a command, where the server has it.
+
+The third is the latency of one task. Rounds of one program and then of another compare the moods of the machine as
+well; here both are in one loop and take turns of `TURN` pairs.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from .contestant import Contestant, Grip
 from .contestants import BY_NAME
+from .measure import middle
 from .raw import COMPARE_AND_DELETE, RawProtocol, Word, pack
 from .scenarios.throughput import pairs_of
 from .server_stats import ServerStats
@@ -144,12 +148,42 @@ class BareCommand(OurRelease):
 
 LAYERS = ("loop", "raw-protocol", "ours", "redis-py")
 RELEASES: tuple[type[Contestant], ...] = (OurRelease, BareScript, BareCommand)
+LATENCY = ("ours", "raw-protocol")
+TURN = 40
 PROGRAMS: dict[str, type[Contestant]] = {**BY_NAME, Loop.name: Loop, **{one.name: one for one in RELEASES}}
 
 
 async def job(desk: Desk, program: str, tasks: int, seconds: float) -> tuple[int, float, float]:
     """Return pairs, seconds, seconds of CPU of one program."""
     return await pairs_of(desk, PROGRAMS[program](desk.url), tasks, seconds)
+
+
+async def turns(desk: Desk, seconds: float) -> list[list[float]]:
+    """Return the microseconds a pair of each turn of each of `LATENCY`."""
+    players = [PROGRAMS[name](desk.url) for name in LATENCY]
+    grips = list[Grip]()
+    for player in players:
+        await player.open()
+        grips.append(player.grip(player.name))
+    found: list[list[float]] = [[] for _ in players]
+    order = list(zip(grips, found, strict=True))
+    for grip in grips:
+        await _turn(grip)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or not found[0]:
+        for grip, times in order:
+            times.append(await _turn(grip) / TURN * 1e6)
+        order.reverse()
+    for player in players:
+        await player.close()
+    return found
+
+
+async def _turn(grip: Grip) -> float:
+    start = time.perf_counter()
+    for _ in range(TURN):
+        await grip.release(await grip.acquire())
+    return time.perf_counter() - start
 
 
 class Spent:
@@ -181,6 +215,13 @@ def play(pool: Pool, url: str, stats: ServerStats, program: str, tasks: int, sec
     count, elapsed, cpu = cast("tuple[int, float, float]", worker.result())
     server, scripts = (after - before for before, after in zip(*looks, strict=True))
     spent.add(*(figure / count * 1e6 for figure in (elapsed, cpu, server, scripts)))
+
+
+def latency(pool: Pool, url: str, seconds: float) -> list[list[float]]:
+    """Return what `turns` does, in a process of its own."""
+    worker = pool.workers()[0]
+    worker.start(url, turns, seconds=seconds)
+    return cast("list[list[float]]", worker.result())
 
 
 def hiredis_time(tasks: int) -> float:
@@ -222,6 +263,29 @@ def layers(found: dict[str, Spent], tasks: int) -> dict[str, float]:
     }
 
 
+def show(
+    console: Console,
+    columns: dict[str, dict[str, float]],
+    releases: dict[str, Spent],
+    lone: dict[str, list[list[float]]],
+) -> None:
+    """Print the three tables."""
+    table = Table("µs a pair", *columns, title="Where the time goes", title_justify="left")
+    for row in next(iter(columns.values())):
+        table.add_row(row, *(f"{column[row]:.1f}" for column in columns.values()))
+    console.print(table)
+    table = Table("released by", "", "server µs", "client µs", "pairs/s", title="Releases", title_justify="left")
+    for one in RELEASES:
+        pair, client, cpu, _ = releases[one.name].least
+        table.add_row(one.name, one.about, f"{cpu:.1f}", f"{client:.1f}", f"{1e6 / pair:,.0f}")
+    console.print(table)
+    table = Table("median µs a pair", *LATENCY, "ratio", "turns", title="Latency", title_justify="left")
+    for title, times in lone.items():
+        ours, bare = map(middle, times)
+        table.add_row(title, f"{ours:.1f}", f"{bare:.1f}", f"{ours / bare:.2f}", str(len(times[0])))
+    console.print(table)
+
+
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each program.")] = 7,
     seconds: Annotated[float, typer.Option(help="Of each round.")] = 0.3,
@@ -229,6 +293,7 @@ def main(
     """Print where the time of one uncontended acquire and release goes, in microseconds a pair."""
     console = Console()
     columns, releases = dict[str, dict[str, float]](), dict[str, Spent]()
+    lone = dict[str, list[list[float]]]()
     for uvloop in (False, True) if find_spec("uvloop") else (False,):
         with EmbeddedServer() as server, Pool(uvloop) as pool, ServerStats(server.url) as stats:
             for tasks in (100, 1):
@@ -240,16 +305,10 @@ def main(
                         for name in names[number % len(names) :] + names[: number % len(names)]:
                             play(pool, server.url, stats, name, tasks, seconds, found[name])
                 columns[title] = layers(found, tasks)
+                if tasks == 1:
+                    lone[title] = latency(pool, server.url, rounds * seconds)
                 releases.update((name, found[name]) for name in names if name not in LAYERS)
-    table = Table("µs a pair", *columns, title="Where the time goes", title_justify="left")
-    for row in next(iter(columns.values())):
-        table.add_row(row, *(f"{column[row]:.1f}" for column in columns.values()))
-    console.print(table)
-    table = Table("released by", "", "server µs", "client µs", "pairs/s", title="Releases", title_justify="left")
-    for one in RELEASES:
-        pair, client, cpu, _ = releases[one.name].least
-        table.add_row(one.name, one.about, f"{cpu:.1f}", f"{client:.1f}", f"{1e6 / pair:,.0f}")
-    console.print(table)
+    show(console, columns, releases, lone)
 
 
 if __name__ == "__main__":

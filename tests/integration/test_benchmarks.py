@@ -73,6 +73,7 @@ def test_the_layers_of_a_pair_have_their_figures(capsys: pytest.CaptureFixture[s
     assert "100 tasks" in printed
     assert "uvloop" in printed
     assert all(release.name in printed for release in profile.RELEASES)
+    assert "Latency" in printed
     assert "inf" not in printed
     assert "nan" not in printed
 

@@ -181,6 +181,7 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
+@pytest.mark.every_way
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_mutant_is_caught(server: EmbeddedServer, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
