@@ -29,7 +29,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the gate runs, with EVERY_WAY in the environment: whether mutants are caught."""
     if "EVERY_WAY" in os.environ:

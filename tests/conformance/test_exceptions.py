@@ -395,7 +395,7 @@ async def test_p7_release_without_an_answer(kind: Kind, own_server: EmbeddedServ
             raise
 
     async with own_server.client() as client:
-        sync = Coordinator(client, retry_for=0.15, response_timeout=0.2)
+        sync = Coordinator(client, retry_for=0.15, response_timeout=0.6)
         try:
             await leaving(outer(run))
             await assert_undisturbed()
