@@ -24,6 +24,10 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+WIDELY = ("link-no-socket-timeout", "polling-resp2-decoded")
+"""Ways for EVERY_WAY in the environment, as in CI: others show what a poll, decoding and RESP2 may change, and
+`integration/test_wire_time.py` what a socket timeout does."""
+
 SEMAPHORES_GO = ("link", "polling")
 """The other ways differ in decoding only, which is the same code for all primitives: locks show that it works. Without
 pushes nothing is shared."""
@@ -31,7 +35,7 @@ pushes nothing is shared."""
 
 ABOVE_THE_ENGINE = ("test_exceptions", "test_contexts_")
 """What these are about happens in the process, whoever decides on the server: locks and semaphores by scripts show that
-it works. With EVERY_WAY in the environment, as in CI, they run on talks as well."""
+it works. With EVERY_WAY they run on talks as well."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,7 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _shows_nothing_new(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     chosen = {} if callspec is None else callspec.params
-    if chosen.get("kind") in WATCHED and item.path.name.startswith(ABOVE_THE_ENGINE) and "EVERY_WAY" not in os.environ:
+    above = chosen.get("kind") in WATCHED and item.path.name.startswith(ABOVE_THE_ENGINE)
+    if (above or chosen.get("way") in WIDELY) and "EVERY_WAY" not in os.environ:
         return True
     if chosen.get("share") and item.get_closest_marker("tickets"):
         return True
