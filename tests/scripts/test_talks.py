@@ -139,13 +139,14 @@ def test_over_between_reading_and_exec(client: Any, asked: str) -> None:
 def test_a_waiter_dies_between_the_look_and_its_grant(client: Any, keys: Keys) -> None:
     """P1: it keeps what it was granted until that ends, as it may come back; the next one is told when."""
     prepare(client, keys)
+    acquire = "acquire" if keys is LOCK else "permits_acquire"
     asked: dict[bytes, tuple[Argument, ...]] = {}
     with client.pubsub() as dying, client.pubsub() as living:
         for number, (pubsub, token) in enumerate(((dying, b"b"), (living, b"c")), 1):
             inbox = INBOX + token
             pubsub.subscribe(inbox)
             assert pubsub.get_message(timeout=5)["type"] == "subscribe"
-            _, acquire, asked[token] = ask(keys, token, ticket(keys, token, inbox, number))
+            _, _, asked[token] = ask(keys, token, ticket(keys, token, inbox, number))
             assert run(client, keys, acquire, *asked[token])[0] == 2
         told: list[int] = []
 
