@@ -34,9 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "EVERY_WAY" in os.environ:
         return
     left_out = [item for item in items if item.get_closest_marker("every_way")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("every_way")]
 
 
 @pytest.fixture(scope="session")
