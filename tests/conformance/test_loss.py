@@ -294,7 +294,7 @@ async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis:
     """P6: over many ttls; the server never sees the key gone."""
     async with kind.make(sync, NAME, ttl=0.25) as lease:
         begin = time.monotonic()
-        while time.monotonic() - begin < 1:
+        while time.monotonic() - begin < 1.25:
             assert await kind.token(redis, NAME) == lease.wire_token
             assert 0 < lease.remaining() <= 0.25
             lease.check()
@@ -313,7 +313,7 @@ async def test_renewals_keep_a_handed_over_lease_alive(kind: Kind, sync: Coordin
         second = await waiting
         assert second.remaining() <= 0.1
         await wait_until(lambda: second.remaining() > 0.2, FAST, timeout=1)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1)
         second.check()
         await second.release()
 
@@ -321,7 +321,7 @@ async def test_renewals_keep_a_handed_over_lease_alive(kind: Kind, sync: Coordin
 async def test_a_ttl_of_its_own_is_renewed_too(sync: Coordinator) -> None:
     """P6: acquire(ttl=…) of a lock that has none otherwise: renewed like any lease. (A semaphore has a ttl.)"""
     lease = await AsyncLock(sync, NAME, ttl=None).acquire(ttl=0.2)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.7)
     lease.check()
     await lease.release()
 

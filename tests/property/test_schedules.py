@@ -50,9 +50,9 @@ from ..support.schedule_sharing import SHARED_LOCK
 from ..support.schedule_transactions import BY_TURNS, TRANSACTION
 
 SUBJECTS: dict[str, tuple[Subject, int]] = {
-    "lock": (LOCK, 400),
+    "lock": (LOCK, 1000),
     "lock by watch": (LOCK_BY_WATCH, 80),
-    "shared lock": (SHARED_LOCK, 200),
+    "shared lock": (SHARED_LOCK, 400),
     "one permit": (ONE_PERMIT, 100),
     "permits": (PERMITS, 100),
     "permits by watch": (PERMITS_BY_WATCH, 50),

@@ -139,7 +139,7 @@ def test_over_between_reading_and_exec(client: Any, asked: str) -> None:
 def test_a_waiter_dies_between_the_look_and_its_grant(client: Any, keys: Keys) -> None:
     """P1: it keeps what it was granted until that ends, as it may come back; the next one is told when."""
     prepare(client, keys)
-    acquire = "acquire" if keys is LOCK else "permits_acquire"
+    _, acquire, _ = ask(keys, b"")
     asked: dict[bytes, tuple[Argument, ...]] = {}
     with client.pubsub() as dying, client.pubsub() as living:
         for number, (pubsub, token) in enumerate(((dying, b"b"), (living, b"c")), 1):
