@@ -22,6 +22,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, cast
 
@@ -160,22 +161,21 @@ async def job(desk: Desk, program: str, tasks: int, seconds: float) -> tuple[int
 
 async def turns(desk: Desk, seconds: float) -> list[list[float]]:
     """Return the microseconds a pair of each turn of each of `LATENCY`."""
-    players = [PROGRAMS[name](desk.url) for name in LATENCY]
-    grips = list[Grip]()
-    for player in players:
-        await player.open()
-        grips.append(player.grip(player.name))
-    found: list[list[float]] = [[] for _ in players]
-    order = list(zip(grips, found, strict=True))
-    for grip in grips:
-        await _turn(grip)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or not found[0]:
-        for grip, times in order:
-            times.append(await _turn(grip) / TURN * 1e6)
-        order.reverse()
-    for player in players:
-        await player.close()
+    found: list[list[float]] = [[] for _ in LATENCY]
+    async with AsyncExitStack() as stack:
+        grips = list[Grip]()
+        for name in LATENCY:
+            player = PROGRAMS[name](desk.url)
+            await player.open()
+            stack.push_async_callback(player.close)
+            grips.append(player.grip(player.name))
+            await _turn(grips[-1])
+        order = list(zip(grips, found, strict=True))
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or not found[0]:
+            for grip, times in order:
+                times.append(await _turn(grip) / TURN * 1e6)
+            order.reverse()
     return found
 
 
