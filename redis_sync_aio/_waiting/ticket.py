@@ -97,6 +97,8 @@ class Ticket:
     _lease: Lease | None = None
     _replayed = False
     """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
+    _ours = 0
+    """The fence of a grant that this ticket got, if the server has to be asked how long it lasts."""
     wanted = False
     """Somebody else waits behind us."""
     unheard = False
@@ -161,7 +163,8 @@ class Ticket:
         if answer.outcome is Outcome.OWN and (request.token is None or request.upgrade or call.ambiguous):
             self.unheard = True
             # Another request of the same identity may live on this grant.
-            self._granted(answer.number, call.sent, answer.left or 0.0, new=request.identity is None)
+            new = request.identity is None or answer.number == self._ours
+            self._granted(answer.number, call.sent, answer.left or 0.0, new)
             if self._lease is not None and request.weight:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
@@ -213,9 +216,8 @@ class Ticket:
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
-        # P6: good until our request + (time between request and grant, by the server's clock) + ttl. The grant has
-        # happened, so it was not later than now: if it seems so, the server's clock was set ahead meanwhile.
-        granted = min(self._base + push.server_time, now())
+        # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
+        granted = self._base + push.server_time
         if push.fence == 0:
             self.announced(push.server_time, push.duration)
         elif push.fence == ASK_AGAIN:
@@ -223,7 +225,11 @@ class Ticket:
         else:
             self._drop_call()
             self.wanted |= push.wanted
-            self._granted(push.fence, granted, push.duration)
+            if granted <= now():
+                self._granted(push.fence, granted, push.duration)
+            else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.
+                self._ours = push.fence
+                self.recheck()
 
     def announced(self, server_time: float, duration: float) -> None:
         """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
@@ -321,7 +327,7 @@ class Ticket:
             self._withdraw_ticket()
 
     def _undo_answered(self, call: Call) -> None:
-        if call.error is None and plain_grant(call.reply):
+        if call.error is None and (plain_grant(call.reply) or read_acquire(call.reply).number == self._ours != 0):
             self._local.remove(self.number)
             self._local.undo(self._token, self._member)
         else:

@@ -335,9 +335,10 @@ async def test_scope_while_black_holed(server: EmbeddedServer, mode: str) -> Non
 async def test_response_timeout_holds_without_a_socket_timeout(server: EmbeddedServer, mode: str) -> None:
     """C3: it is our own clock that finds an answer missing, also where the client has none."""
     async with wired(server, mode, client={"socket_timeout": None}) as w:
+        took = Timed()
         for _ in range(3):
             w.proxy.on(ACQUIRE, SWALLOW_REPLY)
-            async with Timed() as took:
+            async with took:
                 lease = await w.lock().acquire()
             await lease.release()
             await w.check_free(lease.fence)

@@ -62,8 +62,9 @@ MUTANTS: Mapping[str, Mutant] = {
         Ticket, "_answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"
     ),
     "the pushed lease counts from the push": Mutant(
-        Ticket, "pushed", "granted = min(self._base + push.server_time, now())", "granted = now()"
+        Ticket, "pushed", "granted = self._base + push.server_time", "granted = now()"
     ),
+    "a grant can come from the future": Mutant(Ticket, "pushed", "if granted <= now():", "if True:"),
     "the renewed lease counts from the answer": Mutant(
         Renewals, "renewed", "lease.deadline = call.sent + lease.period", "lease.deadline = now() + lease.period"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -113,6 +114,23 @@ async def check_the_deadline_of_a_push(sim: Sim) -> None:
         await held.release()
         lease = await waiting
         assert lease.remaining() <= (4.6 if sim.link else 10)
+        await lease.release()
+
+
+async def check_a_push_from_the_future(sim: Sim) -> None:
+    """Then nothing but the server can say how long the lease lasts."""
+    sim.gate.step = 0
+    async with sim.coordinators():
+        held = await AsyncLock(sim.other, "l").acquire()
+        waiting = asyncio.create_task(AsyncLock(sim.sync, "l", ttl=10, auto_renew=False).acquire())
+        await asyncio.sleep(0.001)
+        time.sleep(0.01)  # noqa: ASYNC251 - of the server's time, none of ours
+        if sim.link:
+            sim.on("acquire", sim.later(1))
+        await held.release()
+        lease = await waiting
+        assert not sim.rules
+        assert lease.remaining() <= (9 if sim.link else 10)
         await lease.release()
 
 

@@ -155,6 +155,7 @@ class Pipe(asyncio.Transport):
                 self.down.append(self._gate.refusal)
             return
         self._gate.delivered += 1
+        self._gate.time += self._gate.step
         name = words[0].upper()
         self.subscribed |= name == b"SUBSCRIBE"
         self._follow(name, words)
@@ -237,6 +238,8 @@ class Gate:
     def __init__(self, path: str) -> None:
         self.path = path
         self.time = 1000.0
+        self.step = 0.001
+        """Seconds a command takes, which puts the server's clock behind ours. With 0 it is ahead, as if it were set."""
         self.pipes: list[Pipe] = []
         self.connections: list[_Connection] = []
         self.refuse = False  # new connections

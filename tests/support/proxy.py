@@ -73,6 +73,10 @@ class Passage:
         await asyncio.sleep(seconds)
         await self.forward()
 
+    async def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        self.rule.fired.set()
+        await replace(self, frame=replace(self.frame, raw=change(self.frame.raw))).forward()
+
     async def duplicate(self) -> None:
         await self.forward()
         await replace(self, action=Action(reply=Passage.drop)).forward()

@@ -121,6 +121,8 @@ class Schedule(ABC, Generic[W]):
         if self.seed % 10 == 9:
             self.server.script_flush()
         self.gate.permits = self.permits
+        if self.seed % 5 == 4:
+            self.gate.step = 0
         try:
             self.gate.run(self.main)
         except BaseException as error:
