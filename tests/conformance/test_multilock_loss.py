@@ -21,6 +21,7 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
+from redis_sync_aio._keys import lock_keys
 from redis_sync_aio._waiting.together import try_together
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
@@ -103,7 +104,7 @@ async def test_p6_released_apart_by_a_foreign_hand_of_this_process(sync: Coordin
 
 async def test_p6_one_deadline_the_earliest(sync: Coordinator, redis: Redis, names: tuple[str, ...]) -> None:
     async with AsyncMultiLock(sync, names, auto_renew=False) as lease:
-        await next(iter(sync.locals[names[1].encode()].leases)).extend(5)
+        await next(iter(sync.locals[lock_keys(names[1].encode()).id].leases)).extend(5)
         assert lease.remaining() <= 5
 
 
@@ -116,7 +117,7 @@ async def test_p6_one_is_lost_while_the_next_is_waited_for(
     holder = await single.acquire()
     waiting = asyncio.create_task(lock.acquire(timeout=10))
     await wait_until(queued(single), FAST, timeout=5)
-    (early,) = sync.locals[names[0].encode()].leases
+    (early,) = sync.locals[lock_keys(names[0].encode()).id].leases
     await redis.delete(names[0])
     await asyncio.wait_for(early.lost.wait(), 5)
     await holder.release()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis as redis_py
@@ -394,3 +394,12 @@ async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, m
         with pytest.raises(LeaseLost, match="closed"):
             await lease.release()
         await coordinator.close()
+
+
+@pytest.mark.parametrize("engine", ["lua", "watch"])
+async def test_p1_a_name_that_ends_like_an_engine_is_another_lock(
+    redis: Redis, sync: Coordinator, engine: Literal["lua", "watch"]
+) -> None:
+    async with Coordinator(redis) as other, other.lock("x"), sync.lock(f"x {engine}"):
+        with pytest.raises(AcquireTimeout):
+            await AsyncLock(sync, "x", engine=engine).acquire(timeout=0.05)

@@ -16,7 +16,17 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from redis_sync_aio import AsyncLock
-from redis_sync_aio._keys import MAX_NAME_BYTES, hash_tag, lock_keys
+from redis_sync_aio._keys import (
+    MAX_NAME_BYTES,
+    Engine,
+    Keys,
+    gate_keys,
+    hash_tag,
+    lock_keys,
+    permit_keys,
+    robust_keys,
+    upgrade_keys,
+)
 from redis_sync_aio._link.client import encode
 from redis_sync_aio._types import MAX_TTL_MS, positive_seconds, require_bool, seconds, text, timeout_seconds, ttl_ms
 
@@ -268,3 +278,32 @@ def test_e1_a_lock_is_made_or_refused_and_nothing_else(name: str | bytes) -> Non
         return
     assert lock.name
     assert repr(lock)
+
+
+def all_keys(name: bytes) -> list[Keys]:
+    permits = [permit_keys(name, kind) for kind in ("sem", "rw")]
+    return [lock_keys(name), robust_keys(name), gate_keys(name), *permits, upgrade_keys(permits[1])]
+
+
+ENGINES: tuple[Engine, ...] = ("auto", "lua", "watch")
+
+
+def test_p1_nothing_is_taken_for_something_else() -> None:
+    """Whatever a name looks like, what this process knows of it is kept apart from all else."""
+    names = [b"x"]
+    for _ in range(2):  # names that look like the ids and the keys of others
+        kinds = [keys.by(engine) for name in names for keys in all_keys(name) for engine in ENGINES]
+        seen = [keys.id for keys in kinds]
+        assert len(set(seen)) == len(seen)
+        names = sorted({b"x", b"x lua", b"x watch"}.union(seen, *(keys.all for keys in kinds)))
+
+
+@given(st.binary(min_size=1, max_size=20), st.sampled_from(ENGINES), st.sampled_from(ENGINES))
+def test_an_engine_is_chosen_once_or_again(name: bytes, first: Engine, second: Engine) -> None:
+    try:
+        every = all_keys(name)
+    except ValueError:
+        return
+    for keys in every:
+        assert keys.by(first).by(second) == keys.by(second)
+        assert keys.by("auto") is keys
