@@ -157,14 +157,14 @@ class Primitive(Enterable[Lease]):
                 was changed).
             LeaseLost, Unreachable: as `Lease.release`.
         """
-        held = self._held()
         if identity is None:
+            held = self._held()
             if not held:
                 raise NotHeld(f"{self.name!r} is not held by this process: release the lease where it was acquired")
             await held[0].release()  # the oldest
             return
         token = self._encode(identity, "identity")
-        for lease in held:
+        for lease in self._leases():
             if lease.wire_token == token:
                 await lease.release()
                 return
@@ -178,10 +178,14 @@ class Primitive(Enterable[Lease]):
                 else f"{self.name!r} is not held by {text(token)!r}, nor by anybody else"
             )
 
-    def _held(self) -> list[Lease]:
-        """Return this process's leases of it, the oldest first."""
+    def _leases(self) -> list[Lease]:
+        """Return this process's leases of what has these keys, the oldest first."""
         local = self._known()
         return [] if local is None else local.held()
+
+    def _held(self) -> list[Lease]:
+        """Return this process's leases of it, the oldest first."""
+        return self._leases()
 
     @abstractmethod
     async def _holders(self) -> str:
@@ -255,7 +259,7 @@ class Primitive(Enterable[Lease]):
         raise AcquireTimeout(
             f"{self.name!r} is taken, and timeout=0 does not wait",
             name=self.name,
-            remaining=self._local().holder_remaining(),
+            remaining=None if self._local_name is None else self._local_name.holder_remaining(),
         )
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:

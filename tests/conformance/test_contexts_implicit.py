@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import CoordinatorClosed, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, Coordinator, CoordinatorClosed, wait_until
 from redis_sync_aio import _implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -108,3 +108,26 @@ def test_p12_nothing_is_pending_when_the_loop_closes(
 async def url(redis: Redis, server: EmbeddedServer) -> AsyncIterator[str]:
     """The address of a server that is empty."""
     yield server.url
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+async def test_p12_a_name_that_could_not_be_had_is_forgotten(
+    kind: Kind, redis: Redis, sync: Coordinator, timeout: float
+) -> None:
+    """The coordinator is idle then, and closes."""
+    async with kind.make(sync, NAME):
+        with pytest.raises(AcquireTimeout) as caught:
+            await kind.make(redis, NAME).acquire(timeout=timeout)
+        assert 0 < (caught.value.remaining or 0) <= 30
+        coordinator = implicit.coordinator_for(redis)
+        await wait_until(lambda: not (coordinator.locals or coordinator.tickets), FAST, timeout=2)
+
+
+async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, sync: Coordinator) -> None:
+    rw = AsyncReadWriteLock(redis, NAME)
+    async with AsyncReadWriteLock(sync, NAME).read(), rw.read() as reader:
+        for timeout in (0, 0.01):
+            with pytest.raises(AcquireTimeout):
+                await rw.upgrade(reader, timeout=timeout).__aenter__()
+            coordinator = implicit.coordinator_for(redis)
+            await wait_until(lambda known=coordinator.locals: len(known) == 1, FAST, timeout=2)
