@@ -122,7 +122,10 @@ class Bundle:
 
     def deadline(self) -> float:
         """Return the local time until which all members are certainly held."""
-        return min(map(_deadline, self.members))
+        left = self.members
+        if self._ending:  # a release that was answered in part may be tried again
+            left = tuple(member for member in left if member.state is not State.RELEASED)
+        return min(map(_deadline, left), default=-math.inf)
 
     def loss(self) -> LeaseLost:
         """Return the error that names the member that was lost, or the one that ended first."""

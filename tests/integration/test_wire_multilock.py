@@ -10,12 +10,12 @@ import traceback
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncMultiLock, wait_until
+from redis_sync_aio import AsyncLock, AsyncMultiLock, PermissionRefused, wait_until
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.proxy import Action, script
-from .test_wire import ANSWERS, AT_ONCE, SOON, WIRE, Wired, quiet_loop, wired
+from ..support.proxy import ERROR, Action, script
+from .test_wire import ANSWERS, AT_ONCE, RELEASE, SOON, WIRE, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture
 
@@ -77,3 +77,21 @@ async def test_p4_every_fault(server: EmbeddedServer, mode: str, case: str) -> N
     outcomes = await asyncio.gather(*(run(*fault) for fault in faults.items()))
     wrong = [outcome for outcome in outcomes if outcome is not None]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+@pytest.mark.parametrize("which", range(2))
+async def test_p4_a_release_that_was_done_in_part_is_tried_again(
+    server: EmbeddedServer, mode: str, which: int
+) -> None:
+    """One of the two was refused. The other one is free, which is no loss."""
+    names = ["first", "second"]
+    async with wired(server, mode, name=names[0]) as w:
+        lease = await AsyncMultiLock(w.sync, names).acquire()
+        refused = names[which].encode()
+        w.proxy.on(lambda args: RELEASE(args) and refused in args, ERROR("NOPERM not permitted"))
+        with pytest.raises(PermissionRefused):
+            await lease.release()
+        assert lease.remaining() > 0
+        await lease.release()
+        await check_free(w, names)
