@@ -119,11 +119,12 @@ class Renewals:
                 # A renewal that was sent in good time and has no answer yet: nobody could be reached.
                 lease.lose("unreachable" if lease.renewing else "expired")
                 continue
-            if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
+            if not (lease.renewing or lease.upgraded) and time >= lease.renew_at - min(0.5, lease.period / 8):
                 if late > lease.period / 3:
                     _warn_late(lease, late)
                 self._renew(lease)
-            next_look = min(next_look, lease.deadline if lease.renewing else lease.renew_at, lease.deadline)
+            waits = lease.renewing or lease.upgraded
+            next_look = min(next_look, lease.deadline if waits else lease.renew_at, lease.deadline)
         if next_look < math.inf:
             self._schedule(next_look)
 
@@ -173,6 +174,8 @@ class Renewals:
         outcome = read_renew(call.reply)
         if outcome is not Renewed.RENEWED:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
+            if lease.under is not None:  # first: what is gone is not put back
+                lease.under.permit.lose(reason)
             lease.lose(reason)
             return lease.loss()
         if not ttl:
@@ -181,16 +184,25 @@ class Renewals:
         lease.deadline = call.sent + lease.period
         lease.renew_at = call.sent + lease.period / 3 if lease.auto_renew else lease.deadline
         self.watch(lease)
-        if lease.under is not None:
-            lease.under.deadline = lease.deadline
         lease.renewed(asked, call.reply)
+        if lease.under is not None:
+            self._follow(lease.under.permit, lease)
+        if lease.over is not None and lease.upgraded:
+            lease.over.until = lease.over.under.ends_by() if lease.over.under else math.inf
+            self._follow(lease.over, lease)
         return None
+
+    def _follow(self, lease: Lease, other: Lease) -> None:
+        lease.follow(other)
+        self.watch(lease)
 
     # -- Keeper, for leases ----------------------------------------------------------------------------
 
     def forget(self, lease: Lease) -> None:
-        """Keep ``lease`` no longer."""
+        """Keep ``lease`` no longer: it is lost."""
         self._forget(lease)
+        if lease.under is not None:
+            self._put_back(lease, lease.under)
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
@@ -236,16 +248,34 @@ class Renewals:
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.under_way.started()
         self._forget(lease)
+        if lease.under is not None:
+            self.watch(lease.under.permit)  # it is renewed by itself again
         if lease.shared:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
                 if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
                     twin.lose("expired")
 
+    def _put_back(self, lease: Lease, under: Lease) -> None:
+        """Make a reader of a writer whose release nobody will send, or that had no answer.
+
+        The reader's renewals would keep everybody out otherwise.
+        """
+        if under.state is not State.HELD:
+            return
+        self.watch(under.permit)  # it is renewed by itself again
+        time = now()
+        self.under_way.started()
+        expires = time + max(self._retry_for, 60.0)
+        self._engine().release(lease.keys, lease.wire_token, b"", time, expires, lambda _: self.under_way.finished())
+
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished()
         lease: Lease = call.about
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
-        lease.released(None if plainly else self._release_error(lease, call))
+        error = None if plainly else self._release_error(lease, call)
+        lease.released(error)
+        if error is not None and lease.under is not None:
+            self._put_back(lease, lease.under)
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
         if lease.state is State.LOST:  # closed, or found lost, meanwhile

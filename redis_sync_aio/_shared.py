@@ -107,8 +107,7 @@ class Base(Lease):
 
     def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:
         """Note the answer, and let the shares last as long."""
-        for share in self.shares:
-            share.deadline = min(share.ends, self.deadline)
+        self._prolong()
         if asked and len(reply) > 2:
             _, _, fence, waiting = reply
             if fence:
@@ -117,6 +116,15 @@ class Base(Lease):
                 self.told_wanted()
             else:
                 self.wanted = False
+
+    def follow(self, other: Lease) -> None:
+        """Last as long as ``other``, a lease on the same permit, and the shares as well."""
+        super().follow(other)
+        self._prolong()
+
+    def _prolong(self) -> None:
+        for share in self.shares:
+            share.deadline = min(share.ends, self.deadline)
 
     def lose(self, reason: LossReason) -> None:
         """Note that it is gone, and with it its shares."""
@@ -217,6 +225,11 @@ class SharedLease(Lease):
     def auto_renew(self) -> bool:  # type: ignore[override]
         """Whether it lasts as long as its base, which is renewed."""
         return self._terms.auto_renew
+
+    @property
+    def permit(self) -> Lease:
+        """The lease that is known to the server."""
+        return self.base
 
     @property
     def linger(self) -> float:

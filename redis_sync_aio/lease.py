@@ -134,6 +134,8 @@ class Lease(Recorded):
     """A lease on the same permit: this one is the writer's that was a reader's, and still is underneath."""
     over: Lease | None = None
     """And that one of the reader's."""
+    upgrader: Lease | None = None
+    """Whose permit this is: which of those who read by it is, or is to become, the writer."""
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[Releaser] | None = None
@@ -311,6 +313,22 @@ class Lease(Recorded):
         """It was a writer's."""
         self.weight = 1
 
+    @property
+    def permit(self) -> Lease:
+        """The lease that is known to the server."""
+        return self
+
+    @property
+    def upgraded(self) -> bool:
+        """Whether a writer's lease on the same permit is held: it is the one that is renewed."""
+        return self.over is not None and self.over.state is HELD
+
+    def follow(self, other: Lease) -> None:
+        """Last as long as ``other``, a lease on the same permit."""
+        self.period = other.period
+        self.deadline = min(other.deadline, self.until)
+        self.renew_at = other.renew_at
+
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""
         return max(self.until, self.deadline) if self.auto_renew else self.deadline
@@ -337,6 +355,8 @@ class Lease(Recorded):
         """Start the release, if that is not done yet, without waiting for it."""
         if self.state is HELD:
             self.state = State.RELEASING
+            if self.over is not None and self.over.state is HELD:  # no permit, no writer
+                self.over.lose("expired")
             self._keeper.release(self)
 
     def released(self, error: Exception | None) -> None:

@@ -20,7 +20,7 @@ from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
-from .lease import HELD, Lease
+from .lease import HELD, Lease, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Side(Primitive):
         return lease
 
     def _held(self) -> list[Lease]:
-        return [lease for lease in super()._held() if lease.weight == self._weight]  # the other side has the same keys
+        return [lease for lease in self._leases() if lease.weight == self._weight]  # the other side has the same keys
 
     async def _view(self) -> PermitsView:
         return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest)))
@@ -182,8 +182,9 @@ class AsyncReadWriteLock:
         """Return an async context manager in whose body a reader is the writer; afterwards it reads again.
 
         It waits until the other readers are gone, ahead of everybody who waits; nobody else writes in between, so
-        what was read is still true. The body gets a lease with a writer's fence; the reader's lease goes on. The
-        writer's lasts no longer: when the reader's is lost, by ``max_hold`` or without renewals, too, both are.
+        what was read is still true. The body gets a lease with a writer's fence, which the reader's has from then on,
+        too; the reader's lease goes on. The writer's lasts no longer: when the reader's is released or lost, by
+        ``max_hold`` or without renewals, too, the writer's is lost.
 
         Args:
             lease: a reader's lease of this lock, held by this process.
@@ -249,37 +250,50 @@ class _UpgradeSide:
         self._read = read
         self._on_lost: OnLost = on_lost
         self._keys = upgrade_keys(read._keys)
-        self._under_way: set[bytes] = set()
 
     def hold(self, lease: Lease, timeout: Seconds | None) -> Hold[Lease]:
         limit = timeout_seconds(timeout)
 
         async def enter() -> Lease:
             self._check(lease, 1, "reader")
-            # Two writers on one permit would end each other: the first to leave makes a reader of both.
-            known = coordinator_for(self._read._source).known(self._keys)
-            upgrades = [] if known is None else known.held()
-            if lease.wire_token in (*self._under_way, *(upgraded.wire_token for upgraded in upgrades)):
-                raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
-            self._under_way.add(lease.wire_token)
+            permit = lease.permit
+            self._check_alone(lease, permit)
+            permit.upgrader, lease.over = lease, None
             try:
                 upgraded = await self._acquire(lease, limit)
-            finally:
-                self._under_way.discard(lease.wire_token)
+            except BaseException:
+                permit.upgrader = None
+                raise
             # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
-            upgraded.under, lease.over = lease, upgraded
+            upgraded.under = lease
+            permit.over = lease.over = upgraded
             upgraded.until = lease.ends_by()
             upgraded.deadline = min(upgraded.deadline, upgraded.until)
+            if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
+                upgraded.give_back()
+                self._check(lease, 1, "reader")
+            lease.fence = upgraded.fence  # what it goes on to read is what is written now
             return upgraded
 
         return Hold(enter, self._on_lost)
+
+    def _check_alone(self, lease: Lease, permit: Lease) -> None:
+        """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
+        first = permit.upgrader
+        if first is not None and (first.over is None or first.over.state is State.RELEASING or first.over.remaining()):
+            if first is not lease:
+                raise self._deadlock()
+            raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
+        known = coordinator_for(self._read._source).known(self._keys)  # another lease of the same identity
+        if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
+            raise self._deadlock()
 
     async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
         if isinstance(lease, SharedLease):
             # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
             begin = now()
             if not await lease.alone(limit):
-                raise self._in_use(lease)
+                raise self._in_use(lease, None)
             self._check(lease, 1, "reader")  # it may have ended, and who reads beside it goes on
             if limit:
                 limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
@@ -298,18 +312,20 @@ class _UpgradeSide:
         local = coordinator_for(self._read._source).local(self._keys)
         upgraded = await acquire(local, request)
         if upgraded is None:
-            raise self._in_use(lease)
+            raise self._in_use(lease, local.holder_remaining())
         return upgraded
 
-    def _in_use(self, lease: Lease) -> AcquireTimeout:
-        local = coordinator_for(self._read._source).local(self._keys)
+    def _in_use(self, lease: Lease, remaining: float | None) -> AcquireTimeout:
         return AcquireTimeout(
-            f"others read {lease.name!r}, and the timeout is over", name=lease.name, remaining=local.holder_remaining()
+            f"others read {lease.name!r}, and the timeout is over", name=lease.name, remaining=remaining
         )
 
     async def downgrade(self, lease: Lease) -> None:
         self._check(lease, WHOLE, "writer")
         lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
+        for twin in self._read._leases():  # the same identity's
+            if twin.wire_token == lease.wire_token and twin.weight == WHOLE:
+                twin.lose("expired")
         found = await self._read._ask(lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest))
         if found != Released.RELEASED:
             lease.lose("expired")
@@ -322,11 +338,14 @@ class _UpgradeSide:
             raise NotHeld(f"not a {what}'s lease of {self._read.name!r}: {lease!r}")
 
     def _refused(self, answer: Answer, lease: Lease) -> SyncError:
-        if answer.outcome is Outcome.DEADLOCK:
-            return WouldDeadlock(
-                f"another reader of {self._read.name!r} waits to become the writer, and both wait for each other: "
-                "release this lease, and acquire the write side"
-            )
+        if answer.outcome is not Outcome.GONE:
+            return self._deadlock()
         return LeaseLost(
             f"the lease on {lease.name!r} was lost before it could be upgraded", name=lease.name, reason="expired"
+        )
+
+    def _deadlock(self) -> WouldDeadlock:
+        return WouldDeadlock(
+            f"another reader of {self._read.name!r} is, or waits to become, the writer, and both wait for each other: "
+            "release this lease, and acquire the write side"
         )

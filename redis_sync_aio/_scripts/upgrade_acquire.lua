@@ -3,7 +3,8 @@
 -- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms
 -- REPLY fence (GRANTED for the whole ttl), or as permits_acquire: 0 BUSY  2 QUEUED  3 OWN (it is the writer already)
 --       7 DEADLOCK (another reader waits to become the writer)  8 GONE (the token does not read)
--- REPLAY  The writer is told so, a ticket that is queued keeps its place: nothing changes.
+-- REPLAY  The writer is told so, a ticket that is queued keeps its place: nothing changes. A copy that arrives after the
+--         downgrade is another upgrade.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
 -- include: grants

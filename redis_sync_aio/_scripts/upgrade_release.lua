@@ -2,7 +2,7 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token  2 ticket ('' = none)  3 (of permits_release)
 -- REPLY 0 GONE (the token holds nothing)  1 it reads
--- REPLAY  A token that reads stays one that reads.
+-- REPLAY  A token that reads stays one that reads. A copy that arrives after the next upgrade ends that.
 -- COST  O(log permits + log waiters), and as much for every waiter granted
 -- include: permits
 -- include: grants

@@ -160,7 +160,9 @@ class Ticket:
 
     def _decided(self, answer: Answer, call: Call) -> None:
         request = self._request
-        if answer.outcome is Outcome.OWN and (request.token is None or request.upgrade or call.ambiguous):
+        # Who upgrades a token that another one upgraded is not told so by a grant of his own: he did not wait for it.
+        ours = request.token is None or call.ambiguous or (request.upgrade and self._queued)
+        if answer.outcome is Outcome.OWN and ours:
             self.unheard = True
             # Another request of the same identity may live on this grant.
             new = request.identity is None or answer.number == self._ours
@@ -173,7 +175,7 @@ class Ticket:
             self._local.queued(answer.left, bool(answer.more))
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
-        elif answer.outcome >= Outcome.MISMATCH:
+        elif answer.outcome >= Outcome.MISMATCH or (request.upgrade and answer.outcome is Outcome.OWN):
             self._fail(request.refused(answer, request.weight), call)
         else:
             self._local.busy(answer.left)

@@ -1,0 +1,280 @@
+"""A reader that becomes the writer has two leases on one permit: what happens to one happens to both (P1, P6, P8)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncReadWriteLock, Coordinator, Lease, LeaseLost, Unreachable, WouldDeadlock, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import FAST, for_ever
+
+NAME = "config"
+
+
+@pytest.fixture(params=[False, True], ids=["own permits", "shared"])
+def share(request: pytest.FixtureRequest) -> bool:
+    """Whether tasks of a process share what it holds."""
+    return bool(request.param)
+
+
+@pytest_asyncio.fixture
+async def other(redis: Redis) -> AsyncIterator[AsyncReadWriteLock]:
+    """The same lock, on a connection of somebody else."""
+    async with Coordinator(redis) as coordinator:
+        yield AsyncReadWriteLock(coordinator, NAME)
+
+
+async def reads_again(rw: AsyncReadWriteLock, other: AsyncReadWriteLock, reader: Lease) -> None:
+    """It is a reader, here and on the server."""
+    reader.check()
+    beside = await other.read().acquire(timeout=2)
+    found = await rw.statistics()
+    assert (found.writer, found.readers) == (None, 2)
+    await beside.release()
+    await reader.release()
+
+
+# -- one upgrade at a time ---------------------------------------------------------------------------------
+
+
+async def test_p1_through_another_lock_object(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
+    rw, again = (AsyncReadWriteLock(sync, NAME, share=share) for _ in range(2))
+    reader, theirs = await rw.read().acquire(), await other.read().acquire()
+    first = asyncio.create_task(rw.upgrade(reader).__aenter__())
+    await asyncio.sleep(0)
+    with pytest.raises(WouldDeadlock, match="already"):
+        await again.upgrade(reader).__aenter__()
+    await theirs.release()
+    writer = await first
+    with pytest.raises(WouldDeadlock, match="already"):
+        await again.upgrade(reader).__aenter__()
+    writer.check()
+    await writer.release()
+    async with again.upgrade(reader):
+        pass
+    await reader.release()
+
+
+async def test_p1_through_another_coordinator(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
+    rw = AsyncReadWriteLock(sync, NAME, share=share)
+    async with rw.read() as reader, rw.upgrade(reader) as writer:
+        with pytest.raises(WouldDeadlock, match="already"):
+            await other.upgrade(reader).__aenter__()
+        writer.check()
+
+
+async def test_p1_an_identity_in_two_processes(sync: Coordinator, other: AsyncReadWriteLock) -> None:
+    """The second is told that it writes already, but not by an upgrade of its own."""
+    rw = AsyncReadWriteLock(sync, NAME)
+    reader, theirs = await rw.read().acquire(identity="me"), await other.read().acquire(identity="me")
+    async with rw.upgrade(reader) as writer:
+        with pytest.raises(WouldDeadlock):
+            await other.upgrade(theirs).__aenter__()
+        with pytest.raises(WouldDeadlock):
+            await other.upgrade(theirs, timeout=0).__aenter__()
+        await writer.extend(30)
+        assert (await rw.statistics()).writer == "me"
+    await reader.release()
+
+
+async def test_an_identity_twice_in_a_process(sync: Coordinator) -> None:
+    rw = AsyncReadWriteLock(sync, NAME)
+    reader, twin = await rw.read().acquire(identity="me"), await rw.read().acquire(identity="me")
+    async with rw.upgrade(reader):
+        with pytest.raises(WouldDeadlock):
+            await rw.upgrade(twin).__aenter__()
+    async with rw.upgrade(twin):
+        pass
+    await reader.release()
+
+
+async def test_two_tasks_of_one_permit(sync: Coordinator) -> None:
+    """The second would wait for the first to leave, and the first does for the second."""
+    rw, again = (AsyncReadWriteLock(sync, NAME, share=True) for _ in range(2))
+    one, two = await rw.read().acquire(), await again.read().acquire()
+    first = asyncio.create_task(rw.upgrade(one).__aenter__())
+    await asyncio.sleep(0)
+    for lock in (rw, again):
+        with pytest.raises(WouldDeadlock, match="release this lease"):
+            await lock.upgrade(two).__aenter__()
+    await two.release()
+    await (await first).release()
+    await one.release()
+
+
+async def test_cancelled_it_can_be_tried_again(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
+    rw = AsyncReadWriteLock(sync, NAME, share=share)
+    reader, theirs = await rw.read().acquire(), await other.read().acquire()
+    first = asyncio.create_task(rw.upgrade(reader).__aenter__())
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    await theirs.release()
+    async with rw.upgrade(reader, timeout=5):
+        pass
+    await reads_again(rw, other, reader)
+
+
+# -- what ends with what -----------------------------------------------------------------------------------
+
+
+async def test_p1_the_reader_is_released_inside(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
+    """Its permit is the writer's: another one may write at once, so the body must not."""
+    rw = AsyncReadWriteLock(sync, NAME, share=share)
+    reader = await rw.read().acquire()
+    with pytest.raises(LeaseLost):
+        async with rw.upgrade(reader) as writer:
+            releasing = asyncio.create_task(reader.release())
+            await asyncio.sleep(0)
+            with pytest.raises(LeaseLost):
+                writer.check()
+            await for_ever()
+    await releasing
+    theirs = await other.write().acquire(timeout=5)
+    await theirs.release()
+
+
+async def test_p1_a_downgrade_ends_the_others_of_that_identity(sync: Coordinator, other: AsyncReadWriteLock) -> None:
+    rw = AsyncReadWriteLock(sync, NAME)
+    writer, twin = await rw.write().acquire(identity="me"), await rw.write().acquire(identity="me")
+    await rw.downgrade(writer)
+    with pytest.raises(LeaseLost):
+        twin.check()
+    await reads_again(rw, other, writer)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_p6_an_identity_is_released_by_the_other_side(sync: Coordinator, writes: bool) -> None:
+    """It has one permit; the lease of this process knows that it is over."""
+    rw = AsyncReadWriteLock(sync, NAME)
+    own, opposite = (rw.write(), rw.read()) if writes else (rw.read(), rw.write())
+    lease = await own.acquire(identity="me")
+    await opposite.release(identity="me")
+    assert lease.remaining() == 0
+    assert not await rw.locked()
+
+
+async def test_p6_the_writers_permit_is_gone(sync: Coordinator, redis: Redis, share: bool) -> None:
+    rw = AsyncReadWriteLock(sync, NAME, share=share)
+    reader = await rw.read().acquire()
+    with pytest.raises(LeaseLost):
+        async with rw.upgrade(reader) as writer:
+            await redis.delete(f"{{{NAME}}}:rw")
+            with pytest.raises(LeaseLost):
+                await writer.extend(30)
+            assert reader.is_lost()
+            await for_ever()
+
+
+async def test_it_reads_again_after_a_stall(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
+    """P6: the writer's lease ended, unheard, and the reader's goes on: so the server hears that it only reads."""
+    async with Coordinator(sync.client, claim=0.1) as hasty:
+        rw = AsyncReadWriteLock(hasty, NAME, share=share)
+        reader, theirs = await rw.read().acquire(), await other.read().acquire()
+        upgrading = asyncio.create_task(rw.upgrade(reader).__aenter__())
+        await asyncio.sleep(0)
+        await wait_until(lambda: _waits(rw), FAST, timeout=5)
+        await theirs.release()
+        writer = await upgrading
+        time.sleep(0.15)  # noqa: ASYNC251
+        with pytest.raises(LeaseLost):
+            writer.check()
+        await wait_until(lambda: _nobody_writes(rw), FAST, timeout=5)
+        await reads_again(rw, other, reader)
+
+
+async def _waits(rw: AsyncReadWriteLock) -> bool:
+    return (await rw.statistics()).waiters == 1
+
+
+async def _nobody_writes(rw: AsyncReadWriteLock) -> bool:
+    return (await rw.statistics()).writer is None
+
+
+async def test_it_reads_again_after_an_outage(share: bool) -> None:
+    """P4: the end of the upgrade had no answer, and the reader's lease outlived that."""
+    with EmbeddedServer(persistent=True) as server:
+        async with server.client() as redis, Coordinator(redis, retry_for=0.3) as sync:
+            rw = AsyncReadWriteLock(sync, NAME, ttl=30, share=share)
+            reader = await rw.read().acquire()
+            writer = await rw.upgrade(reader).__aenter__()
+            server.kill()
+            with pytest.raises(Unreachable):
+                await writer.release()
+            server.restart(keep_data=True)
+            with suppress(Unreachable):
+                await wait_until(lambda: _nobody_writes(rw), FAST, timeout=10)
+            assert await _nobody_writes(rw)
+            reader.check()
+            await reader.release()
+
+
+# -- one deadline ------------------------------------------------------------------------------------------
+
+
+async def test_p6_the_writer_is_cut_short(sync: Coordinator, share: bool) -> None:
+    """The reader is renewed by the new deadline, not by the one it had."""
+    rw = AsyncReadWriteLock(sync, NAME, ttl=3, share=share)
+    reader = await rw.read().acquire()
+    async with rw.upgrade(reader) as writer:
+        await writer.extend(0.3)
+        assert reader.remaining() <= 0.3
+    await wait_until(lambda: reader.remaining() > 0.3, FAST, timeout=1)
+    await reader.release()
+
+
+async def test_p6_the_reader_is_cut_short(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
+    """So is the writer, and does not believe in more."""
+    rw = AsyncReadWriteLock(sync, NAME, ttl=3, auto_renew=False, share=share)
+    reader = await rw.read().acquire()
+    with pytest.raises(LeaseLost):
+        async with rw.upgrade(reader) as writer:
+            await reader.extend(0.1)
+            assert writer.remaining() <= 0.1
+            await for_ever()
+    await (await other.write().acquire(timeout=5)).release()
+
+
+async def test_p6_the_reader_is_extended(sync: Coordinator) -> None:
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.3, auto_renew=False)
+    reader = await rw.read().acquire()
+    async with rw.upgrade(reader) as writer:
+        await reader.extend(30)
+        assert writer.remaining() > 29
+    assert reader.remaining() > 29
+    await reader.release()
+
+
+async def test_p6_both_are_renewed(sync: Coordinator, share: bool) -> None:
+    """Through an upgrade that is longer than any of their leases, and after it."""
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.3, share=share)
+    reader = await rw.read().acquire()
+    for _ in range(2):
+        async with rw.upgrade(reader) as writer:
+            for lease in (writer, reader):
+                first = writer.deadline
+                await wait_until(lambda lease=lease, first=first: lease.deadline > first, FAST, timeout=2)
+    first = reader.deadline
+    await wait_until(lambda: reader.deadline > first, FAST, timeout=2)
+    await reader.release()
+
+
+async def test_p8_who_wrote_reads_what_it_wrote(sync: Coordinator, other: AsyncReadWriteLock) -> None:
+    """Two readers with the same fence saw the same state."""
+    rw = AsyncReadWriteLock(sync, NAME)
+    reader = await rw.read().acquire()
+    read_before = reader.fence
+    async with rw.upgrade(reader) as writer:
+        assert writer.fence > read_before
+    theirs = await other.read().acquire()
+    assert theirs.fence == reader.fence == writer.fence
+    await theirs.release()
+    await reader.release()
