@@ -129,5 +129,5 @@ async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, s
         for timeout in (0, 0.01):
             with pytest.raises(AcquireTimeout):
                 await rw.upgrade(reader, timeout=timeout).__aenter__()
-            coordinator = implicit.coordinator_for(redis)
-            await wait_until(lambda known=coordinator.locals: len(known) == 1, FAST, timeout=2)
+            known = implicit.coordinator_for(redis).locals
+            await wait_until(lambda: len(known) == 1, FAST, timeout=2)  # noqa: B023

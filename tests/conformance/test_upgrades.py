@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncReadWriteLock, Coordinator, Lease, LeaseLost, Unreachable, WouldDeadlock, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.body import FAST, for_ever
+from ..support.body import FAST, for_ever, lost_in
 
 NAME = "config"
 
@@ -126,18 +126,25 @@ async def test_cancelled_it_can_be_tried_again(sync: Coordinator, other: AsyncRe
 # -- what ends with what -----------------------------------------------------------------------------------
 
 
-async def test_p1_the_reader_is_released_inside(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["by the body", "by another task"])
+async def test_p1_the_reader_is_released_inside(
+    sync: Coordinator, other: AsyncReadWriteLock, share: bool, elsewhere: bool
+) -> None:
     """Its permit is the writer's: another one may write at once, so the body must not."""
     rw = AsyncReadWriteLock(sync, NAME, share=share)
     reader = await rw.read().acquire()
-    with pytest.raises(LeaseLost):
-        async with rw.upgrade(reader) as writer:
-            releasing = asyncio.create_task(reader.release())
-            await asyncio.sleep(0)
+
+    async def body(writer: Lease) -> None:
+        releasing = asyncio.create_task(reader.release()) if elsewhere else None
+        if releasing is None:
+            await reader.release()
             with pytest.raises(LeaseLost):
                 writer.check()
-            await for_ever()
-    await releasing
+        else:
+            await for_ever()  # its task is cancelled
+
+    await lost_in(rw.upgrade(reader), body)
+    await reader.release()
     theirs = await other.write().acquire(timeout=5)
     await theirs.release()
 
@@ -165,13 +172,15 @@ async def test_p6_an_identity_is_released_by_the_other_side(sync: Coordinator, w
 async def test_p6_the_writers_permit_is_gone(sync: Coordinator, redis: Redis, share: bool) -> None:
     rw = AsyncReadWriteLock(sync, NAME, share=share)
     reader = await rw.read().acquire()
-    with pytest.raises(LeaseLost):
-        async with rw.upgrade(reader) as writer:
-            await redis.delete(f"{{{NAME}}}:rw")
-            with pytest.raises(LeaseLost):
-                await writer.extend(30)
-            assert reader.is_lost()
-            await for_ever()
+
+    async def body(writer: Lease) -> None:
+        await redis.delete(f"{{{NAME}}}:rw")
+        with pytest.raises((LeaseLost, asyncio.CancelledError)):
+            await writer.extend(30)
+        assert reader.is_lost()
+        await for_ever()
+
+    await lost_in(rw.upgrade(reader), body)
 
 
 async def test_it_reads_again_after_a_stall(sync: Coordinator, other: AsyncReadWriteLock, share: bool) -> None:
@@ -235,11 +244,13 @@ async def test_p6_the_reader_is_cut_short(sync: Coordinator, other: AsyncReadWri
     """So is the writer, and does not believe in more."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=3, auto_renew=False, share=share)
     reader = await rw.read().acquire()
-    with pytest.raises(LeaseLost):
-        async with rw.upgrade(reader) as writer:
-            await reader.extend(0.1)
-            assert writer.remaining() <= 0.1
-            await for_ever()
+
+    async def body(writer: Lease) -> None:
+        await reader.extend(0.1)
+        assert writer.remaining() <= 0.1
+        await for_ever()
+
+    await lost_in(rw.upgrade(reader), body)
     await (await other.write().acquire(timeout=5)).release()
 
 
@@ -253,17 +264,20 @@ async def test_p6_the_reader_is_extended(sync: Coordinator) -> None:
     await reader.release()
 
 
+async def _is_renewed(lease: Lease) -> None:
+    first = lease.deadline
+    await wait_until(lambda: lease.deadline > first, FAST, timeout=2)
+
+
 async def test_p6_both_are_renewed(sync: Coordinator, share: bool) -> None:
     """Through an upgrade that is longer than any of their leases, and after it."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=0.3, share=share)
     reader = await rw.read().acquire()
     for _ in range(2):
         async with rw.upgrade(reader) as writer:
-            for lease in (writer, reader):
-                first = writer.deadline
-                await wait_until(lambda lease=lease, first=first: lease.deadline > first, FAST, timeout=2)
-    first = reader.deadline
-    await wait_until(lambda: reader.deadline > first, FAST, timeout=2)
+            await _is_renewed(writer)
+            await _is_renewed(reader)
+    await _is_renewed(reader)
     await reader.release()
 
 
