@@ -325,9 +325,8 @@ class Lease(Recorded):
 
     def follow(self, other: Lease) -> None:
         """Last as long as ``other``, a lease on the same permit."""
-        self.period = other.period
+        self.period, self.renew_at = other.period, other.renew_at
         self.deadline = min(other.deadline, self.until)
-        self.renew_at = other.renew_at
 
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""

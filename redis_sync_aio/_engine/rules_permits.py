@@ -4,7 +4,7 @@ The scripts permits_*.lua decide the same on the server; property tests compare 
 key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` included, enters a decision.
 
     key       in the snapshot         read by a decision                      written by it
-    PERMITS   permits (until)         those over, the first that is not       its own, those over, those it grants
+    PERMITS   permits (until)         those over, the first of worth          its own, those over, those it grants
     STATE     limit, used, fence,     limit, used, fence; its own permit,     what changed of that
               permits (weight, fence) those of PERMITS above, of the tickets
               shared                  the first CALLED of PERMITS, if it is   a grant to a process that shares
@@ -86,9 +86,12 @@ class _Desk:
         return self.used - had + weight <= self.limit
 
     def left(self, until: int | None = None) -> int:
-        """Milliseconds until then (None: until the first permit is over by itself; 0 when there is none)."""
+        """Milliseconds until then (None: until the first permit is over by itself; 0 when there is none).
+
+        A tombstone frees nothing when it is over. (The scripts look at 64 of them, and take the last one's end then.)
+        """
         if until is None:
-            until = min((permit.until for permit in self.permits.values()), default=None)
+            until = min((permit.until for permit in self.permits.values() if permit.weight), default=None)
         return 0 if until is None else max(1, -((self.now - until) // 1000))
 
     def fenced(self, weight: int) -> bool:

@@ -37,6 +37,8 @@ class Step:
     messages: tuple[Message, ...] = ()
     without: Reply = None
     """The reply if nothing can be written now, to one who waits already."""
+    more: bool = False
+    """This was only a part, without a reply: when it is written the rest is decided."""
 
 
 class Queues(Protocol):
@@ -152,6 +154,8 @@ def attempt(decide: Decide, here: Here) -> Talk:
             continue
         if done is None:
             return CONFLICT
+        if step.more:
+            continue
         for message in step.messages:
             if message.inbox == here.inbox:
                 here.deliver(message.payload)

@@ -12,7 +12,7 @@ from .._link.call import Reply, Talk, Words
 from . import rules_permits as rules
 from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
-from .talk import WINDOW, Decide, Line, Step, blob, checked, commit, deaf, microseconds, pairs
+from .talk import WINDOW, Decide, Line, Step, blob, checked, deaf, microseconds, pairs
 
 PermitKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""
@@ -58,7 +58,9 @@ class View:
         new = {token: permit for token, permit in after.permits.items() if before.permits.get(token) != permit}
         fields: list[bytes | int] = []
         for token, permit in new.items():
-            found.append((b"ZADD", permits, permit.until, token))
+            # A tombstone is over half a microsecond earlier: see parts/permits.lua.
+            until = permit.until if permit.weight else b"%d.5" % (permit.until - 1)
+            found.append((b"ZADD", permits, until, token))
             fields += [b"=" + token, b"%d %d" % (permit.weight, permit.fence)]
         sums = ("limit", "used", "fence")
         if after.shared and not before.shared:
@@ -101,8 +103,10 @@ def _read(keys: PermitKeys, token: bytes, own: bytes, window: int, mute: bool) -
     ends, places = dict(pairs(first)), dict(pairs(head))
     lost = not ends if used > 0 else bool(ends) and known[1] is None
     # Of those that are not over two are enough to know which is the first without the caller's own.
-    live = {name: int(until) for name, until in ends.items() if until > now}
-    held = {name: Permit(UNREAD, 0, until) for name, until in islice(live.items(), 2)}
+    # Those that are not whole numbers are of tombstones.
+    live = {name: math.ceil(until) for name, until in ends.items() if until > now}
+    worth = (name for name in live if ends[name].is_integer())
+    held = {name: Permit(UNREAD, 0, live[name]) for name in islice(worth, 2)}
     held |= _permits([token], [known[4]], [end])
     tickets = [ticket for member in places if (ticket := Ticket.parse(member)) is not None]
     over = [name for name, until in ends.items() if until <= now]
@@ -161,7 +165,7 @@ def _permits(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> dict
     for token, value, end in zip(tokens, about, ends, strict=True):
         if value is not None and end is not None:
             weight, fence = value.split()
-            found[token] = Permit(int(weight), int(fence), int(float(end)))
+            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)))
     return found
 
 
@@ -182,9 +186,11 @@ def _about(
         window = WINDOW
         while True:
             view = yield from _read(keys, token, own, window, mute)
+            before = view.before
+            queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
+            without = queued if waits and own in before.queue else None
             if view.many_over:
-                yield from commit(view.writes(view.swept()))
-                continue
+                return Step(None, view.writes(view.swept()), without=without, more=True)
             decision = rule(view.before)
             if view.sharers and _waits(decision):
                 view = yield from _with_sharers(view)
@@ -192,9 +198,6 @@ def _about(
             if not view.line.ended(view.before, decision.after):
                 break
             window *= 8
-        before = view.before
-        queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
-        without = queued if waits and own in before.queue else None
         return Step(decision.reply, view.writes(decision.after), decision.messages, without)
 
     return decide

@@ -12,10 +12,10 @@
 -- COST  O(log waiters)
 -- include: keys
 local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local settled
-local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
+local tail, settled = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 -- include: uncontended
 -- include: lock
+if poll_ms > 0 then redis.call('ZSCORE', POLLS, ticket) end -- POLLS is somebody else's key: change nothing
 local holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
 local last_token = last and string.sub(last, 18)
 local spent = not holder and last_token == token and ARGV[5] ~= '1'

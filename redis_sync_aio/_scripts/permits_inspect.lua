@@ -4,7 +4,7 @@
 -- REPLY {limit (0 = none), used, last fence (0 = none), number of tickets, the first tickets,
 --        {token, weight, fence, ms left} of the first permits}: fences as text
 -- REPLAY  Reads only.
--- COST  O(log permits + permits shown + tombstones among them + permits that are over)
+-- COST  O(log permits + permits and tickets shown + tombstones among those + permits that are over)
 -- include: permits
 -- include: holding
 local live, shown, from = {}, tonumber(ARGV[1]), 0

@@ -23,13 +23,14 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     Lease,
+    OutOfMemory,
     PermissionRefused,
     wait_until,
 )
 from redis_sync_aio._clock import now
 from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.watch import talk
-from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._keys import lock_keys, permit_keys
 from redis_sync_aio._link.call import Call, Talk
 from redis_sync_aio._link.plain import PlainExecutor
 from redis_sync_aio._scripts import load
@@ -109,6 +110,29 @@ async def test_the_right_is_taken_away(mode: str) -> None:
 
 async def _waits(lock: AsyncLock) -> bool:
     return (await lock.statistics()).waiters > 0
+
+
+@modes
+async def test_out_of_memory_while_more_than_a_thousand_permits_are_over(mode: str) -> None:
+    """D10: an error for whoever asks, on a connection that goes on."""
+    async with served(mode) as s:
+        semaphore = AsyncSemaphore(s.sync, ORDERS, limit=5000, engine="watch")
+        held = await semaphore.acquire()
+        permits, state = permit_keys(ORDERS.encode(), "sem").by("watch").all[:2]
+        dead = [b"dead%d" % number for number in range(1500)]
+        await s.admin.zadd(permits, dict.fromkeys(dead, 1))
+        await s.admin.hset(state, mapping={"used": 1501, **{(b"=" + token).decode(): "1 1" for token in dead}})
+        connections = await s.ours()
+        await s.admin.config_set("maxmemory", 1)
+        for _ in range(2):
+            with pytest.raises(OutOfMemory, match=ORDERS):
+                await semaphore.acquire(timeout=2)
+        await s.admin.config_set("maxmemory", 0)
+        if mode == "link":
+            assert await s.ours() == connections
+        async with semaphore.hold(weight=4999):
+            pass
+        await held.release()
 
 
 @pytest.mark.parametrize("turns", range(8))

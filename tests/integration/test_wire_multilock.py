@@ -81,9 +81,7 @@ async def test_p4_every_fault(server: EmbeddedServer, mode: str, case: str) -> N
 
 @pytest.mark.parametrize("mode", ["link", "plain"])
 @pytest.mark.parametrize("which", range(2))
-async def test_p4_a_release_that_was_done_in_part_is_tried_again(
-    server: EmbeddedServer, mode: str, which: int
-) -> None:
+async def test_p4_a_release_that_was_done_in_part_is_tried_again(server: EmbeddedServer, mode: str, which: int) -> None:
     """One of the two was refused. The other one is free, which is no loss."""
     names = ["first", "second"]
     async with wired(server, mode, name=names[0]) as w:

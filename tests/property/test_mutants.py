@@ -93,6 +93,13 @@ MUTANTS: Mapping[str, Mutant] = {
         "redis.call('ZREM', QUEUE, ticket)\n      local next_inbox",
         "local next_inbox",
     ),
+    "who begins to poll is queued before a foreign key is found": Mutant(
+        "if poll_ms > 0 then redis.call('ZSCORE', POLLS, ticket) end",
+    ),
+    "who goes leaves the queue before a foreign key is found": Mutant(
+        "redis.call('ZREM', POLLS, ARGV[2])\n  redis.call('ZREM', QUEUE, ARGV[2])",
+        "redis.call('ZREM', QUEUE, ARGV[2])\n  redis.call('ZREM', POLLS, ARGV[2])",
+    ),
     "a holder's ticket stays": Mutant(
         "if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end",
     ),
@@ -285,6 +292,8 @@ def checks() -> dict[str, Check]:
                 found[name] = value
     for key in (KEYS.queue, KEYS.fence):
         found[f"foreign key {key!r}"] = partial(suite.test_a_foreign_key_in_the_way_changes_nothing, key=key)
+    for by in suite.BY:
+        found[f"foreign polls {by}"] = partial(suite.test_a_foreign_key_for_those_who_poll_changes_nothing, by=by)
     # Those that wait for a message in vain come last.
     return dict(sorted(found.items(), key=lambda named: "inbox" in named[0] or "next_in_line" in named[0]))
 

@@ -148,6 +148,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
     # inspect
+    # the first that is worth something
+    "what was undone tells when to look": Mutant("undone = not time and soonest", "undone = false and soonest"),
+    "what is held is taken for undone": Mutant("and tonumber(soonest) % 1 > 0", ""),
+    "one that was undone is passed over": Mutant("while ends[i] and tonumber(ends[i]) % 1 > 0 do", "if false then"),
+    "all that was undone are looked at": Mutant("PERMITS, 0, 63, 'WITHSCORES'), 4", "PERMITS, 0, -1, 'WITHSCORES'), 4"),
+    "the end of those looked at is not taken": Mutant("time = ends[i] or ends[128]", "time = ends[i]"),
+    "a tombstone looks like a permit": Mutant("now + TOMB_MS * 1000 - 0.5", "now + TOMB_MS * 1000"),
+    "a foreign key for those who poll is found half-way": Mutant("redis.call('ZSCORE', POLLS, '')"),
     # the short ways
     "at once past those who wait": Mutant("if not first[1] and own == '' and", "if own == '' and"),
     "at once whatever its token has": Mutant("if not first[1] and own == '' and", "if not first[1] and"),

@@ -125,6 +125,8 @@ def check(server: EmbeddedServer) -> None:
             test_talks.test_a_waiter_dies_between_the_look_and_its_grant(client, both)
             client.flushall()
             test_talks.test_who_shares_is_told_that_somebody_waits(client, both, dies=False)
+        client.flushall()
+        test_talks.test_who_shares_is_told_although_others_end_first(client)
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +171,10 @@ MUTANTS: dict[str, Mutant] = {
         PERMITS, "_permits", "if after.shared and not before.shared:", "if False:"
     ),
     "that it is shared is not read": Mutant(watch_permits, "_read", "shared = known[5] is not None", "shared = False"),
+    "a tombstone is written like a permit": Mutant(
+        PERMITS, "_permits", "permit.until if permit.weight else", "permit.until if True else"
+    ),
+    "a tombstone is taken for a permit": Mutant(watch_permits, "_read", "if ends[name].is_integer()", "if True"),
     "those who share are not looked at": Mutant(watch_permits, "_about", "if view.sharers and", "if False and"),
     "what those hold who share is not read": Mutant(
         watch_permits, "_with_sharers", "{**before.permits, **found}", "before.permits"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import pytest
+from redis.exceptions import ResponseError
 
 from redis_sync_aio._engine.lua import ticket_member
 from redis_sync_aio._keys import lock_keys
@@ -215,6 +216,34 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: byte
     with pytest.raises(Exception, match="WRONGTYPE"):
         await acquire(redis, b"a")
     assert await holder(redis) is None
+
+
+BY: dict[str, tuple[Any, ...]] = {
+    "who begins to poll": ("acquire", b"d", TTL, polled(b"d"), 5000, 0),
+    "who polls again": ("acquire", b"b", TTL, polled(b"b"), 5000, 0),
+    "who goes": ("release", b"", ticket_member(b"rsa:x", 2, TTL, b"c")),
+    "who releases": ("release", b"a", b""),
+    "force": ("force",),
+}
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_a_foreign_key_for_those_who_poll_changes_nothing(redis: Client, by: str) -> None:
+    """No script stops half-way: out of the queue, or in it, and no more than that."""
+    await acquire(redis, b"a")
+    await acquire(redis, b"b", polled(b"b"), 5000)
+    await acquire(redis, b"c", ticket_member(b"rsa:x", 2, TTL, b"c"))
+    if by == "who polls again":
+        await redis.delete(KEYS.name)
+    await redis.set(KEYS.polls, "foreign")
+    before = await everything(redis)
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await run(redis, *BY[by])
+    assert await everything(redis) == before
+
+
+async def everything(redis: Client) -> dict[bytes, bytes]:
+    return {key: await redis.dump(key) for key in await redis.keys()}
 
 
 @pytest.mark.parametrize("token", [b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0"])

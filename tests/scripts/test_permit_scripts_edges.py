@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,7 @@ from .permits import (
     BUSY,
     DEAD,
     KEYS,
+    OTHER,
     OWN,
     PERMITS,
     POLLS,
@@ -194,6 +196,38 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: byte
         assert await holders(redis) == {b"a": 1, b"b": 1}, "also what is over"
 
 
+BY: dict[str, tuple[Any, ...]] = {
+    "who comes": ("permits_acquire", b"d", TTL, ticket_member(b"", 9, 500, b"d", 1), 60_000, 0, 1, 3),
+    "who goes": ("permits_release", b"", ticket_member(ALIVE, 2, 500, b"c", 1), 0),
+    "who releases": ("permits_release", b"a", b"", 0),
+    "who undoes": ("permits_release", b"a", b"", 1),
+    "a renewal": ("permits_renew", b"a", TTL),
+    "a resize": ("permits_resize", 4),
+}
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_a_foreign_key_for_those_who_poll_changes_nothing(redis: Client, by: str) -> None:
+    """No script stops half-way: what is over stays, and so do a dead waiter and one that fits now, with the sum."""
+    async with inbox(redis) as told:
+        await granted(redis, b"a", weight=2, limit=3)
+        await granted(redis, b"b", limit=3)
+        await waits(redis, b"dead", DEAD, limit=3)
+        await waits(redis, b"c", limit=3)
+        await waits(redis, b"polling", b"", limit=3)
+        await expire(redis, b"b")
+        await redis.set(POLLS, "foreign")
+        before = await dump(redis)
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await run(redis, *BY[by])
+        assert await dump(redis) == before
+        assert await told() == []
+
+
+async def dump(redis: Client) -> dict[bytes, bytes]:
+    return {key: await redis.dump(key) for key in await redis.keys()}
+
+
 @pytest.mark.parametrize("token", [b"a|b", b"\x00\xff", b"a b\r\nc", b"%d %s", b"0", b"limit", b"="])
 async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
     async with inbox(redis):
@@ -282,6 +316,67 @@ async def test_p9_the_cost_does_not_grow_with_the_permits_held(redis: Client) ->
         await run(redis, "permits_inspect", 3)
         costs.append(await commands(redis))
     assert costs[0] == costs[1] < 60
+
+
+# -- tombstones --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("undone", [0, 1, 63])
+async def test_what_was_undone_does_not_tell_when_to_look(redis: Client, undone: int) -> None:
+    """A tombstone that is over frees nothing, so nobody looks then: not who asks, not who waits, not the next one."""
+    hour = 3_600_000
+    async with inbox(redis) as told:
+        for number in range(undone):
+            await release(redis, b"undone%d" % number, pending=True)
+        await ask(redis, b"a", weight=3, limit=4, ttl=hour)
+        for ticket in (b"", ticket_member(ALIVE, 7, 2 * hour, b"b", 2)):
+            code, _, left, _, soon = await ask(redis, b"b", ticket, weight=2, limit=4)
+            assert (code, soon) == (QUEUED if ticket else BUSY, 0)
+            assert left > 0.9 * hour
+        await renew(redis, b"a")  # the first one does not fit: it hears when to look
+        (message,) = await told()
+        assert message[:2] == (b"7", b"0")
+        assert int(message[3]) > 0.9 * hour
+
+
+async def test_the_next_in_line_is_not_told_to_look_at_what_was_undone(redis: Client) -> None:
+    hour = 3_600_000
+    async with inbox(redis, ALIVE, OTHER) as told:
+        await release(redis, b"undone", pending=True)
+        await ask(redis, b"a", limit=2, ttl=hour)
+        await ask(redis, b"b", limit=2, ttl=hour)
+        for place, to in ((1, ALIVE), (2, OTHER)):
+            await ask(redis, b"w%d" % place, ticket_member(to, place, hour, b"w%d" % place, 1))
+        await release(redis, b"b")
+        grant, then = await told()
+        assert int(grant[-1]) > 0.9 * hour
+        assert then[:2] == (b"2", b"0")
+        assert int(then[-1]) > 0.9 * hour
+
+
+async def test_of_very_many_that_were_undone_some_are_looked_at(redis: Client) -> None:
+    """P9: who asks does not pay for all of them; he looks again when those are over."""
+    await ask(redis, b"a", limit=1, ttl=3_600_000)
+    costs = []
+    for number in (70, 700):
+        for one in range(number):
+            await release(redis, b"undone%d" % one, pending=True)
+        await redis.config_resetstat()
+        assert 50_000 < (await ask(redis, b"b", limit=1))[2] <= 60_000
+        costs.append(await commands(redis))
+    assert costs[0] == costs[1]
+
+
+async def test_only_what_was_undone_is_left(redis: Client) -> None:
+    """Nothing is held then, so there is nothing to look for: -1."""
+    async with inbox(redis):
+        await granted(redis, b"a", limit=1)
+        await waits(redis, b"polling", b"", limit=1)
+        await release(redis, b"a", pending=True)
+        code, _, left, _, soon = await ask(redis, b"b", limit=1)
+        assert (code, soon) == (BUSY, 0)
+        assert 0 < left <= 60_000, "until the first in line is taken for dead"
+        assert await redis.zcard(PERMITS) == 1
 
 
 # -- identities, fences, a look ----------------------------------------------------------------------------

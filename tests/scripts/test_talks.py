@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.rules_permits import CALLED
 from redis_sync_aio._engine.talk import microseconds
 from redis_sync_aio._engine.watch import DECISIONS, talk
@@ -194,6 +195,41 @@ def test_two_thousand_that_are_over(client: Any) -> None:
     assert int(client.hget(SEM.all[1], "used")) == 3000
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_two_thousand_that_are_over_and_no_memory(client: Any, waits: bool) -> None:
+    """Nothing can be dropped: an error as for any other write, but who waits already goes on waiting."""
+    prepare(client, SEM)
+    ours = ticket(SEM, b"b", b"")
+    if waits:
+        run(client, *ask(SEM, b"b", ours)[:2], *ask(SEM, b"b", ours)[2])
+    client.zadd(SEM.all[0], {b"o%d" % number: 1 for number in range(2000)})
+    client.hset(SEM.all[1], mapping={b"=o%d" % number: "1 1" for number in range(2000)})
+    before = everything(client)
+    client.config_set("maxmemory", 1)
+    try:
+        said_so = said(*ask(SEM, b"b", ours)[:2], *ask(SEM, b"b", ours)[2])
+        if waits:
+            assert conduct(client, talk(said_so))[0] == Outcome.QUEUED
+        else:
+            with pytest.raises(ReplyError, match="OOM"):
+                conduct(client, talk(said_so))
+    finally:
+        client.config_set("maxmemory", 0)
+    assert everything(client) == before
+
+
+@pytest.mark.parametrize("undone", [1, 5])
+def test_what_was_undone_does_not_tell_when_to_look(client: Any, undone: int) -> None:
+    """As the scripts: a tombstone frees nothing. By a talk as it is written, and as it is read."""
+    for number in range(undone):
+        conduct(client, talk(said(SEM, "permits_release", b"undone%d" % number, b"", b"1")))
+    words = (b"", 0, b"0", 1, 1)
+    conduct(client, talk(said(SEM, "permits_acquire", b"a", 3_600_000, *words)))
+    lefts = [conduct(client, talk(said(SEM, "permits_acquire", b"b", TTL, *words)))[2]]
+    lefts.append(run(client, SEM, "permits_acquire", b"b", TTL, *words)[2])
+    assert all(left > 3_000_000 for left in lefts), lefts
+
+
 def test_a_long_queue_of_the_dead(client: Any) -> None:
     """P2: also those are dropped that were not looked at first."""
     prepare(client, LOCK)
@@ -262,6 +298,21 @@ def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: b
         assert run(client, keys, renew, SHARER, TTL, 0)[::2] == [1, 0], "it holds what it held"
         code, _, more, waiting = conduct(client, talk(said(keys, renew, SHARER, TTL, 9)))
         assert (code, more > 0, waiting) == (1, True, 1)
+
+
+def test_who_shares_is_told_although_others_end_first(client: Any) -> None:
+    """Not only those are told that a decision needs to know when to look again; and not for what was undone."""
+    for token in (b"first", b"second", SHARER):
+        run(client, SEM, "permits_acquire", token, TTL, b"", 0, b"0", 1, 3)
+    run(client, SEM, "permits_release", b"host:1:cd:8~", b"", b"1")
+    with client.pubsub() as pubsub:
+        pubsub.subscribe(SHARED, b"rsa:cd")
+        assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
+        words = (b"b", TTL, ticket(SEM, b"b"), 0, b"0", 1, 3)
+        assert conduct(client, talk(said(SEM, "permits_acquire", *words)))[0] == Outcome.QUEUED
+        client.publish(SHARED, "the end")
+        assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
+        assert pubsub.get_message(timeout=5)["data"] == b"the end"
 
 
 def heard(client: Any, call: Call) -> list[bytes]:

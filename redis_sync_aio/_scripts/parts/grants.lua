@@ -1,10 +1,19 @@
 -- What may be given, and giving it. Included behind `permits`.
 -- include: holding
+redis.call('ZSCORE', POLLS, '') -- read, as all else in `permits`, before anything is changed
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
 
-local function left(time) -- milliseconds until then, or until the first permit is over; nil when there is none
+-- Milliseconds until then, or until the first permit is over that is no tombstone; nil when there is none. Of very many
+-- tombstones 64 are looked at: look again when those are over.
+local function left(time)
   soonest = soonest or redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2]
+  local undone = not time and soonest and tonumber(soonest) % 1 > 0
   time = time or soonest
+  if undone then
+    local ends, i = redis.call('ZRANGE', PERMITS, 0, 63, 'WITHSCORES'), 4
+    while ends[i] and tonumber(ends[i]) % 1 > 0 do i = i + 2 end
+    time = ends[i] or ends[128]
+  end
   return time and math.max(1, math.ceil((tonumber(time) - now) / 1000))
 end
 

@@ -1,8 +1,10 @@
 -- Shared by every script of permits (semaphores, readers and writers).
 -- PERMITS: token -> until when (us). STATE: limit, used (sum of the weights), fence, kept (until when the keys last,
 -- ms), shared ('1' once a process that shares was granted something), and '=token' -> 'weight fence' of each permit.
--- Of a range of fences '=token' has the first, `fence` the last. Weight 0: the tombstone of a request that was undone.
--- Here all is read that most calls need: a key of another type stops the script before it changes anything.
+-- Of a range of fences '=token' has the first, `fence` the last. Weight 0: the tombstone of a request that was undone;
+-- it is over half a microsecond earlier, so that it is told from a permit where only that is read.
+-- Here all is read that most calls need: a key of another type stops the script before it changes anything (and in
+-- `grants` POLLS).
 local PERMITS, STATE, QUEUE, POLLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local QUEUE_TTL, WHOLE = 600000, 2147483647 -- a limit of WHOLE: readers weigh 1, a writer weighs it all
 local clock = redis.call('TIME')

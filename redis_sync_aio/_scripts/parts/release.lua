@@ -1,6 +1,6 @@
 if ARGV[2] ~= '' then
+  redis.call('ZREM', POLLS, ARGV[2]) -- first: if POLLS is somebody else's key this fails, and nothing was changed
   redis.call('ZREM', QUEUE, ARGV[2])
-  redis.call('ZREM', POLLS, ARGV[2])
 end
 if holder and holder ~= ARGV[1] then return 2 end
 local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
