@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from ._engine.lua import Answer, PermitsView, read_permits, ticket_token
+from ._engine.lua import Answer, LuaEngine, Outcome, PermitsView, read_permits, ticket_token
 from ._hold import Hold, OnLost
+from ._implicit import coordinator_for
 from ._keys import Engine, permit_keys
+from ._link.call import Call
 from ._primitive import SHOWN, Primitive
 from ._types import Name, Seconds, permits, text
+from ._waiting.local import LocalName
 from .coordinator import Coordinator
 from .errors import LimitMismatch, SyncError
 from .lease import Lease
@@ -203,14 +207,18 @@ class AsyncSemaphore(Primitive):
         On cancellation the limit may or may not have been set.
         """
         new = permits(limit, "limit")
-        old = await self._ask(lambda engine, *rest: engine.resize(self._keys, new, *rest))
-        local = self._known()
-        if local is not None and old:
-            local.resized(old, new)
-        if self._limit:
-            self._limit = new
-            self._default = self._new_request(None, None, None, self._weight)
-            self._cohort = None
+        coordinator = coordinator_for(self._source)
+
+        def send(engine: LuaEngine, sent: float, expires: float, done: Callable[[Call], None]) -> Call:
+            def answered(call: Call) -> None:
+                # Here and now: the next answer may be to a request that was sent with the old limit.
+                if call.error is None:
+                    self._resized(coordinator.locals.get(self._keys.id), call.reply, new)
+                done(call)
+
+            return engine.resize(self._keys, new, sent, expires, answered)
+
+        await coordinator.ask(send)
 
     async def get_limit(self) -> int:
         """Return the server's limit. One round trip.
@@ -250,6 +258,14 @@ class AsyncSemaphore(Primitive):
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _resized(self, local: LocalName | None, old: int, new: int) -> None:
+        if local is not None:
+            local.resized(old, new)
+        if self._limit:
+            self._limit = new
+            self._default = self._new_request(None, None, None, self._weight)
+            self._cohort = None
+
     async def _view(self, shown: int) -> PermitsView:
         return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest)))
 
@@ -260,10 +276,12 @@ class AsyncSemaphore(Primitive):
         limit = answer.number
         if limit == 0:
             trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
-        elif self._limit not in (0, limit):
-            trouble = f"its limit is {limit}, not {self._limit}: use the same limit everywhere, limit=None, or resize()"
-        else:
+        elif answer.outcome is Outcome.TOO_HEAVY:
             trouble = f"a weight of {weight} never fits into its limit of {limit}"
+        elif limit == self._limit:
+            trouble = f"its limit became {limit} while this was asked for: ask again"
+        else:
+            trouble = f"its limit is {limit}, not {self._limit}: use the same limit everywhere, limit=None, or resize()"
         return LimitMismatch(f"{self.name!r}: {trouble}", name=self.name, expected=self.limit, found=limit or None)
 
     def _check_weight(self, weight: int) -> int:

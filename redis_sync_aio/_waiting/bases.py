@@ -48,9 +48,17 @@ class Bases(ABC):
         self.resting: list[Base] = []
         self._together = request.reads
         self._writes = request.limit == WHOLE and not request.reads
-        self._weight = request.weight or 1
-        # For so many bases and tickets more.
-        self._room = 1 if not request.weight or self._together else (request.limit or UNKNOWN_LIMIT) // request.weight
+        self._weight = request.weight
+        self.limit = request.limit
+        """What its tickets say; 0: as the server knows it."""
+        self._room = self._places()
+        """For so many bases and tickets more."""
+
+    def _places(self) -> int:
+        """Return for how many bases and tickets there is room in all."""
+        if not self._weight or self._together:
+            return 1
+        return max(1, (self.limit or UNKNOWN_LIMIT) // self._weight)  # the server says what is too heavy
 
     @abstractmethod
     def _hand_on(self, base: Base) -> bool:
@@ -155,15 +163,6 @@ class Bases(ABC):
         if base.takes_room:  # once: it may end after that, or be left behind when it has ended
             base.takes_room = False
             self._room += 1
-
-    def resized(self, old: int, new: int) -> None:
-        """The limit of the permits was changed. When it is lower, what is released goes to the server."""
-        self._room += new // self._weight - old // self._weight
-        if new < old:
-            for base in list(self.bases):
-                self._wanted(base)
-                base.budget = 0
-        self._ask()
 
     def give_back(self, base: Base) -> None:
         """Give it to the server; who waits here is behind those who wait there."""

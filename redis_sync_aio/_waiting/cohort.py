@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from .._clock import now
 from .._shared import Base, SharedLease, Task
-from ..errors import SyncError, Unreachable
+from ..errors import LimitMismatch, SyncError, Unreachable
 from ..lease import Lease
 from .bases import Answer, Bases
 from .ticket import Request, Ticket
@@ -47,6 +47,7 @@ class Opening:
         self._cohort = cohort
         self.only = only  # for this task, which does not wait; None: for whoever is first in the line
         self.wants = request
+        self.limit = cohort.limit  # as it was then
         self.number = number
         self.ticket = Ticket(cohort.local, cohort.of_process(request), self)
 
@@ -108,6 +109,8 @@ class Cohort(Bases):
 
         A task that is cancelled while it awaits the answer has to `abandon` it.
         """
+        if request.limit != self.limit:
+            return None  # ours was changed: there is another cohort of such requests
         answer: Answer = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
         if self.resting or self._together:
             if self._taken_at_once >= IN_ONE_TURN:
@@ -178,7 +181,7 @@ class Cohort(Bases):
                 auto_renew=True,
                 wait=request.wait,
                 weight=request.weight,
-                limit=request.limit,
+                limit=self.limit,
                 refused=request.refused,
                 shared=True,
             )
@@ -222,6 +225,34 @@ class Cohort(Bases):
         """How many tasks wait here; more, while a task that is cancelled has not run since."""
         return len(self.line) - max(self._gone, 0)
 
+    # -- another limit ---------------------------------------------------------------------------------
+
+    def resized(self, old: int, new: int) -> None:
+        """The limit of the permits was changed. When it is lower, what is released goes to the server.
+
+        ``old`` is the server's: not ours if another process changed it before, and ``new`` if an answer was lost.
+        """
+        if self.limit and self._is_for(new):
+            self._latest, before = None, self._places()
+            self.limit = new
+            self._room += self._places() - before
+        if new <= old or self._room < 0:
+            for base in list(self.bases):
+                self._wanted(base)
+                base.budget = 0
+        self._ask()
+
+    def _is_for(self, limit: int) -> bool:
+        """Be the cohort of those who come with ``limit`` from now on; return False if another one is."""
+        key, cohorts = (self._weight, limit), self.local.cohorts
+        found = cohorts.get(key)
+        if found is not None and found is not self and (found.line or found.bases or found.openings):
+            return False
+        # A new dict: somebody goes through this one.
+        self.local.cohorts = {known: cohort for known, cohort in cohorts.items() if cohort not in (self, found)}
+        self.local.cohorts[key] = self
+        return True
+
     # -- what becomes of tickets -----------------------------------------------------------------------
 
     def opened(self, opening: Opening, lease: Lease | None) -> None:
@@ -251,7 +282,8 @@ class Cohort(Bases):
         if opening.only is not None:
             if not opening.only.done():
                 opening.only.set_exception(error)
-        else:
+        elif opening.limit == self.limit or not isinstance(error, LimitMismatch):
+            # (Else it was sent while the limit was being changed, and who is in the line may have come before.)
             # Who came later than the ticket has more time to reach the server.
             late = opening.number if isinstance(error, Unreachable) else self._asked + 1
             for future, _, after in self.line:
