@@ -45,7 +45,10 @@ class Hold(Generic[L]):
             raise RuntimeError("this hold() was entered before: call hold() again for another lease")
         self._entered = True
         lease = self.lease = await self._acquire()
-        if lease.state is not HELD:  # the grant arrived a turn of the loop ago; a loss since found no guard
+        # The grant arrived a turn of the loop ago, or before a stall; a loss since found no guard.
+        if lease.is_lost():
+            lease.lose("expired")
+        if lease.state is not HELD:
             raise lease.loss()
         task = self.task = asyncio.current_task()
         self._guard = Guard(lease, task, self._on_lost == "cancel")

@@ -152,6 +152,7 @@ class Renewals:
         """Renew ``lease`` by ``ttl`` milliseconds from now."""
         asked = lease.asks()
         lease.renewing = True
+        self._shorten(lease, ttl)
 
         def done(call: Call) -> None:
             lease.renewing = False
@@ -178,22 +179,33 @@ class Renewals:
                 lease.under.permit.lose(reason)
             lease.lose(reason)
             return lease.loss()
-        if not ttl:
-            return None
+        if ttl:
+            self._last(lease, call.sent, min(ttl, lease.ttl_ms))  # a shorter one may have been sent since
+            lease.renewed(asked, call.reply)
+        return None
+
+    def _shorten(self, lease: Lease, ttl: int) -> None:
+        """P1: the server may do so from now on, whatever becomes of its answer."""
+        time = now()
+        if time + ttl / 1000 < lease.deadline:
+            self._last(lease, time, ttl)
+
+    def _last(self, lease: Lease, since: float, ttl: int) -> None:
+        """Let it end so many milliseconds after ``since``, and with it what is on the same permit."""
         lease.period = ttl / 1000
-        lease.deadline = call.sent + lease.period
-        lease.renew_at = call.sent + lease.period / 3 if lease.auto_renew else lease.deadline
+        lease.deadline = since + lease.period
+        lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
+        lease.prolonged()
         self.watch(lease)
-        lease.renewed(asked, call.reply)
         if lease.under is not None:
             self._follow(lease.under.permit, lease)
         if lease.over is not None and lease.upgraded:
             lease.over.until = lease.over.under.ends_by() if lease.over.under else math.inf
             self._follow(lease.over, lease)
-        return None
 
     def _follow(self, lease: Lease, other: Lease) -> None:
         lease.follow(other)
+        lease.prolonged()
         self.watch(lease)
 
     # -- Keeper, for leases ----------------------------------------------------------------------------
@@ -211,6 +223,7 @@ class Renewals:
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` now with another ttl."""
         lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
+        self._shorten(lease, ttl)
         await self.ask(
             lease,
             lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest),

@@ -106,8 +106,7 @@ class Base(Lease):
         return (self._range,)
 
     def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:
-        """Note the answer, and let the shares last as long."""
-        self._prolong()
+        """Note what was asked for beside time."""
         if asked and len(reply) > 2:
             _, _, fence, waiting = reply
             if fence:
@@ -117,12 +116,8 @@ class Base(Lease):
             else:
                 self.wanted = False
 
-    def follow(self, other: Lease) -> None:
-        """Last as long as ``other``, a lease on the same permit, and the shares as well."""
-        super().follow(other)
-        self._prolong()
-
-    def _prolong(self) -> None:
+    def prolonged(self) -> None:
+        """Let the shares last as long."""
         for share in self.shares:
             share.deadline = min(share.ends, self.deadline)
 

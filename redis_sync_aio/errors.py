@@ -14,6 +14,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 LossReason = Literal["expired", "taken", "unreachable", "closed"]
 
+EXPLAINED: dict[LossReason, str] = {
+    "expired": "it is gone from the server: the ttl or max_hold ran out before it was renewed, or its key was deleted",
+    "taken": "another token holds the lock now",
+    "unreachable": "Redis could not be reached before the deadline to renew it",
+    "closed": "the coordinator or its client was closed while it was held",
+}
+
 
 class SyncError(Exception):
     """Base of every error raised by redis_sync_aio."""

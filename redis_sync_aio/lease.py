@@ -23,7 +23,7 @@ from ._clock import now
 from ._guarded import GuardedTransaction
 from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
-from .errors import LeaseLost, LossReason, NotHeld
+from .errors import EXPLAINED, LeaseLost, LossReason, NotHeld
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -228,7 +228,7 @@ class Lease(Recorded):
         """Return the error that says how this lease was lost."""
         reason: LossReason = self.reason or "expired"
         return LeaseLost(
-            f"the lease on {self.name!r} (fence {self.fence}) was lost: {_EXPLAINED[reason]}",
+            f"the lease on {self.name!r} (fence {self.fence}) was lost: {EXPLAINED[reason]}",
             name=self.name,
             reason=reason,
         )
@@ -241,7 +241,7 @@ class Lease(Recorded):
         Raises:
             LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
             NotHeld: it was released, or the lock has no ttl.
-            Unreachable: no answer by the old deadline.
+            Unreachable: no answer by the deadline, the earlier one of both.
 
         On cancellation the extension may or may not happen.
         """
@@ -252,7 +252,6 @@ class Lease(Recorded):
             raise NotHeld(f"{self.name!r} was acquired with ttl=None: there is no end to extend")
         await self._keeper.extend(self, ms)
 
-    # -- its end ---------------------------------------------------------------------------------------
     def transaction(self) -> GuardedTransaction:
         """Return an async context manager for writes that are made only if the lease still holds when they are.
 
@@ -315,12 +314,12 @@ class Lease(Recorded):
 
     @property
     def permit(self) -> Lease:
-        """The lease that is known to the server."""
+        """The lease that the server knows."""
         return self
 
     @property
     def upgraded(self) -> bool:
-        """Whether a writer's lease on the same permit is held: it is the one that is renewed."""
+        """Whether the writer's lease is held: it is the one that is renewed."""
         return self.over is not None and self.over.state is HELD
 
     def follow(self, other: Lease) -> None:
@@ -337,7 +336,10 @@ class Lease(Recorded):
         return ()
 
     def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:
-        """Its new deadline is set; ``reply`` may answer what was ``asked``."""
+        """``reply`` may answer what was ``asked``."""
+
+    def prolonged(self) -> None:
+        """It has another deadline."""
 
     def forsake(self) -> None:
         """Nobody wants it: start the release, unless others may live on it, because it was their lease before."""
@@ -390,11 +392,3 @@ class Lease(Recorded):
             f"<Lease {self.name!r} {self.state.value} fence={self.fence} token={self.token!r}"
             f" remaining={self.remaining():.3f}>"
         )
-
-
-_EXPLAINED: dict[LossReason, str] = {
-    "expired": "it is gone from the server: the ttl or max_hold ran out before it was renewed, or its key was deleted",
-    "taken": "another token holds the lock now",
-    "unreachable": "Redis could not be reached before the deadline to renew it",
-    "closed": "the coordinator or its client was closed while it was held",
-}

@@ -221,6 +221,7 @@ class LuaEngine:
             words += closing or keys.closing
         call = Call(keys, self._scripts[keys.family].release, words, sent, expires, done)
         call.about = about
+        call.undoes = pending or ticket != b""
         self.executor.send(call)
         return call
 

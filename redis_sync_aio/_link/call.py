@@ -68,6 +68,8 @@ class Call:
     over = False
     once = False
     """Not idempotent: never sent a second time."""
+    undoes = False
+    """Nothing that is sent later may come before it: not because its script is not known to the server yet, either."""
     about: Any = None
     """For whoever reads the answer."""
 

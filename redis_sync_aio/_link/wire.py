@@ -49,6 +49,7 @@ class Wire(asyncio.Protocol):
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
+        self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
         self.talks = Talks(converse, self._say, on_error)
@@ -68,7 +69,8 @@ class Wire(asyncio.Protocol):
     def send(self, call: Call, with_source: bool = False) -> None:
         """Write ``call`` in this turn of the loop. ``call.sent`` must be not later than now."""
         call.attempts += 1
-        if with_source:
+        if with_source or (call.undoes and call.script.sha not in self._known):
+            self._known.add(call.script.sha)
             self._write(call, pack(call.command(True)))
             return
         # The part that is the same for all calls of a script on the same keys with as many arguments is kept with them.
