@@ -124,11 +124,13 @@ class LocalName:
         """Return for how many seconds the present holder has it, as far as is known."""
         return None if self.held_until is None else max(0.0, self.held_until - now())
 
-    def timeout_error(self, limit: float | None) -> SyncError:
-        """Return the error for whoever waited ``limit`` seconds because others have it."""
+    def timeout_error(self, limit: float | None, answered: bool = True) -> SyncError:
+        """Return the error for whoever waited ``limit`` seconds because others have it, as was ``answered``."""
         return AcquireTimeout(
             f"{self.name!r} was not free within {limit} seconds: others hold it or wait for it; "
-            "wait longer, or look at statistics() for the holder",
+            "wait longer, or look at statistics() for the holder"
+            if answered
+            else f"{self.name!r} was not granted within {limit} seconds; Redis has not answered yet: allow more time",
             name=self.name,
             remaining=self.holder_remaining(),
         )

@@ -295,7 +295,7 @@ class Ticket:
             error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
             error.__cause__ = hub.trouble
             return error
-        return self._local.timeout_error(limit)
+        return self._local.timeout_error(limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""

@@ -348,6 +348,19 @@ async def test_response_timeout_holds_without_a_socket_timeout(server: EmbeddedS
 
 
 @modes
+async def test_a_timeout_does_not_blame_others_unheard(server: EmbeddedServer, mode: str) -> None:
+    """Too early to call the server unreachable; but nobody said that the lock is taken."""
+    async with wired(server, mode) as w:
+        rule = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        with pytest.raises(AcquireTimeout, match="has not answered"):
+            await w.lock().acquire(timeout=0.05)
+        rule.release.set()
+        async with w.elsewhere(), asyncio.timeout(5):
+            with pytest.raises(AcquireTimeout, match="others hold it"):
+                await w.lock().acquire(timeout=0.2)
+
+
+@modes
 async def test_no_time_to_wait(server: EmbeddedServer, mode: str) -> None:
     """P12: ``timeout=0`` does not wait for others, but does wait for the answer."""
     async with wired(server, mode) as w:
