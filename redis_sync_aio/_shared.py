@@ -63,7 +63,9 @@ class Base(Lease):
     """It may be handed on; not when its cohort has parted with it, or a task overstayed its time."""
     rests_since = 0.0
     rest: asyncio.TimerHandle | None = None
-    """Ends its rest without a task."""
+    """Ends its rest without a task…"""
+    lingers = 0.0
+    """… of so many seconds."""
     left: asyncio.Event | None = None
     """Set when a share ends; there while somebody waits to be alone."""
     takes_room = True
@@ -279,7 +281,7 @@ class SharedLease(Lease):
         base.left = asyncio.Event()
         try:
             async with asyncio.timeout(timeout):
-                while len(base.shares) > 1:
+                while len(base.shares) > 1 and self.state is HELD:
                     base.left.clear()
                     await base.left.wait()
         except TimeoutError:

@@ -117,7 +117,10 @@ class Bases(ABC):
             if not base.turning:
                 base.turning = True
                 self.loop.call_soon(self._end_of_turn, base)
-        elif base.rest is None:
+        elif base.rest is None or linger != base.lingers:
+            if base.rest is not None:
+                base.rest.cancel()
+            base.lingers = linger
             base.rest = self.loop.call_later(linger, self._end_of_rest, base, linger)
 
     def _end_of_turn(self, base: Base) -> None:
@@ -212,7 +215,7 @@ class Bases(ABC):
         """End ``lease``; the server hears of it unless another task has the base then."""
         assert isinstance(lease, SharedLease)
         base = lease.base
-        if self.passed_on(lease):
+        if self.thread and self.passed_on(lease):
             lease.released(None)
             return
         base.shares.remove(lease)

@@ -82,6 +82,7 @@ class Cohort(Bases):
         self._gone = 0
         self._asked = 0  # openings so far
         self.openings: list[Opening] = []
+        self._trying = 0  # of them, for those who do not wait: they are of no use to the line
         self._taken_at_once = 0
         self._latest: Request | None = None  # that was made one of the process
 
@@ -115,14 +116,14 @@ class Cohort(Bases):
         if self.resting or self._together:
             if self._taken_at_once >= IN_ONE_TURN:
                 return None
-            if not self.line and (lease := self._at_once(request)) is not None:
+            if not self.waiting and (lease := self._at_once(request)) is not None:
                 answer.set_result(lease)
                 return answer
         if request.wait:
             self.line.append((answer, request, self._asked))
             if self._room > 0:
                 self._ask()
-        elif self.line or self._room <= 0:
+        elif self.waiting or self._room <= 0:
             answer.set_result(None)
         else:
             self._open(request, answer)
@@ -149,7 +150,7 @@ class Cohort(Bases):
 
     def _ask(self) -> None:
         """Have as many tickets out as there are tasks in the line, or as are of use."""
-        while self._room > 0 and len(self.openings) < self.waiting:
+        while self._room > 0 and len(self.openings) - self._trying < self.waiting:
             first = next((request for future, request, _ in self.line if not future.done()), None)
             if first is None:
                 return
@@ -158,6 +159,7 @@ class Cohort(Bases):
     def _open(self, wanted: Request, only: Answer | None) -> None:
         self._asked += 1
         self._room -= 1
+        self._trying += only is not None
         opening = Opening(self, wanted, only, self._asked)
         self.openings.append(opening)
         opening.ticket.ask()
@@ -194,6 +196,7 @@ class Cohort(Bases):
     def _ended(self, opening: Opening) -> None:
         self.openings.remove(opening)
         self._room += 1
+        self._trying -= opening.only is not None
 
     def abandon(self, future: Answer, request: Request) -> None:
         """A task was cancelled."""
@@ -246,7 +249,7 @@ class Cohort(Bases):
         """Be the cohort of those who come with ``limit`` from now on; return False if another one is."""
         key, cohorts = (self._weight, limit), self.local.cohorts
         found = cohorts.get(key)
-        if found is not None and found is not self and (found.line or found.bases or found.openings):
+        if found is not None and found is not self and (found.waiting or found.bases or found.openings):
             return False
         # A new dict: somebody goes through this one.
         self.local.cohorts = {known: cohort for known, cohort in cohorts.items() if cohort not in (self, found)}

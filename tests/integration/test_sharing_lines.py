@@ -1,0 +1,163 @@
+"""P2, P3, P5, P12: who is in the line of local sharing, who left it, and what ends while others still have theirs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    CoordinatorClosed,
+    Lease,
+    LeaseLost,
+)
+
+from ..support.sharing import KEYS, NAME, base_of, gets_free, in_line, shared, soon, turns, waiters
+
+
+async def leaves(task: asyncio.Task[Lease], how: str) -> None:
+    """Wait until ``task`` has left the line."""
+    if how == "cancelled":
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else AcquireTimeout):
+        await asyncio.wait_for(task, 5)
+
+
+# -- who left the line ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinator, how: str) -> None:
+    """P3, P5: a lock that is free is had by one who does not wait, whoever left the line behind the last who waited."""
+    lock, brief = shared(sync), shared(sync, ttl=0.1, auto_renew=False)
+    holder = await lock.acquire()
+    following = asyncio.create_task(brief.acquire())
+    await in_line(sync, 1)
+    leaver = asyncio.create_task(lock.acquire(timeout=0.05 if how == "timed out" else None))
+    await in_line(sync, 2)
+    await leaves(leaver, how)
+    await holder.release()
+    overstays = await soon(following)
+    await asyncio.wait_for(overstays.lost.wait(), 5)  # what it had is given back, and handed to nobody
+    await gets_free(redis)
+    for _ in range(2):
+        lease = await lock.try_acquire()
+        assert lease is not None
+        await lease.release()
+        await (await lock.acquire(timeout=0)).release()
+
+
+async def test_p3_who_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
+    """P3: who waits when the limit is changed goes on under the new one, in spite of those who left a line of that."""
+    few = AsyncSemaphore(sync, NAME, limit=4, share=True)
+    brief = AsyncSemaphore(sync, NAME, limit=4, ttl=0.1, auto_renew=False, share=True)
+    apart = await AsyncSemaphore(sync, NAME, limit=4).acquire()  # the name is not forgotten here
+    holder, line = await few.acquire(3), few._keys.id
+    following = asyncio.create_task(brief.acquire(3))
+    await in_line(sync, 1, line)
+    leaver = asyncio.create_task(few.acquire(3))
+    await in_line(sync, 2, line)
+    await leaves(leaver, "cancelled")
+    await holder.release()
+    overstays = await soon(following)
+    await asyncio.wait_for(overstays.lost.wait(), 5)
+
+    await AsyncSemaphore(other, NAME, limit=None).resize(5)
+    more = AsyncSemaphore(sync, NAME, limit=5, share=True)
+    holder = await more.acquire(3)
+    waiter = asyncio.create_task(more.acquire(3))
+    await in_line(sync, 1, line)
+    await more.resize(4)
+    await holder.release()
+    await (await soon(waiter)).release()
+    await apart.release()
+
+
+# -- who is in the line --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trying", [1, 2])
+async def test_p3_who_waits_while_another_tries(redis: Redis, sync: Coordinator, trying: int) -> None:
+    """P3: who does not wait has a ticket of his own; one who waits needs another, and permits are free."""
+    semaphore = AsyncSemaphore(sync, NAME, limit=4, share=True)
+    tries = [asyncio.create_task(semaphore.try_acquire()) for _ in range(trying)]
+    waits = [asyncio.create_task(semaphore.acquire()) for _ in range(4 - trying)]
+    leases = [await soon(waiter) for waiter in waits]
+    for one in tries:
+        lease = await asyncio.wait_for(one, 5)
+        assert lease is not None
+        leases.append(lease)
+    assert (await semaphore.statistics()).available == 0
+    for lease in leases:
+        await lease.release()
+    assert (await semaphore.statistics()).held == 0
+
+
+# -- what ends -----------------------------------------------------------------------------------------------
+
+
+async def test_p6_an_upgrade_notices_its_own_end(redis: Redis, sync: Coordinator) -> None:
+    """P6: although more than one still reads beside it."""
+    rw = AsyncReadWriteLock(sync, NAME, share=True)
+    brief = AsyncReadWriteLock(sync, NAME, max_hold=0.1, share=True)
+    beside = [await rw.read().acquire() for _ in range(2)]
+    mine = await brief.read().acquire()
+    assert base_of(mine) is base_of(beside[0])
+
+    async def upgrade() -> None:
+        async with brief.upgrade(mine):
+            raise AssertionError
+
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(upgrade(), 5)
+    for lease in beside:
+        lease.check()
+        await lease.release()
+    assert not await rw.locked()
+
+
+@pytest.mark.parametrize("linger", [0, 60])
+async def test_p12_nothing_is_handed_on_while_it_closes(redis: Redis, sync: Coordinator, linger: float) -> None:
+    """P12: who waits is told so, instead of a lease that is lost at once."""
+    lock = shared(sync, linger=linger)
+    holder = await lock.acquire()
+    waiting = await waiters(lock, sync, 3)
+    closing = asyncio.create_task(sync.close())
+    await turns(1)
+    await holder.release()
+    for waiter in waiting:
+        with pytest.raises(CoordinatorClosed):
+            await soon(waiter)
+    await asyncio.wait_for(closing, 5)
+    await gets_free(redis)
+    assert not sync.bases
+    assert not sync.tickets
+    assert not await redis.zcard(KEYS.queue)
+
+
+async def test_p3_each_lease_has_its_own_linger(redis: Redis, sync: Coordinator) -> None:
+    """P3: a shorter one ends the rest earlier, although a timer for a longer one runs."""
+    async with shared(sync, linger=60):
+        pass
+    async with shared(sync, linger=0.02) as lease:
+        base = base_of(lease)
+    await gets_free(redis)
+    assert base.rest is None
+    assert not sync.bases
+
+
+async def test_p2_a_longer_linger_is_kept(redis: Redis, sync: Coordinator) -> None:
+    """P2: it does not go back when the timer of a shorter one fires; and a third lease ends both."""
+    async with shared(sync, linger=0.05):
+        pass
+    async with shared(sync, linger=60) as lease:
+        base = base_of(lease)
+    await asyncio.sleep(0.15)  # the timer of the first has fired by then
+    async with shared(sync, linger=0.02) as lease:
+        assert base_of(lease) is base
+    await gets_free(redis)
