@@ -161,7 +161,7 @@ class Attempts:
                 return False
             await abandon(tx, error)
             # P7: the body's own error comes out bare.
-            return isinstance(error, SyncError) and error is tx.trouble and self._passes(error)
+            return isinstance(error, SyncError) and error is tx._trouble and self._passes(error)
         except BaseException:
             self._finish()
             raise
@@ -172,16 +172,16 @@ class Attempts:
     async def _commit(self, tx: Transaction) -> None:
         sent = now()
         try:
-            outcome = await tx.commit()
+            outcome = await tx._commit()
         except SyncError as error:
-            await tx.end(drop=False)
-            if error is not tx.trouble or not self._passes(error):
+            await tx._end(drop=False)
+            if error is not tx._trouble or not self._passes(error):
                 raise
         except BaseException:
-            await tx.end(drop=True)
+            await tx._end(drop=True)
             raise
         else:
-            await tx.end(drop=False)
+            await tx._end(drop=False)
             if isinstance(outcome, Unanswered):
                 await self._unanswered(outcome, sent)
             elif outcome is None:

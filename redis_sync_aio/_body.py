@@ -39,8 +39,8 @@ async def abandon(tx: Transaction, error: BaseException) -> None:
     """Give the connection back after a body that failed. A cancellation meanwhile must not hide its error (P7)."""
     cancelled = isinstance(error, asyncio.CancelledError)
     try:
-        await tx.end(drop=cancelled)
+        await tx._end(drop=cancelled)
     except asyncio.CancelledError as again:
-        if cancelled or error is tx.trouble or asyncio.current_task() is None:
+        if cancelled or error is tx._trouble or asyncio.current_task() is None:
             raise
         stay_due(again)

@@ -64,9 +64,9 @@ class GuardedTransaction(Transaction):
             self.replies = await self._commit_while_held(iter(RETRY))
         except BaseException as failure:
             self._lease.left_behind()
-            await self.end(drop=isinstance(failure, asyncio.CancelledError))
+            await self._end(drop=isinstance(failure, asyncio.CancelledError))
             raise
-        await self.end(drop=False)
+        await self._end(drop=False)
 
     async def _commit_while_held(self, delays: Iterator[float]) -> Replies:
         """Commit, and again the same commands as long as nothing was done and the lease holds.

@@ -10,6 +10,7 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -120,7 +121,13 @@ class Enterable(ABC, Generic[L]):
         await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        """Decorate a coroutine function: each call runs in an ``async with`` of its own over this."""
+        """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
+
+        Raises TypeError at decoration for anything else (an object whose ``__call__`` is one will do, too).
+        """
+        called = getattr(type(function), "__call__", None)  # noqa: B004
+        if not (iscoroutinefunction(function) or iscoroutinefunction(called)):
+            raise TypeError(f"{function!r} is not a coroutine function")
 
         @functools.wraps(function)
         async def holding(*args: P.args, **kwargs: P.kwargs) -> R:

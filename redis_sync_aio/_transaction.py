@@ -275,7 +275,7 @@ class Transaction(AsyncCoreCommands):
 
     # -- its end ---------------------------------------------------------------------------------------
 
-    async def commit(self) -> Replies | Unanswered | None:
+    async def _commit(self) -> Replies | Unanswered | None:
         """Execute what is queued. Return the replies; None when a watched key was changed; Unanswered if that is so.
 
         Raises TransactionMisuse, CommandRefused and Unreachable: nothing was done; PartlyApplied: some commands failed.
@@ -342,7 +342,7 @@ class Transaction(AsyncCoreCommands):
             replies=tuple(queued[len(self._first) :]),
         )
 
-    async def end(self, *, drop: bool) -> None:
+    async def _end(self, *, drop: bool) -> None:
         """Give the connection back; nothing works any more. On cancellation that is finished first."""
         self._state = State.ENDED
         if not self._busy:  # else a task that the body left behind uses it, and gives it back
@@ -381,11 +381,6 @@ class Transaction(AsyncCoreCommands):
             self._connection.in_step = False  # close it: the next one may lead to another server
         self._trouble = trouble
         return trouble
-
-    @property
-    def trouble(self) -> SyncError | None:
-        """Why it can not commit any more, if so."""
-        return self._trouble
 
     def _command(self, number: int) -> str:
         return f"command {number + 1} of {len(self._queue)} ({first_word(self._queue[number][1][0])})"

@@ -190,6 +190,9 @@ class AsyncReadWriteLock:
             lease: a reader's lease of this lock, held by this process.
             timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
 
+        Raises:
+            TypeError, ValueError: a bad argument; at the call, and nothing was sent.
+
         Raises on entering:
             WouldDeadlock: another reader waits for the same; one of the two has to release first. Or this lease is
                 upgraded already.
@@ -199,6 +202,7 @@ class AsyncReadWriteLock:
 
         On cancellation ``lease`` still reads.
         """
+        self._check_lease(lease, "reader")
         return self._upgrade.hold(lease, timeout)
 
     async def downgrade(self, lease: Lease) -> None:
@@ -207,12 +211,18 @@ class AsyncReadWriteLock:
         The same lease object goes on, with its fence.
 
         Raises:
+            TypeError: it is no lease. Nothing was sent.
             NotHeld: it is not a writer's lease of this lock, or was released. LeaseLost: it was lost.
             Unreachable, CommandRefused: as `AsyncLock.acquire`.
 
         On cancellation, and after an error, it may be either on the server; do not write any more.
         """
+        self._check_lease(lease, "writer")
         await self._upgrade.downgrade(lease)
+
+    def _check_lease(self, lease: Lease, what: str) -> None:
+        if not isinstance(lease, Lease):  # for callers without a type checker
+            raise TypeError(f"lease must be a {what}'s lease of {self.name!r}, not {lease!r}")
 
     async def statistics(self) -> ReadWriteStatistics:
         """Return writer, readers, waiters and fence as the server sees them. One round trip."""

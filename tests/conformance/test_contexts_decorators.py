@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+import functools
+import textwrap
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
 
 import pytest
 
@@ -43,6 +46,39 @@ async def test_wrap(lock: Exclusive) -> None:
     with pytest.raises(BodyError):
         await double(1, fail=True)
     assert await holder(lock) is None
+
+
+class Called:
+    """Called as a coroutine function is."""
+
+    async def __call__(self, number: int) -> int:
+        return number
+
+
+async def _number(number: int) -> int:
+    return number
+
+
+async def test_what_wrap_accepts(lock: Exclusive) -> None:
+    """What is a coroutine function, or is called as one."""
+    assert await lock.wrap(functools.partial(_number, 3))() == 3
+    assert await lock.wrap(Called())(4) == 4
+
+
+async def _generator() -> AsyncIterator[int]:
+    yield 1
+
+
+NOT_WRAPPED: tuple[Any, ...] = (
+    print, None, "x", textwrap.dedent, lambda: None, lambda: _number(1), Called, _generator,
+)  # fmt: skip
+
+
+async def test_wrap_takes_coroutine_functions_only(lock: Exclusive) -> None:
+    """TypeError at decoration, not after the body has run."""
+    for function in NOT_WRAPPED:
+        with pytest.raises(TypeError, match="not a coroutine function"):
+            lock.wrap(function)
 
 
 async def test_synchronized(sync: Coordinator) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from decimal import Decimal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, WrongKeyType, wait_until
+from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, WrongKeyType, wait_until
 from redis_sync_aio._keys import permit_keys
 
 from ..conftest import MakeClient
@@ -100,6 +101,28 @@ async def test_a_limit_has_to_be_said(redis: Redis) -> None:
     semaphore: Any = AsyncSemaphore
     with pytest.raises(TypeError, match="limit"):
         semaphore(redis, "x")
+
+
+NO_LEASE: Mapping[str, Callable[[AsyncReadWriteLock], object]] = {
+    "none": lambda rw: None,
+    "text": lambda rw: "x",
+    "a side": lambda rw: rw.read(),
+    "a hold": lambda rw: rw.read().hold(),
+    "the class": lambda rw: Lease,
+}
+
+
+@pytest.mark.parametrize("which", NO_LEASE)
+async def test_only_a_lease_is_upgraded_or_downgraded(redis: Redis, make_client: MakeClient, which: str) -> None:
+    """TypeError at the call, which names the lock, what is expected, and what was found."""
+    rw = AsyncReadWriteLock(make_client(), "config")
+    bad: Any = NO_LEASE[which](rw)
+    found = re.escape(repr(bad))
+    async with nothing_sent(redis):
+        with pytest.raises(TypeError, match=f"a reader's lease of 'config', not {found}"):
+            rw.upgrade(bad)
+        with pytest.raises(TypeError, match=f"a writer's lease of 'config', not {found}"):
+            await rw.downgrade(bad)
 
 
 @pytest.mark.parametrize("ttl", [timedelta(milliseconds=7000), 7, 7.0])

@@ -53,7 +53,7 @@ async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinato
 
 
 async def test_p3_who_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
-    """P3: who waits when the limit is changed goes on under the new one, in spite of those who left a line of that."""
+    """P3: who waits when the limit is changed goes on under the new one, whoever left a line of that."""
     few = AsyncSemaphore(sync, NAME, limit=4, share=True)
     brief = AsyncSemaphore(sync, NAME, limit=4, ttl=0.1, auto_renew=False, share=True)
     apart = await AsyncSemaphore(sync, NAME, limit=4).acquire()  # the name is not forgotten here

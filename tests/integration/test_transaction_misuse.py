@@ -14,7 +14,7 @@ import redis.exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import DataError
 
-from redis_sync_aio import Backoff, Transaction, TransactionMisuse, transaction, watch_retry
+from redis_sync_aio import Backoff, Coordinator, Lease, Transaction, TransactionMisuse, transaction, watch_retry
 
 from ..conftest import MakeClient
 from .test_transaction import in_use, increment, watchers
@@ -287,6 +287,72 @@ async def test_bad_decorations_fail_at_decoration(redis: Redis) -> None:
         watch_retry(redis, "stock", attempts=-1)
     with pytest.raises(TypeError, match="missing a required argument"):
         await watch_retry(redis, "stock:{item}")(deduct)()  # type: ignore[call-arg]
+
+
+async def _without_entering(redis: Redis, each: Callable[[Any], Awaitable[object]]) -> None:
+    rounds = 0
+    async for attempt in watch_retry(redis, "n", attempts=3):
+        rounds += 1
+        assert rounds == 1
+        await each(attempt)
+
+
+async def _enter_in_vain(attempt: Any) -> None:
+    with pytest.raises(TransactionMisuse, match="inside the body of another one"):
+        await attempt.__aenter__()
+
+
+async def _pass(attempt: Any) -> None: ...
+
+
+async def test_an_attempt_that_was_not_entered_ends_the_loop(redis: Redis) -> None:
+    """Nothing would ever count it, nor wait in between: the loop would not end, nor let others run."""
+    expected = pytest.raises(TransactionMisuse, match="enter the attempt: `async with attempt as tx`")
+
+    async def outer(tx: Transaction) -> None:
+        with expected:
+            await _without_entering(redis, _enter_in_vain)
+        await increment(tx)
+
+    with expected:
+        await _without_entering(redis, _pass)
+    await transaction(redis, outer, "n")
+    assert await redis.get("n") == b"1"
+    assert in_use(redis) == 0
+
+
+async def _commits(tx: Any) -> None:
+    tx.multi()
+    tx.set("n", 8)
+    await tx.commit()
+
+
+async def _reads_and_commits(tx: Any) -> None:
+    await tx.get("n")
+    await _commits(tx)
+
+
+async def _guarded(lease: Lease) -> None:
+    async with lease.transaction() as tx:
+        await _commits(tx)
+
+
+async def test_the_commit_is_not_for_the_body(redis: Redis) -> None:
+    """Nor anything else that ends it: what a body sees is what it may call."""
+    await redis.set("n", 7)
+    async with Coordinator(redis) as sync:
+        lease = await sync.lock("lock").acquire()
+        for running in (transaction(redis, _reads_and_commits, "n"), _guarded(lease)):
+            with pytest.raises(AttributeError, match="no attribute 'commit'"):
+                await running
+        await redis.set(lease.keys.all[0], "overtaken")
+        with pytest.raises(AttributeError, match="no attribute 'commit'"):
+            await _guarded(lease)
+    assert await redis.get("n") == b"7"
+    assert in_use(redis) == 0
+    assert await watchers(redis) == 0
+    ours = {name for name in vars(Transaction) if not name.startswith("_")}
+    assert ours == {"execute_command", "get_encoder", "multi", "unwatch", "watch"}
 
 
 async def test_the_same_key_twice_is_one_and_any_callable_is_a_body(redis: Redis) -> None:

@@ -49,7 +49,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the error of the body is swallowed": Mutant(
         Attempts, "leave", "return isinstance(error, SyncError) and", "return not isinstance(error, SyncError) or"
     ),
-    "the body's Unreachable is taken for ours": Mutant(Attempts, "leave", "and error is tx.trouble ", ""),
+    "the body's Unreachable is taken for ours": Mutant(Attempts, "leave", "and error is tx._trouble ", ""),
     # the marker
     "the marker is not watched": Mutant(
         Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
@@ -65,7 +65,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "it goes back to a server that refuses everything": Mutant(
         Transaction, "_refused", "self._connection.in_step = False"
     ),
-    "it is not given back after an error": Mutant(Transaction, "end", "await self._give_back(drop)"),
+    "it is not given back after an error": Mutant(Transaction, "_end", "await self._give_back(drop)"),
     "it is lost when nobody waits for it any more": Mutant(
         borrow, "_not_wanted", '_start(Borrowed(client, connecting.result())._give_back(False), "release")'
     ),
