@@ -48,10 +48,11 @@ async def permits_work(source: Redis | Coordinator, client: Redis, observer: Red
     writing = asyncio.create_task(both.write().acquire(timeout=20))
     await wait_until(waits(both), FAST, timeout=5)
     await other.release()
+    read_before = reader.fence
     async with both.upgrade(reader, timeout=5) as writer:
         seen_too = await both.statistics()
         assert (seen_too.writer, seen_too.readers, seen_too.waiters) == (reader.token, 0, 1)
-        assert writer.fence > reader.fence
+        assert writer.fence == reader.fence > read_before
     await reader.release()
     async with asyncio.timeout(5):
         later = await writing
