@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -22,7 +21,7 @@ from ..support.sweep import Outcome, sweep
 
 NAME = "permits"
 LIMIT = 5
-injected: Counter[str] = Counter()
+injected: dict[tuple[str, str, bool | None], int] = {}
 
 
 @pytest.fixture(params=["link", "polling"])
@@ -130,22 +129,27 @@ async def test_p5_cancelled_at_every_suspension_point(arena: Arena, name: str, t
 
     result = await sweep(lambda: run(OPERATIONS[name], arena), check, twice=twice)
     assert not result.swallowed
-    injected[way] += sum(result.cancellations.values())
+    number = sum(result.cancellations.values())
+    assert number >= 5
+    injected[way, name, twice] = number
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_p5_cancelled_after_any_number_of_turns(arena: Arena, name: str, way: str) -> None:
+    number = 0
     for turns in (*range(30), *range(30, 90, 10)):
         task = asyncio.create_task(run(OPERATIONS[name], arena))
         for _ in range(turns):
             await asyncio.sleep(0)
         if task.cancel():
-            injected[way] += 1
+            number += 1
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
             await task
         await arena.finish()
+    assert number >= 12  # how many turns it takes depends on the machine
+    injected[way, name, None] = number
 
 
 async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator, way: str) -> None:
@@ -257,5 +261,8 @@ async def test_p5_a_batch_meets_cancellations(sync: Coordinator, other: Coordina
 
 
 def test_p5_the_sweeps_injected_enough() -> None:
-    """The bar is 300 cancellations. (The last test of this module.)"""
-    assert sum(injected.values()) >= 400, injected
+    """The bar is 300 cancellations. (The last test of this module.)
+
+    Each process of a run sees those of its own tests, which have bars of their own; one that has them all, 400.
+    """
+    assert len(injected) < 30 or sum(injected.values()) >= 400, injected
