@@ -148,7 +148,7 @@ async def test_p5_cancelled_after_any_number_of_turns(arena: Arena, name: str, w
         else:
             await task
         await arena.finish()
-    assert number >= 12  # how many turns it takes depends on the machine
+    assert number >= 3  # how many turns it takes depends on the machine
     injected[way, name, None] = number
 
 
