@@ -25,7 +25,7 @@ from ._transaction import Replies, Transaction, Unanswered, passing
 from ._turn import PoliteTransaction, Turn
 from ._types import text
 from .backoff import Backoff
-from .errors import AcquireTimeout, Conflict, OutcomeUnknown, SyncError, Unreachable, WrongContext
+from .errors import AcquireTimeout, Conflict, OutcomeUnknown, SyncError, TransactionMisuse, Unreachable, WrongContext
 
 T = TypeVar("T")
 
@@ -82,6 +82,7 @@ class Attempts:
         self._delay: float | None = None  # before an attempt that is due
         self.outcome: Committed[None] | None = None
         self._over = False
+        self._entered = True  # the attempt before this one
 
     def __aiter__(self) -> Attempts:
         return self
@@ -89,12 +90,19 @@ class Attempts:
     async def __anext__(self) -> Attempt:
         if self._over:
             raise StopAsyncIteration
+        if not self._entered:  # none would ever count, or wait
+            self._finish()
+            raise TransactionMisuse(
+                f"an attempt at {self._shown()} was not entered: nothing was written. In the loop, enter the attempt: "
+                "`async with attempt as tx`"
+            )
         try:
             await self._before_next()
         except BaseException:
             self._finish()
             raise
         self._attempts += 1
+        self._entered = False
         return Attempt(self, self._transaction())
 
     async def _before_next(self) -> None:
@@ -151,6 +159,7 @@ class Attempts:
     def enter(self) -> None:
         """The body begins, in this task."""
         self._task = enter(self._client)
+        self._entered = True
 
     async def leave(self, tx: Transaction, error: BaseException | None) -> bool:
         """The body has ended: commit, or give up. Return whether ``error`` is dealt with."""

@@ -10,12 +10,12 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ._cancellation import stay_due
 from ._guard import Guard
+from ._types import is_async
 from .errors import SyncError
 from .lease import HELD, Lease
 
@@ -125,8 +125,7 @@ class Enterable(ABC, Generic[L]):
 
         Raises TypeError at decoration for anything else (an object whose ``__call__`` is one will do, too).
         """
-        called = getattr(type(function), "__call__", None)  # noqa: B004
-        if not (iscoroutinefunction(function) or iscoroutinefunction(called)):
+        if not is_async(function):
             raise TypeError(f"{function!r} is not a coroutine function")
 
         @functools.wraps(function)

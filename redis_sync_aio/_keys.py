@@ -39,19 +39,21 @@ class Keys:
     """What a release says about the record of a lease, when it is about none."""
 
     name: bytes  # as users know it
-    id: bytes  # what tells them from everything else in this process: engine, kind, name
     all: tuple[bytes, ...]  # in the order in which scripts take them
     heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
     """Packed beginnings of commands on these keys, by script and number of arguments: see `_link.wire`."""
     engine: Engine = "auto"
     """How decisions about them are executed."""
+    id: bytes = field(init=False, repr=False, compare=False)
+    """What tells them from everything else in this process."""
+
+    def __post_init__(self) -> None:
+        kind = f"{self.engine} {self.family} "  # neither has a space, so no key can look like another's id
+        object.__setattr__(self, "id", kind.encode() + self.all[0])
 
     def by(self, engine: Engine) -> Self:
         """Return the same keys for another engine. What this process knows of each is kept apart."""
-        if engine == self.engine:
-            return self
-        _, rest = self.id.split(b" ", 1)
-        return replace(self, id=b"%b %b" % (engine.encode(), rest), engine=engine)
+        return self if engine == self.engine else replace(self, engine=engine)
 
 
 class LockKeys(Keys):
@@ -127,30 +129,28 @@ def lock_keys(name: bytes) -> LockKeys:
     keys into different hash slots.
     """
     stem = _stem(name)
-    return LockKeys(name, b"auto lock " + name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
+    return LockKeys(name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
 
 
 def robust_keys(name: bytes) -> RobustKeys:
     """Return the keys of the robust lock called ``name``; raises as `lock_keys`."""
-    return RobustKeys(name, b"auto robust " + name, (*lock_keys(name).all, _stem(name) + b":record"))
+    return RobustKeys(name, (*lock_keys(name).all, _stem(name) + b":record"))
 
 
 def gate_keys(name: bytes) -> GateKeys:
     """Return the key of the gate called ``name``; raises as `lock_keys`."""
-    return GateKeys(name, b"auto gate " + name, (_stem(name) + b":gate",))
+    return GateKeys(name, (_stem(name) + b":gate",))
 
 
 def permit_keys(name: bytes, kind: Literal["sem", "rw"]) -> PermitKeys:
     """Return the keys of the semaphore ("sem") or read/write lock ("rw") called ``name``; raises as `lock_keys`."""
     stem = _stem(name) + b":" + kind.encode()
-    id = b"auto %b %b" % (kind.encode(), name)
-    return PermitKeys(name, id, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
+    return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
 
 
 def upgrade_keys(keys: PermitKeys) -> UpgradeKeys:
     """Return the keys of a read/write lock for a reader that becomes the writer."""
-    engine, rest = keys.id.split(b" ", 1)
-    return UpgradeKeys(keys.name, b"%b upgraded %b" % (engine, rest), keys.all, engine=keys.engine)
+    return UpgradeKeys(keys.name, keys.all, engine=keys.engine)
 
 
 def turn_key(key: bytes) -> bytes:

@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from ._clock import now
 from ._engine.lua import Done, LuaEngine, Released, Renewed, read_renew
+from ._keys import Keys
 from ._link.call import Argument, Call
 from .errors import CommandRefused, LossReason, SyncError, Unreachable
 from .lease import Lease, State
@@ -119,12 +120,14 @@ class Renewals:
                 # A renewal that was sent in good time and has no answer yet: nobody could be reached.
                 lease.lose("unreachable" if lease.renewing else "expired")
                 continue
-            if not (lease.renewing or lease.upgraded) and time >= lease.renew_at - min(0.5, lease.period / 8):
-                if late > lease.period / 3:
-                    _warn_late(lease, late)
-                self._renew(lease)
-            waits = lease.renewing or lease.upgraded
-            next_look = min(next_look, lease.deadline if waits else lease.renew_at, lease.deadline)
+            if not lease.upgraded:
+                if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
+                    if late > lease.period / 3:
+                        _warn_late(lease, late)
+                    self._renew(lease)
+                if not lease.renewing:
+                    next_look = min(next_look, lease.renew_at)
+            next_look = min(next_look, lease.deadline)
         if next_look < math.inf:
             self._schedule(next_look)
 
@@ -199,9 +202,10 @@ class Renewals:
         self.watch(lease)
         if lease.under is not None:
             self._follow(lease.under.permit, lease)
-        if lease.over is not None and lease.upgraded:
-            lease.over.until = lease.over.under.ends_by() if lease.over.under else math.inf
-            self._follow(lease.over, lease)
+        over = lease.over
+        if over is not None and over.under is not None and over.state is State.HELD:
+            over.until = over.under.ends_by()
+            self._follow(over, lease)
 
     def _follow(self, lease: Lease, other: Lease) -> None:
         lease.follow(other)
@@ -213,8 +217,7 @@ class Renewals:
     def forget(self, lease: Lease) -> None:
         """Keep ``lease`` no longer: it is lost."""
         self._forget(lease)
-        if lease.under is not None:
-            self._put_back(lease, lease.under)
+        self._put_back(lease)
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
@@ -268,18 +271,34 @@ class Renewals:
                 if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
                     twin.lose("expired")
 
-    def _put_back(self, lease: Lease, under: Lease) -> None:
+    def undo(
+        self,
+        keys: Keys,
+        token: bytes,
+        ticket: bytes = b"",
+        *,
+        pending: bool = False,
+        done: Callable[[Call], None] | None = None,
+    ) -> None:
+        """Send a release that nobody waits for, again and again for a minute at least: see `LocalName.undo`."""
+
+        def answered(call: Call) -> None:
+            self.under_way.finished()
+            if done is not None:
+                done(call)
+
+        self.under_way.started()
+        time = now()
+        self._engine().release(keys, token, ticket, time, time + max(self._retry_for, 60.0), answered, pending=pending)
+
+    def _put_back(self, lease: Lease) -> None:
         """Make a reader of a writer whose release nobody will send, or that had no answer.
 
         The reader's renewals would keep everybody out otherwise.
         """
-        if under.state is not State.HELD:
-            return
-        self.watch(under.permit)  # it is renewed by itself again
-        time = now()
-        self.under_way.started()
-        expires = time + max(self._retry_for, 60.0)
-        self._engine().release(lease.keys, lease.wire_token, b"", time, expires, lambda _: self.under_way.finished())
+        if lease.under is not None and lease.under.state is State.HELD:
+            self.watch(lease.under.permit)  # it is renewed by itself again
+            self.undo(lease.keys, lease.wire_token)
 
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished()
@@ -287,8 +306,8 @@ class Renewals:
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
         error = None if plainly else self._release_error(lease, call)
         lease.released(error)
-        if error is not None and lease.under is not None:
-            self._put_back(lease, lease.under)
+        if error is not None and lease.state is State.HELD:
+            self._put_back(lease)
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
         if lease.state is State.LOST:  # closed, or found lost, meanwhile

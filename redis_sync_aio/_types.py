@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from inspect import iscoroutinefunction
 from typing import TypeAlias
 
 Seconds: TypeAlias = float | timedelta
@@ -69,6 +70,12 @@ def require_bool(value: object, what: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, not {value!r}")
     return value
+
+
+def is_async(function: object) -> bool:
+    """Return whether it is a coroutine function, or an object that is called as one."""
+    called = getattr(type(function), "__call__", None)  # noqa: B004
+    return iscoroutinefunction(function) or iscoroutinefunction(called)
 
 
 def count(value: object, what: str) -> int:

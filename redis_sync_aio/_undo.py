@@ -8,7 +8,6 @@ around the wait keeps it from keeping the loop busy. Native cancellations come t
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import anyio
 
 from ._clock import now
+from ._types import is_async
 from .errors import SyncError, UndoFailed, UnknownStep
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class UndoSteps(Mapping[str, UndoStep]):
 
 def check_function(function: F, what: str) -> F:
     """Return ``function``, or raise TypeError unless it is a coroutine function, or an object called as one."""
-    called = getattr(function, "__call__", None)  # noqa: B004
-    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)):
+    if not is_async(function):
         raise TypeError(f"the undo step {what} must be a coroutine function (async def), not {function!r}")
     return function
 

@@ -31,7 +31,6 @@ from ._transaction import Transaction
 from ._types import Name, Seconds, require_bool, text, timeout_seconds
 from .backoff import Backoff
 from .coordinator import Coordinator
-from .errors import TransactionMisuse
 from .lease import Lease
 from .multilock import AsyncMultiLock
 
@@ -189,28 +188,7 @@ class WatchRetry:
         return transacted
 
     def __aiter__(self) -> Attempts:
-        return _attempts(self._client, self._redis, self._terms, InPlace)
-
-
-class InPlace(Attempts):
-    """Attempts in a loop of the caller's, who has to enter each: else none would ever count, nor wait."""
-
-    _entered = True
-
-    async def __anext__(self) -> Attempt:
-        if not self._entered:
-            self._finish()
-            raise TransactionMisuse(
-                f"an attempt at {self._shown()} was not entered: nothing was written. In the loop, enter the attempt: "
-                "`async with attempt as tx`"
-            )
-        attempt = await super().__anext__()
-        self._entered = False
-        return attempt
-
-    def enter(self) -> None:
-        super().enter()
-        self._entered = True
+        return _attempts(self._client, self._redis, self._terms)
 
 
 async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) -> Committed[T]:
@@ -228,8 +206,8 @@ async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) 
     return replace(done, value=value)
 
 
-def _attempts(client: Redis | Coordinator, redis: Redis, terms: Terms, kind: type[Attempts] = Attempts) -> Attempts:
-    return kind(redis, terms, None if terms.escalate_after is None else LockTurn(client, terms.keys))
+def _attempts(client: Redis | Coordinator, redis: Redis, terms: Terms) -> Attempts:
+    return Attempts(redis, terms, None if terms.escalate_after is None else LockTurn(client, terms.keys))
 
 
 class LockTurn:

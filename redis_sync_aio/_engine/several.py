@@ -15,7 +15,7 @@ def joined(keys: Sequence[Keys]) -> LockKeys | None:
     if len({hash_tag(one.name) for one in keys}) != 1:
         return None
     every = tuple(key for one in keys for key in one.all)
-    return LockKeys(keys[0].name, keys[0].id, every, engine=keys[0].engine)
+    return LockKeys(keys[0].name, every, engine=keys[0].engine)
 
 
 def acquire_all(

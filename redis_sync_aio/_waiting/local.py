@@ -250,19 +250,8 @@ class LocalName:
 
         ``pending``: the request itself may still be under way, and its token is never used again.
         """
-        if not token and not ticket:
-            return
-        under_way = self.hub.renewals.under_way
-
-        def answered(call: Call) -> None:
-            under_way.finished()
-            if done is not None:
-                done(call)
-
-        under_way.started()
-        time = now()
-        expires = time + max(self.hub.retry_for, 60.0)
-        self.hub.engine.release(self.keys, token, ticket, time, expires, answered, pending=pending)
+        if token or ticket:
+            self.hub.renewals.undo(self.keys, token, ticket, pending=pending, done=done)
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""

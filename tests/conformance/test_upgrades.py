@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncReadWriteLock, Coordinator, Lease, LeaseLost, Unreachable, WouldDeadlock, wait_until
+from redis_sync_aio._waiting.ticket import Ticket
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
@@ -197,6 +199,35 @@ async def test_it_reads_again_after_a_stall(sync: Coordinator, other: AsyncReadW
             writer.check()
         await wait_until(lambda: _nobody_writes(rw), FAST, timeout=5)
         await reads_again(rw, other, reader)
+
+
+async def test_p6_the_reader_is_lost_in_the_turn_of_the_grant(
+    sync: Coordinator, other: AsyncReadWriteLock, monkeypatch: pytest.MonkeyPatch, share: bool
+) -> None:
+    """The task that upgrades has not run since: no body begins, and the writer's part is given back."""
+    rw = AsyncReadWriteLock(sync, NAME, share=share)
+    reader, theirs = await rw.read().acquire(), await other.read().acquire()
+    granted = Ticket._granted
+
+    def lose(ticket: Ticket, *given: Any) -> None:
+        granted(ticket, *given)
+        reader.lose("expired")
+
+    monkeypatch.setattr(Ticket, "_granted", lose)
+    upgrading = asyncio.create_task(rw.upgrade(reader).__aenter__())
+    await wait_until(lambda: _waits(rw), FAST, timeout=5)
+    await theirs.release()
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(upgrading, 5)
+    monkeypatch.undo()
+    await wait_until(lambda: _nobody_writes(rw), FAST, timeout=5)
+    if not share:  # else its process gives the permit back: no task has it
+        await other.read().release(identity=reader.token)  # as that of any lease that is lost it would end with its ttl
+    await wait_until(lambda: _is_free(rw), FAST, timeout=5)
+
+
+async def _is_free(rw: AsyncReadWriteLock) -> bool:
+    return not await rw.locked()
 
 
 async def _waits(rw: AsyncReadWriteLock) -> bool:

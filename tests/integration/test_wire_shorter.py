@@ -8,10 +8,12 @@ import time
 import pytest
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncReadWriteLock, CommandRefused, Coordinator, LeaseLost
+from redis_sync_aio._keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Kind
 from ..support.proxy import ERROR, SWALLOW_REPLY
+from ..support.sharing import in_line
 from .test_wire import RENEW, wired
 from .test_wire import quiet_loop as quiet_loop
 
@@ -40,7 +42,7 @@ async def test_the_next_task_has_a_shorter_ttl(server: EmbeddedServer) -> None:
     async with wired(server, kind=SHARED_LOCK) as w:
         first = await w.lock(ttl=30).acquire()
         waiting = asyncio.create_task(w.lock(ttl=0.4).acquire())
-        await asyncio.sleep(0.01)
+        await in_line(w.sync, 1, lock_keys(w.name.encode()).id)
         w.proxy.on(RENEW, SWALLOW_REPLY, times=None)
         await first.release()
         lease = await waiting
@@ -89,7 +91,7 @@ async def test_no_body_begins_with_what_is_over(sync: Coordinator) -> None:
 
     lease = await lock.acquire()
     waiting = asyncio.create_task(body())
-    await asyncio.sleep(0.01)
+    await in_line(sync, 1, lock_keys(b"stalled").id)
     await lease.release()
     time.sleep(0.2)  # noqa: ASYNC251 - it is granted, and its task has not run
     with pytest.raises(LeaseLost):

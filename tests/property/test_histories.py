@@ -40,7 +40,7 @@ from ..support.histories import (
 
 KEYS = lock_keys(b"h")
 OTHER = lock_keys(b"{h}:other")
-BOTH = LockKeys(KEYS.name, KEYS.id, KEYS.all + OTHER.all)
+BOTH = LockKeys(KEYS.name, KEYS.all + OTHER.all)
 SLOW_MS = 30_000
 """A test is over before so much of a real ttl has passed."""
 
