@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ._cancellation import stay_due
 from ._guard import Guard
@@ -103,7 +103,8 @@ class Enterable(ABC, Generic[L]):
 
     def __init__(self, on_lost: OnLost) -> None:
         self._on_lost: OnLost = check_on_lost(on_lost)
-        self._holds: list[Hold[L]] = []  # bodies entered by `async with` on the primitive itself
+        # Bodies entered by `async with` on the primitive itself, by their tasks; who entered last stands last.
+        self._holds: dict[asyncio.Task[object] | None, list[Hold[L]]] = {}
 
     @abstractmethod
     async def acquire(self) -> L:
@@ -112,13 +113,28 @@ class Enterable(ABC, Generic[L]):
     async def __aenter__(self) -> L:
         hold = Hold(self.acquire, self._on_lost)
         lease = await hold.__aenter__()
-        self._holds.append(hold)
+        task = hold.task
+        holds = self._holds.pop(task, None)
+        if holds is None:
+            holds = []
+        holds.append(hold)
+        self._holds[task] = holds
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._holds.pop(ending(self._holds)).__aexit__(kind, error, trace)
+        task = asyncio.current_task()
+        holds = self._holds.get(task)
+        if holds is None:  # it was entered by another task
+            task, hold = ending(self._holds)
+            holds = self._holds[task]
+            holds.remove(hold)
+        else:
+            hold = holds.pop()
+        if not holds:
+            del self._holds[task]
+        await hold.__aexit__(kind, error, trace)
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
@@ -136,28 +152,24 @@ class Enterable(ABC, Generic[L]):
         return holding
 
 
-def ending(holds: Sequence[Hold[Any]]) -> int:
-    """Return the index of the hold whose body ends here, among those entered by one shared lock object.
+def ending(
+    holds: dict[asyncio.Task[object] | None, list[Hold[L]]],
+) -> tuple[asyncio.Task[object] | None, Hold[L]]:
+    """Return the hold whose body ends here, and its task, when a task leaves that entered none.
 
-    It is this task's latest; else the latest whose task has ended (a body may end in another task than it began
-    in); else the latest whose lease is lost (nothing more can be lost with it); else the latest.
+    It is the latest whose task has ended (a body may end in another task than it began in); else the latest whose
+    lease is lost (nothing more can be lost with it); else the latest. Of tasks, the latest is the one to enter last.
     """
-    last = len(holds) - 1
-    if last == 0:
-        return 0
-    task = asyncio.current_task()
-    for index in range(last, -1, -1):
-        if holds[index].task is task:
-            return index
-    for index in range(last, -1, -1):
-        entered_by = holds[index].task
-        if entered_by is None or entered_by.done():
-            return index
-    for index in range(last, -1, -1):
-        lease = holds[index].lease
-        if lease is not None and lease.is_lost():
-            return index
-    return last
+    latest = [(task, holds[task]) for task in reversed(holds)]
+    for task, own in latest:
+        if task is None or task.done():
+            return task, own[-1]
+    for task, own in latest:
+        for hold in reversed(own):
+            if hold.lease is not None and hold.lease.is_lost():
+                return task, hold
+    task, own = latest[0]
+    return task, own[-1]
 
 
 def check_on_lost(value: OnLost) -> OnLost:

@@ -81,7 +81,7 @@ class Base(Lease):
         self._renewals = renewals
         self._reads = request.reads
         self._range = RANGE
-        self.shares: list[SharedLease] = []
+        self.shares: dict[SharedLease, None] = {}  # in the order in which they began
         self._reserved(fence, RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
@@ -158,7 +158,7 @@ class LastShare:
             lease.lose(error.reason)
             lease.released(lease.loss())
         else:  # it is held still, and may be released again
-            lease.base.shares.append(lease)
+            lease.base.shares[lease] = None
             lease.released(error)
 
 
@@ -182,7 +182,7 @@ class SharedLease(Lease):
         self._keeper = cohort
         self._terms = request
         self.base = base
-        base.shares.append(self)
+        base.shares[self] = None
         if base.wanted:
             base.budget -= 1
         self.fence = fence = base.next_fence

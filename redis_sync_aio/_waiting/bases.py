@@ -30,7 +30,7 @@ Waiting: TypeAlias = tuple[Answer, Request, int]
 class Bases(ABC):
     """The bases of a cohort, and the keeper of their shares.
 
-    Invariant: nobody is in ``line`` while a base rests.
+    Invariant: nobody is in ``line`` while a base rests (readers: but for the rest of a turn).
     """
 
     def __init__(self, local: LocalName, request: Request) -> None:
@@ -96,7 +96,7 @@ class Bases(ABC):
                 if not self._may_rest(base, lease.linger):
                     return False
                 self._rest(base, lease.linger, time)
-        shares.remove(lease)
+        del shares[lease]
         if lease._timer is not None:
             lease.leave()
         if base.left is not None:
@@ -188,7 +188,7 @@ class Bases(ABC):
     def lost(self, base: Base) -> None:
         """The server lease is gone: who has it loses it, and nobody gets it."""
         self._forget(base)
-        shares, base.shares = base.shares, []
+        shares, base.shares = base.shares, {}
         for share in shares:
             share.lose(base.reason or "expired")
         base.one_left()
@@ -218,7 +218,7 @@ class Bases(ABC):
         if self.thread and self.passed_on(lease):
             lease.released(None)
             return
-        base.shares.remove(lease)
+        del base.shares[lease]
         base.one_left()
         lease.leave()
         if base.shares:
@@ -234,7 +234,7 @@ class Bases(ABC):
         lease.leave()
         if lease not in base.shares:
             return  # the base is lost
-        base.shares.remove(lease)
+        del base.shares[lease]
         base.one_left()
         if now() >= base.deadline:
             base.lose("expired")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .local import LocalName
 
 IN_ONE_TURN = 64
-"""A base that rests is taken so often before the loop gets a chance to hear what others want."""
+"""A base is taken at once so often before the loop gets a chance to hear what others want."""
 
 
 class Opening:
@@ -73,8 +73,8 @@ class Cohort(Bases):
     """See the top of this module.
 
     Invariants: of those in ``line`` some are done (cancelled, or their time was up); ``_gone`` is how many of them we
-    heard of, less those that left the line before that. It is empty while a base rests. Whoever waits has a base, or an
-    opening, before him.
+    heard of, less those that left the line before that. It is empty while a base rests, but for the rest of a turn in
+    which many read. Whoever waits has a base, or an opening, before him.
     """
 
     def __init__(self, local: LocalName, request: Request) -> None:
@@ -90,16 +90,16 @@ class Cohort(Bases):
 
     async def acquire(self, request: Request, task: Task | None) -> Lease | None:
         """Acquire for ``task``, the current one: a lease, or None when ``request.wait`` is False and it is taken."""
-        answer = self.enter(request)
-        if answer is None:
+        cohort = self
+        while (answer := cohort.enter(request)) is None:
             await asyncio.sleep(0)
             self.hub.check()
             # The name may have been forgotten meanwhile, and then known anew, as another object.
-            return await self.hub.local(self.local.keys, self.local).cohort(request).acquire(request, task)
+            cohort = self.hub.local(self.local.keys, self.local).cohort(request)
         try:
             lease = await answer
         except asyncio.CancelledError:
-            self.abandon(answer, request)
+            cohort.abandon(answer, request)
             raise
         if lease is not None:
             lease.task = task
@@ -115,8 +115,9 @@ class Cohort(Bases):
         answer: Answer = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
         if self.resting or self._together:
             if self._taken_at_once >= IN_ONE_TURN:
-                return None
-            if not self.waiting and (lease := self._at_once(request)) is not None:
+                if not (self._together and request.wait):
+                    return None
+            elif not self.waiting and (lease := self._at_once(request)) is not None:
                 answer.set_result(lease)
                 return answer
         if request.wait:
@@ -147,6 +148,13 @@ class Cohort(Bases):
 
     def _turn_ended(self) -> None:
         self._taken_at_once = 0
+        if self._together and self.line:  # those who came after the last one that might join in this turn
+            time = now()
+            for base in self.bases:
+                if self._may_go_on(base, time):
+                    if base in self.resting:
+                        self.resting.remove(base)
+                    self._hand_on(base)
 
     def _ask(self) -> None:
         """Have as many tickets out as there are tasks in the line, or as are of use."""

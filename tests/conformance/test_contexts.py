@@ -198,7 +198,7 @@ async def test_p1_one_object_shared_by_many_tasks(lock: Exclusive) -> None:
     assert len(fences) == 30
     assert fences == sorted(set(fences))
     assert await holder(lock) is None
-    assert lock._holds == []
+    assert lock._holds == {}
 
 
 @pytest.mark.parametrize("first_out", ["loser", "holder"])

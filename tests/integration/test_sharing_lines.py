@@ -16,6 +16,7 @@ from redis_sync_aio import (
     Lease,
     LeaseLost,
 )
+from redis_sync_aio._waiting.cohort import IN_ONE_TURN
 
 from ..support.sharing import KEYS, NAME, base_of, gets_free, in_line, shared, soon, turns, waiters
 
@@ -161,4 +162,38 @@ async def test_p2_a_longer_linger_is_kept(redis: Redis, sync: Coordinator) -> No
     assert base.rest.when() - asyncio.get_running_loop().time() > 50  # the timer of the first is gone
     async with shared(sync, linger=0.02) as lease:
         assert base_of(lease) is base
+    await gets_free(redis)
+
+
+async def test_p3_a_crowd_of_readers_gets_in_at_once(redis: Redis, sync: Coordinator) -> None:
+    """P3: however many read by one permit, none is put off for longer than a turn of the loop."""
+    reading = AsyncReadWriteLock(sync, NAME, share=True).read()
+    first = await reading.acquire()
+    crowd = [asyncio.create_task(reading.acquire()) for _ in range(20 * IN_ONE_TURN)]
+    await turns(4)
+    assert all(task.done() for task in crowd)
+    assert len({base_of(task.result()) for task in crowd} | {base_of(first)}) == 1
+    for lease in [first, *(task.result() for task in reversed(crowd))]:
+        await lease.release()
+    await gets_free(redis)
+
+
+async def test_p3_a_crowd_of_readers_lets_a_writer_in(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
+    """P2, P3: those that were put off for a turn are behind a writer that the server heard of meanwhile."""
+    reading = AsyncReadWriteLock(sync, NAME, share=True).read()
+    first = await reading.acquire()
+    crowd = [asyncio.create_task(reading.acquire()) for _ in range(2 * IN_ONE_TURN)]
+    await turns(1)
+    assert any(task.done() for task in crowd)
+    assert not all(task.done() for task in crowd)
+    base_of(first).told_wanted()
+    writing = asyncio.create_task(AsyncReadWriteLock(other, NAME).write().acquire())
+    early = [task.result() for task in crowd if task.done()]
+    for lease in [first, *early]:
+        await lease.release()
+    late = [await soon(task) for task in crowd[len(early) :]]
+    assert not {base_of(lease) for lease in late} & {base_of(first)}
+    for lease in late:
+        await lease.release()
+    await (await soon(writing)).release()
     await gets_free(redis)
