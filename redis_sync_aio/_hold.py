@@ -124,7 +124,10 @@ class Enterable(ABC, Generic[L]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task = asyncio.current_task()
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # in a forked child the parent's loop does not run
+            task = None
         holds = self._holds.get(task)
         if holds is None:  # it was entered by another task
             task, hold = ending(self._holds)

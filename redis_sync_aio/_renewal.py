@@ -153,18 +153,23 @@ class Renewals:
 
     def renew(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` by ``ttl`` milliseconds from now."""
-        asked = lease.asks()
+        asked, weight = lease.asks(), lease.weight
         lease.renewing = True
         self._shorten(lease, ttl)
 
         def done(call: Call) -> None:
             lease.renewing = False
-            self.renewed(lease, ttl, call, asked)
+            self.renewed(lease, ttl, call, weight, asked)
 
-        self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done, asked)
+        self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done, asked, weight)
 
-    def renewed(self, lease: Lease, ttl: int, call: Call, asked: tuple[Argument, ...] = ()) -> SyncError | None:
-        """Take the answer to a renewal (by 0 ms: it was left as it is); return what went wrong, if it did."""
+    def renewed(
+        self, lease: Lease, ttl: int, call: Call, weight: int = 1, asked: tuple[Argument, ...] = ()
+    ) -> SyncError | None:
+        """Take the answer to a renewal (by 0 ms: it was left as it is); return what went wrong, if it did.
+
+        ``weight``: of the lease when it was sent.
+        """
         if lease.state is not State.HELD:
             return lease.loss() if lease.state is State.LOST else None
         if call.error is not None:
@@ -176,6 +181,9 @@ class Renewals:
             self.watch(lease)
             return call.error
         outcome = read_renew(call.reply)
+        if outcome is Renewed.GONE and weight > lease.weight:  # it was sent by a writer, and came after the downgrade
+            self._renew(lease)
+            return None
         if outcome is not Renewed.RENEWED:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
             if lease.under is not None:  # first: what is gone is not put back
@@ -227,10 +235,11 @@ class Renewals:
         """Renew ``lease`` now with another ttl."""
         lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
         self._shorten(lease, ttl)
+        weight = lease.weight
         await self.ask(
             lease,
-            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest),
-            lambda call: self.renewed(lease, ttl, call),
+            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest, weight=weight),
+            lambda call: self.renewed(lease, ttl, call, weight),
         )
 
     async def ask(
@@ -278,6 +287,7 @@ class Renewals:
         ticket: bytes = b"",
         *,
         pending: bool = False,
+        closing: tuple[Argument, ...] = (),
         done: Callable[[Call], None] | None = None,
     ) -> None:
         """Send a release that nobody waits for, again and again for a minute at least: see `LocalName.undo`."""
@@ -289,7 +299,8 @@ class Renewals:
 
         self.under_way.started()
         time = now()
-        self._engine().release(keys, token, ticket, time, time + max(self._retry_for, 60.0), answered, pending=pending)
+        expires = time + max(self._retry_for, 60.0)
+        self._engine().release(keys, token, ticket, time, expires, answered, pending=pending, closing=closing)
 
     def _put_back(self, lease: Lease) -> None:
         """Make a reader of a writer whose release nobody will send, or that had no answer.
@@ -298,7 +309,7 @@ class Renewals:
         """
         if lease.under is not None and lease.under.state is State.HELD:
             self.watch(lease.under.permit)  # it is renewed by itself again
-            self.undo(lease.keys, lease.wire_token)
+            self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished()

@@ -136,6 +136,8 @@ class Lease(Recorded):
     """And that one of the reader's."""
     upgrader: Lease | None = None
     """Whose permit this is: which of those who read by it is, or is to become, the writer."""
+    attempt = b""
+    """What made its reader the writer; empty: it was acquired as it is."""
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[Releaser] | None = None
@@ -349,7 +351,9 @@ class Lease(Recorded):
             self.give_back()
 
     def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says about the record, if it has one."""
+        """Return what its release says: of the record, if it has one; which attempt at an upgrade it ends."""
+        if self.attempt:
+            return (self.attempt,)
         return () if self.book is None else (self.fence, b"1" if self.unfinished else b"0")
 
     def give_back(self) -> None:

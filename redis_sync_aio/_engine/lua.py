@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .._keys import Family, Keys
+from .._keys import Family, Keys, PermitKeys
 from .._link.call import Argument, Call, Executor, Reply
 from .._scripts import Script, load
 from .outcomes import ASK_AGAIN as ASK_AGAIN
 from .outcomes import FOR_EVER as FOR_EVER
 from .outcomes import WANTED as WANTED
 from .outcomes import WHOLE as WHOLE
+from .outcomes import Look as Look
 from .outcomes import Outcome as Outcome
 from .outcomes import Released as Released
 from .outcomes import Renewed as Renewed
@@ -25,7 +26,7 @@ class Answer:
     number: int  # OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit
     left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
     server_time: float  # seconds
-    more: int  # BUSY, QUEUED: 1 if no release will wake us, so look again soon; OWN: the permit's weight
+    more: int  # BUSY, QUEUED: a Look; OWN: the permit's weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +184,14 @@ class LuaEngine:
         ticket: bytes,
         poll_ms: int,
         reusable: bool,
-        size: tuple[int, ...],
+        size: tuple[Argument, ...],
         sent: float,
         expires: float,
         done: Done,
     ) -> Call:
         """Ask for what ``keys`` stand for; with a ``ticket`` (not empty) also for a place in its queue.
 
-        ``size`` is weight and limit for permits, and empty for locks.
+        ``size`` is weight and limit for permits, the attempt for upgrades, and empty for locks.
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0")
         if size:
@@ -214,7 +215,8 @@ class LuaEngine:
         """Give up what ``token`` holds and its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be under way, and is to find its token spent.
-        ``closing``: what is to become of the record of a robust lock; empty: it was not adopted.
+        ``closing``: what is to become of the record of a robust lock; empty: it was not adopted. Of an upgrade: the
+        attempt.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if closing or keys.closing:
@@ -234,9 +236,14 @@ class LuaEngine:
         expires: float,
         done: Done,
         more: tuple[Argument, ...] = (),
+        weight: int = 1,
     ) -> Call:
-        """Let the lease of ``token`` end ``ttl_ms`` from now; ``more``: how many fences a process that shares needs."""
-        return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms, *more), sent, expires, done)
+        """Let the lease of ``token`` end ``ttl_ms`` from now; ``more``: how many fences a process that shares needs.
+
+        ``weight``: of a permit; one that weighs less is not the one that is meant.
+        """
+        size: tuple[Argument, ...] = (weight,) if isinstance(keys, PermitKeys) else ()
+        return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms, *size, *more), sent, expires, done)
 
     def adopt(self, keys: Keys, token: bytes, fence: int, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
         """Look what the last holder of a robust lock left behind, and put the record of ``token`` in its place."""

@@ -14,6 +14,14 @@ WHOLE = 2**31 - 1
 """The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
 
 
+class Look(IntEnum):
+    """When one who is queued is to look again, beside the end of what he waits for."""
+
+    NONE = 0
+    SOON = 1  # no release will wake him
+    IN_TIME = 2  # there is room behind the first in the queue, who may die unnoticed
+
+
 class Outcome(IntEnum):
     """What an acquire script decided."""
 

@@ -31,7 +31,7 @@ from enum import Enum
 from heapq import nsmallest
 from typing import TypeAlias
 
-from .outcomes import ASK_AGAIN, RANGE, WANTED, WHOLE, Outcome, Released, Renewed
+from .outcomes import ASK_AGAIN, RANGE, WANTED, WHOLE, Look, Outcome, Released, Renewed
 from .snapshot import Decision as AnyDecision
 from .snapshot import Message, Permit, PermitSnapshot, Reply, Sharer, Ticket
 
@@ -61,6 +61,8 @@ class _Desk:
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
+        # Since the last one lined up there may be room, or (in `settle`) another first one.
+        self.moved = before.packed or before.used >= before.limit > 0
         self.messages: list[Message] = []
 
     def decide(self, reply: Reply) -> Decision:
@@ -74,6 +76,7 @@ class _Desk:
             ahead=self.ahead if self.ahead in self.queue else b"",
             polls=self.polls,
             shared=self.shared,
+            packed=False,
         )
         return Decision(reply, after, tuple(self.messages))
 
@@ -109,13 +112,17 @@ class _Desk:
         self.fence = first + fences - 1
         return first
 
-    def hold(self, token: bytes, weight: int, ms: int, fence: int) -> None:
+    def hold(self, token: bytes, weight: int, ms: int, fence: int, attempt: bytes = b"") -> None:
         until = self.permits[token].until if self.weight(token) else 0  # never shorter than it was
         self.used += weight - self.weight(token)
-        self.permits[token] = Permit(weight, fence, max(until, self.now + ms * 1000))
+        self.permits[token] = Permit(weight, fence, max(until, self.now + ms * 1000), attempt)
         shares = Sharer.of(token) is not None
         last = fence + RANGE - 1 if shares and self.fenced(weight) else fence
         self.known_limit, self.fence, self.shared = self.limit, max(self.fence, last), self.shared or shares
+
+    def spend(self, token: bytes) -> None:
+        """Leave a tombstone."""
+        self.permits[token] = Permit(0, 0, self.now + TOMB_MS * 1000)
 
     def drop(self, token: bytes) -> None:
         self.used -= self.weight(token)
@@ -163,6 +170,7 @@ class _Desk:
             ticket = Ticket.parse(member)
             if ticket is None:
                 self.leave(member)
+                self.moved = True
                 continue
             had, weight = self.weight(ticket.token), ticket.weight
             # An identity that holds already; or a reader that was to become the writer, and reads no more.
@@ -177,14 +185,24 @@ class _Desk:
                     return _Turn.RESERVED, alive
                 self.leave(member)
             elif not self.fits(weight, had):  # a dead one must not keep out those who would fit
-                if self.used >= self.limit or self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
+                if self.used >= self.limit:
+                    return _Turn.FULL, None
+                if self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
+                    self.watch_over(ticket.inbox, mine)
                     return _Turn.FULL, None
                 self.leave(member)
             elif self.before.mute:
                 return _Turn.RESERVED, None
             else:
                 self.hand_over(member, ticket, weight, had)
+            self.moved = True
         return _Turn.FULL, None  # nobody knows the limit: the next request brings it
+
+    def watch_over(self, inbox: bytes, mine: bytes) -> None:
+        """The first lives, and does not fit. It may die: let the next one look from time to time (see `line_up`)."""
+        following = Ticket.parse(self.queue[1]) if self.moved and len(self.queue) > 1 else None
+        if following is not None and self.queue[1] != mine and following.inbox not in (b"", inbox):
+            self.tell(following.inbox, following.number, ASK_AGAIN, 0)
 
     def hand_over(self, member: bytes, ticket: Ticket, weight: int, had: int) -> None:
         """Grant the first ticket, if its owner lives, and tell the one behind when to look."""
@@ -197,7 +215,8 @@ class _Desk:
         number = following.number if following is not None and together else 0  # 0: somebody else waits
         more = b" %d %d" % (number, then) if behind else b""
         if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more):
-            self.hold(ticket.token, weight, ticket.claim_ms, fence)
+            attempt = ticket.inbox + b"|%d" % ticket.number if had else b""
+            self.hold(ticket.token, weight, ticket.claim_ms, fence, attempt)
             if following is not None and following.inbox and not together:
                 self.tell(following.inbox, following.number, 0, then)
 
@@ -210,11 +229,14 @@ class _Desk:
         own = self.permits[token]
         return self.decide((Outcome.OWN, own.fence, self.left(own.until), self.now, own.weight))
 
-    def line_up(self, turn: _Turn, reserved: int | None, member: bytes, poll_ms: int) -> Decision:
+    def line_up(
+        self, turn: _Turn, reserved: int | None, member: bytes, poll_ms: int, *, ahead: bool = False
+    ) -> Decision:
         look = self.left() or -1
         if reserved is not None and (look < 0 or reserved - self.now < look * 1000):
             look = self.left(reserved)
-        soon = int(turn is _Turn.RESERVED and reserved is None)
+        room = turn is _Turn.FULL and self.used < self.limit and not ahead
+        soon = Look.SOON if turn is _Turn.RESERVED and reserved is None else Look.IN_TIME if room else Look.NONE
         if member and member not in self.queue:
             self.queue.append(member)
         if member and poll_ms:
@@ -257,37 +279,45 @@ def acquire(
     return desk.line_up(turn, reserved, member, poll_ms)
 
 
-def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int) -> Decision:
+def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, attempt: bytes) -> Decision:
     """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
     desk = _Desk(before)
     turn, reserved = desk.settle(member)
     had = desk.weight(token)
-    if had in (0, WHOLE):
+    spent = attempt in desk.permits
+    if had in (0, WHOLE) or spent:
         desk.leave(member)
         desk.settle()
-        return desk.own(token) if had else desk.refuse(Outcome.GONE, 0)
+        if had and desk.permits[token].attempt == attempt:
+            return desk.own(token)
+        return desk.refuse(Outcome.SPENT if spent else Outcome.DEADLOCK if had else Outcome.GONE, 0)
     if desk.queue and desk.queue[0] == desk.ahead != member:
         return desk.refuse(Outcome.DEADLOCK, 0)
     if desk.fits(WHOLE, had):
         desk.leave(member)
-        desk.hold(token, WHOLE, ttl_ms, fence := desk.next_fence(WHOLE))
+        desk.hold(token, WHOLE, ttl_ms, fence := desk.next_fence(WHOLE), attempt)
         if desk.queue:
             desk.wanted(token)
         return desk.decide(fence)
     if member and member not in desk.queue:
         desk.queue.insert(0, member)
         desk.ahead = member
-    return desk.line_up(turn, reserved, member, poll_ms)
+    return desk.line_up(turn, reserved, member, poll_ms, ahead=True)
 
 
-def downgrade(before: PermitSnapshot, token: bytes, member: bytes) -> Decision:
-    """Let the writer be a reader again, or withdraw the ticket of a reader that was to become it."""
+def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> Decision:
+    """Let what ``attempt`` made a writer be a reader again (empty: what was acquired for writing), or withdraw it.
+
+    ``pending``: a late copy of the attempt is to find it spent.
+    """
     desk = _Desk(before)
     desk.leave(member)
     held = desk.weight(token)
-    if held:
+    if held and (held == 1 or desk.permits[token].attempt == attempt):
         desk.used += 1 - held
-        desk.permits[token] = replace(desk.permits[token], weight=1)
+        desk.permits[token] = replace(desk.permits[token], weight=1, attempt=b"")
+    if pending:
+        desk.spend(attempt)
     desk.settle()
     return desk.decide(Released.RELEASED if held else Released.GONE)
 
@@ -300,19 +330,22 @@ def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) 
     if held:
         desk.drop(token)
     if pending:
-        desk.permits[token] = Permit(0, 0, desk.now + TOMB_MS * 1000)
+        desk.spend(token)
     desk.settle()
     return desk.decide(Released.RELEASED if held else Released.GONE)
 
 
-def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
-    """Let a permit end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
+def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> Decision:
+    """Let a permit of that weight at ``least`` end ``ttl_ms`` from now.
+
+    ``fences``: so many more are needed by a process that shares it.
+    """
     desk = _Desk(before)
     desk.settle()
     held = desk.weight(token)
-    if not held:
+    if held < least:
         return desk.decide((Renewed.GONE, desk.now))
-    desk.permits[token] = Permit(held, desk.permits[token].fence, desk.now + ttl_ms * 1000)
+    desk.permits[token] = replace(desk.permits[token], until=desk.now + ttl_ms * 1000)
     if fences is None:
         return desk.decide((Renewed.RENEWED, desk.now))
     wanted = bool(desk.queue) or desk.used > desk.limit  # it may have been lowered

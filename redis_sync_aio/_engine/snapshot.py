@@ -20,6 +20,7 @@ class Permit:
     weight: int
     fence: int
     until: int  # server time in microseconds
+    attempt: bytes = b""  # by which its reader became the writer
 
 
 _TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
@@ -82,6 +83,7 @@ class PermitSnapshot:
     shared: bool = False  # a process that shares what it holds was granted something
     deaf: frozenset[bytes] = frozenset()  # the inboxes that nobody hears: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
+    packed: bool = False  # nothing was free before what is over was dropped, of which this is the rest
 
 
 @dataclass(frozen=True, slots=True)

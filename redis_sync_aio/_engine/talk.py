@@ -61,8 +61,8 @@ class Line:
     own: bytes  # the caller's ticket; it stands at the end of the snapshot's queue if it is one of those
 
     def ended(self, before: Queues, after: Queues) -> bool:
-        """Return whether a decision went to the end of what was looked at, and there is more."""
-        return self.more and not any(member in after.queue for member in before.queue if member != self.own)
+        """Return whether a decision went on to the last of those that were looked at, and there are more."""
+        return self.more and sum(member in after.queue for member in before.queue if member != self.own) < 2
 
     def writes(self, before: Queues, after: Queues, ahead: bytes = b"") -> list[Words]:
         """Return the commands that make the keys what they are to be; ``ahead``: a ticket before all others."""

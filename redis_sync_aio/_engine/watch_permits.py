@@ -61,7 +61,8 @@ class View:
             # A tombstone is over half a microsecond earlier: see parts/permits.lua.
             until = permit.until if permit.weight else b"%d.5" % (permit.until - 1)
             found.append((b"ZADD", permits, until, token))
-            fields += [b"=" + token, b"%d %d" % (permit.weight, permit.fence)]
+            about = b"%d %d" % (permit.weight, permit.fence)
+            fields += [b"=" + token, about + b" " + permit.attempt if permit.attempt else about]
         sums = ("limit", "used", "fence")
         if after.shared and not before.shared:
             fields += [b"shared", 1]
@@ -82,14 +83,14 @@ class View:
         return max(time, -(-after.fence // 1000)) + 2 * least if short else self.kept
 
 
-def _read(keys: PermitKeys, token: bytes, own: bytes, window: int, mute: bool) -> Talk:
-    """Return a `View`. ``own`` is the caller's ticket, or empty."""
+def _read(keys: PermitKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Talk:
+    """Return a `View`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
     permits, state, queue, polls = keys
     asked: list[Words] = [
         (b"WATCH", *keys),
         (b"TIME",),
-        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"=" + token, b"shared"),
-        (b"ZSCORE", permits, token),
+        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"=" + token, b"=" + attempt),
+        (b"ZMSCORE", permits, token, attempt),
         (b"ZRANGE", permits, 0, BATCH + (rules.CALLED if own else 1), b"WITHSCORES"),
         (b"ZRANGE", queue, 0, window - 1, b"WITHSCORES"),
         (b"ZCARD", queue),
@@ -97,7 +98,7 @@ def _read(keys: PermitKeys, token: bytes, own: bytes, window: int, mute: bool) -
         (b"ZSCORE", queue, own),
         (b"ZSCORE", polls, own),
     ]
-    _, time, known, end, first, head, waiting, tail, place, own_until = checked((yield asked))
+    _, time, known, until, first, head, waiting, tail, place, own_until = checked((yield asked))
     now = microseconds(time)
     limit, used, fence, kept = (int(value or 0) for value in known[:4])
     ends, places = dict(pairs(first)), dict(pairs(head))
@@ -107,7 +108,7 @@ def _read(keys: PermitKeys, token: bytes, own: bytes, window: int, mute: bool) -
     live = {name: math.ceil(until) for name, until in ends.items() if until > now}
     worth = (name for name in live if ends[name].is_integer())
     held = {name: Permit(UNREAD, 0, live[name]) for name in islice(worth, 2)}
-    held |= _permits([token], [known[4]], [end])
+    held |= _permits([token, attempt], known[5:], until)
     tickets = [ticket for member in places if (ticket := Ticket.parse(member)) is not None]
     over = [name for name, until in ends.items() if until <= now]
     unheard, polled = frozenset[bytes](), dict[bytes, int]()
@@ -130,7 +131,7 @@ def _read(keys: PermitKeys, token: bytes, own: bytes, window: int, mute: bool) -
     ahead = members[0] if members and places.get(members[0], 0) < 0 else b""
     # What is left of two keys when one of them is lost tells nothing.
     known_permits, sum_of_weights = ({}, 0) if lost else (held, used)
-    shared = known[5] is not None and not lost
+    shared = known[4] is not None and not lost
     sharers = {name: until for name, until in islice(live.items(), rules.CALLED) if shared and Sharer.of(name)}
     before = PermitSnapshot(
         now, limit, sum_of_weights, fence, known_permits, members, ahead, polled, shared, unheard, mute
@@ -164,8 +165,8 @@ def _permits(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> dict
     found = {}
     for token, value, end in zip(tokens, about, ends, strict=True):
         if value is not None and end is not None:
-            weight, fence = value.split()
-            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)))
+            weight, fence, *attempt = value.split(b" ", 2)
+            found[token] = Permit(int(weight), int(fence), math.ceil(float(end)), *attempt)
     return found
 
 
@@ -179,14 +180,22 @@ def _about(
     own: bytes,
     rule: Callable[[PermitSnapshot], Decision],
     waits: bool = False,
+    attempt: bytes = b"",
 ) -> Decide:
-    """Decide for ``token``; ``waits``: whose ticket is queued goes on waiting when nothing can be written."""
+    """Decide for ``token``, by that ``attempt`` if it upgrades.
+
+    ``waits``: whose ticket is queued goes on waiting when nothing can be written.
+    """
+    packed = False  # over all steps of this decision
 
     def decide(mute: bool, full: bool) -> Talk:
+        nonlocal packed
         window = WINDOW
         while True:
-            view = yield from _read(keys, token, own, window, mute)
+            view = yield from _read(keys, token, attempt, own, window, mute)
             before = view.before
+            packed |= before.used >= before.limit > 0
+            view = replace(view, before=replace(before, packed=packed))
             queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
             without = queued if waits and own in before.queue else None
             if view.many_over:
@@ -218,8 +227,8 @@ def release(keys: PermitKeys, words: Words) -> Decide:
 
 def renew(keys: PermitKeys, words: Words) -> Decide:
     """As permits_renew.lua."""
-    token, ttl, fences = blob(words[0]), int(words[1]), int(words[2]) if words[2:] else None
-    return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, fences))
+    token, ttl, least, fences = blob(words[0]), int(words[1]), int(words[2]), int(words[3]) if words[3:] else None
+    return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, least, fences))
 
 
 def resize(keys: PermitKeys, words: Words) -> Decide:
@@ -230,15 +239,16 @@ def resize(keys: PermitKeys, words: Words) -> Decide:
 
 def upgrade(keys: PermitKeys, words: Words) -> Decide:
     """As upgrade_acquire.lua."""
-    token, own = blob(words[0]), blob(words[2])
+    token, own, attempt = blob(words[0]), blob(words[2]), blob(words[5])
     ttl, poll = int(words[1]), int(words[3])
-    return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll), waits=True)
+    return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll, attempt), True, attempt)
 
 
 def downgrade(keys: PermitKeys, words: Words) -> Decide:
     """As upgrade_release.lua."""
-    token, own = blob(words[0]), blob(words[1])
-    return _about(keys, token, own, lambda it: rules.downgrade(it, token, own))
+    token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
+    attempt = blob(words[3]) if words[3:] else b""
+    return _about(keys, token, own, lambda it: rules.downgrade(it, token, own, pending, attempt), attempt=attempt)
 
 
 def inspect(keys: PermitKeys, words: Words) -> Decide:

@@ -18,19 +18,12 @@ end
 -- include: grants
 -- include: turns
 -- include: expire
-local TOMB_MS = 60000
+-- include: spend
 if ARGV[2] ~= '' then leave(ARGV[2]) end
 local had = permit(ARGV[1])
 local held = had and had > 0
 if held then drop(ARGV[1]) end
-if ARGV[3] == '1' then -- pcall: nothing was written yet, and the server may be out of memory
-  local set = redis.pcall('ZADD', PERMITS, now + TOMB_MS * 1000 - 0.5, ARGV[1])
-  if type(set) ~= 'table' then
-    own, soonest, saved = '0 0', nil, used
-    redis.call('HSET', STATE, 'used', used, '=' .. ARGV[1], own)
-    keep(TOMB_MS, true)
-  end
-end
+if ARGV[3] == '1' then spend(ARGV[1]) end
 settle('')
 save()
 return held and 1 or 0

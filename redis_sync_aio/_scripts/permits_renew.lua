@@ -1,7 +1,8 @@
 -- Let a permit end ttl milliseconds from now, if its token has one.
 -- KEYS  permits, state, queue, polls
--- ARGV  1 token  2 ttl_ms  3 by a process that shares its permit: how many fences more it needs; 0: none
--- REPLY {0 GONE | 1 RENEWED, server time in us}; RENEWED with ARGV[3] also the first of those fences (0: none, as for
+-- ARGV  1 token  2 ttl_ms  3 what its holder thinks that it weighs; less is not his: GONE
+--       4 by a process that shares its permit: how many fences more it needs; 0: none
+-- REPLY {0 GONE | 1 RENEWED, server time in us}; RENEWED with ARGV[4] also the first of those fences (0: none, as for
 --       readers), and whether somebody waits
 -- REPLAY  Sets the same remaining time again; reserves other fences. (Whose turn it is has it before that: the answer is
 --         the same.)
@@ -11,8 +12,8 @@
 -- include: turns
 -- include: expire
 local waiting = settle('') ~= FREE
-local had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3] or 0), 0
-local held = had and had > 0
+local had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4] or 0), 0
+local held = had and had >= tonumber(ARGV[3])
 if held then
   if more > 0 and fenced(had) then
     reserved = math.max(fence + 1, now)
@@ -23,5 +24,5 @@ if held then
   if reserved > 0 then redis.call('HSET', STATE, 'fence', string.format('%.0f', fence)) end
 end
 save()
-if not held or not ARGV[3] then return {held and 1 or 0, now} end
+if not held or not ARGV[4] then return {held and 1 or 0, now} end
 return {1, now, reserved, (waiting or used > limit) and 1 or 0} -- the limit may have been lowered

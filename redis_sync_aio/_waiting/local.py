@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
+from .._engine.outcomes import Look
 from .._keys import Keys
-from .._link.call import Call
+from .._link.call import Argument, Call
 from .._shared import Base
 from .._types import text
 from ..backoff import Backoff
@@ -105,16 +106,17 @@ class LocalName:
             # The look that was under way may have been this ticket's, and its answer is lost with it.
             self._look_in(0.0)
 
-    def queued(self, left: float | None, soon: bool) -> None:
+    def queued(self, left: float | None, look: Look) -> None:
         """A ticket is in the queue; the holder's lease ends in ``left`` seconds, if it is not renewed."""
         self.busy(left)
-        if soon or not self.hub.pushes:  # nobody will wake us: poll, with back-off
+        if look is Look.SOON or not self.hub.pushes:  # nobody will wake us: poll, with back-off
             if self._polls is None:
                 self._polls = iter(self.hub.poll)
             self._look_in(next(self._polls, self.hub.poll.cap))
         else:
             self._polls = None
-            self._look_in(self.hub.poll_cap if left is None else min(left + EARLY, self.hub.poll_cap))
+            cap = min(self.hub.poll_cap, self.hub.claim_ms / 1000) if look is Look.IN_TIME else self.hub.poll_cap
+            self._look_in(cap if left is None else min(left + EARLY, cap))
 
     def busy(self, left: float | None) -> None:
         """Somebody holds it for ``left`` seconds more, if he does not renew."""
@@ -244,14 +246,21 @@ class LocalName:
         self.forget_if_idle()
 
     def undo(
-        self, token: bytes, ticket: bytes, *, pending: bool = False, done: Callable[[Call], None] | None = None
+        self,
+        token: bytes,
+        ticket: bytes,
+        *,
+        pending: bool = False,
+        closing: tuple[Argument, ...] = (),
+        done: Callable[[Call], None] | None = None,
     ) -> None:
         """Take back on the server what a request may have left there: its grant, its ticket.
 
-        ``pending``: the request itself may still be under way, and its token is never used again.
+        ``pending``: the request itself may still be under way, and its token, or its attempt, is never used again.
+        ``closing``: as `Lease.closing`.
         """
         if token or ticket:
-            self.hub.renewals.undo(self.keys, token, ticket, pending=pending, done=done)
+            self.hub.renewals.undo(self.keys, token, ticket, pending=pending, closing=closing, done=done)
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, FOR_EVER, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
+from .._engine.outcomes import Look
 from .._link.call import Call
 from ..errors import SyncError, Unreachable
 from ..lease import Lease
@@ -87,6 +88,8 @@ class Ticket:
     """
 
     # Rarely changed; as class attributes they cost nothing to set up.
+    _attempt = b""
+    """What tells this request from others to upgrade the same token."""
     _base: float | None = None
     """Local minus server time, at the request that queued us."""
     _queued = False
@@ -120,6 +123,8 @@ class Ticket:
         self.number = hub.next_number()
         own = b"%b%d~" if request.shared else b"%b%d"
         self._token = request.identity or request.token or own % (hub.token_prefix, self.number)
+        if request.upgrade:
+            self._attempt = b"%b|%d" % (hub.inbox or hub.token_prefix, self.number)  # see parts/turns.lua
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
@@ -139,7 +144,7 @@ class Ticket:
             self._member,
             hub.poll_ms if request.wait else 0,
             request.reusable,
-            request.size,
+            (self._attempt,) if request.upgrade else request.size,
             self.sent,
             self.sent + hub.retry_for,
             self._answered,
@@ -160,8 +165,7 @@ class Ticket:
 
     def _decided(self, answer: Answer, call: Call) -> None:
         request = self._request
-        # Who upgrades a token that another one upgraded is not told so by a grant of his own: he did not wait for it.
-        ours = request.token is None or call.ambiguous or (request.upgrade and self._queued)
+        ours = request.token is None or request.upgrade or call.ambiguous
         if answer.outcome is Outcome.OWN and ours:
             self.unheard = True
             # Another request of the same identity may live on this grant.
@@ -172,10 +176,10 @@ class Ticket:
         elif answer.outcome is Outcome.QUEUED:
             self._base = call.sent - answer.server_time
             self._queued = True
-            self._local.queued(answer.left, bool(answer.more))
+            self._local.queued(answer.left, Look(answer.more))
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
-        elif answer.outcome >= Outcome.MISMATCH or (request.upgrade and answer.outcome is Outcome.OWN):
+        elif answer.outcome >= Outcome.MISMATCH:
             self._fail(request.refused(answer, request.weight), call)
         else:
             self._local.busy(answer.left)
@@ -197,7 +201,7 @@ class Ticket:
         executed = self._queued or (self.call is not None and self.call.attempts > 0)
         self._drop_call()
         if executed and not self._request.reusable:  # perhaps: its answer may have been lost with the connection
-            self._local.undo(self._token, self._member, pending=True)
+            self._undo_all()
         self._again()
 
     def _again(self) -> None:
@@ -252,7 +256,7 @@ class Ticket:
         if not for_ever and since + duration <= now():
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
             if not request.reusable:
-                local.undo(self._token, self._member, pending=True)
+                self._undo_all()
             self._again()
             return
         deadline = _NEVER if for_ever else since + duration
@@ -262,6 +266,8 @@ class Ticket:
             lease.replayed = True
         if not new:
             lease.joined = True
+        if request.upgrade:
+            lease.attempt = self._attempt
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self._taker.done():
             # Cancelled, and the task has not run since: its `abandon` comes later and finds all done.
@@ -275,8 +281,10 @@ class Ticket:
         if self._queued or (call.attempts and not decided):
             # Also when it was refused: an earlier copy may have been executed, or an earlier request have queued
             # us, or a script stopped half-way.
-            reusable = self._request.reusable
-            self._local.undo(b"" if reusable else self._token, self._member, pending=not reusable)
+            if self._request.reusable:
+                self._local.undo(b"", self._member)
+            else:
+                self._undo_all()
         if not self._taker.done():
             self._taker.set_exception(error)
 
@@ -314,12 +322,12 @@ class Ticket:
 
     def undo(self) -> None:
         """End the request on the server; the taker has ended, or is ended next."""
-        call, local = self.call, self._local
+        call = self.call
         if not self._request.reusable:
             self._leave()
             self._drop_call()
             if call is None or call.attempts or self._queued:  # else it was never sent
-                local.undo(self._token, self._member, pending=True)
+                self._undo_all()
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
         # answer is here the ticket stays known, so that a grant under way to it is given back.
@@ -327,6 +335,10 @@ class Ticket:
         self._stop_timer()
         if call is None:
             self._withdraw_ticket()
+
+    def _undo_all(self) -> None:
+        closing = (self._attempt,) if self._request.upgrade else ()
+        self._local.undo(self._token, self._member, pending=True, closing=closing)
 
     def _undo_answered(self, call: Call) -> None:
         if call.error is None and (plain_grant(call.reply) or read_acquire(call.reply).number == self._ours != 0):

@@ -13,6 +13,8 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncReadWriteLock, Coordinator, Lease, LeaseLost, Unreachable, WouldDeadlock, wait_until
+from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._scripts import load
 from redis_sync_aio._shared import SharedLease
 from redis_sync_aio._waiting.ticket import Ticket
 from redis_sync_aio.embedded import EmbeddedServer
@@ -159,6 +161,36 @@ async def test_p1_a_downgrade_ends_the_others_of_that_identity(sync: Coordinator
     with pytest.raises(LeaseLost):
         twin.check()
     await reads_again(rw, other, writer)
+
+
+async def test_p6_a_downgrade_elsewhere_is_noticed(sync: Coordinator, other: AsyncReadWriteLock) -> None:
+    """P1: by the next renewal. What the other process reads by goes on."""
+    rw = AsyncReadWriteLock(sync, NAME)
+    writer, twin = await rw.write().acquire(identity="me"), await other.write().acquire(identity="me")
+    assert twin.fence == writer.fence
+    await rw.downgrade(writer)
+    with pytest.raises(LeaseLost):
+        await twin.extend(30)
+    assert twin.is_lost()
+    await writer.extend(30)
+    await reads_again(rw, other, writer)
+
+
+async def test_p4_a_renewal_that_was_overtaken_by_the_downgrade(sync: Coordinator, redis: Redis) -> None:
+    """P6: it was sent by a writer, and finds a reader. That is no loss."""
+    rw = AsyncReadWriteLock(sync, NAME)
+    writer = await rw.write().acquire()
+    keys = permit_keys(NAME.encode(), "rw").all
+    untyped: Any = redis
+    assert await untyped.eval(load("upgrade_release").source, 4, *keys, writer.wire_token, b"", 0) == 1
+    extending = asyncio.create_task(writer.extend(30))
+    await asyncio.sleep(0)
+    writer.become_reader()
+    await extending
+    writer.check()
+    await writer.extend(40)
+    assert writer.remaining() > 30
+    await writer.release()
 
 
 @pytest.mark.parametrize("writes", [False, True])

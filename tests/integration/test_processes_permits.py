@@ -127,6 +127,32 @@ async def test_p2_a2_a_killed_waiter_that_does_not_fit_keeps_nobody_out(
     await assert_free(sem)
 
 
+@pytest.mark.parametrize("room", ["when they come", "later"])
+async def test_p3_a2_a_waiter_that_does_not_fit_is_killed_later(
+    server: EmbeddedServer, sem: AsyncSemaphore, crew: Crew, room: str
+) -> None:
+    """P2, P3: there was room for those behind it, and it was alive then. Somebody looks, within a claim (0.3 s)."""
+    kept, gone = await sem.acquire(2), await sem.acquire(2)
+    with crew.children(3) as children:
+        await opened(server, *children)
+        heavy, *light = children
+        if room == "when they come":
+            await gone.release()
+        grants = await queue_up(sem, (heavy, 3), (light[0], 1), (light[1], 1))
+        if room == "later":
+            await gone.release()
+        assert not any(grant.done() for grant in grants)
+        heavy.kill()
+        begin = time.monotonic()
+        for number, grant in enumerate(grants[1:], start=1):
+            granted = await asyncio.wait_for(grant, 2)
+            assert granted.at - begin < 0.3 + SLACK
+            await children[number].release(str(number + 1))
+    kept.check()
+    await kept.release()
+    await assert_free(sem)
+
+
 async def test_p6_a4_stopped_beyond_the_ttl(server: EmbeddedServer, sem: AsyncSemaphore, crew: Crew) -> None:
     """P1, P6: after SIGCONT it knows that its permits went to others, and takes nothing from them."""
     with crew.children(1) as children:

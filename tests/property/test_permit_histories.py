@@ -118,8 +118,8 @@ class History(Compared[PermitSnapshot]):
         state.pop(b"kept", None)  # until when the keys last; not a matter of the rules
         permits: dict[bytes, Permit] = {}
         for token, score in until:
-            weight, fence = state.pop(b"=" + token).split()
-            permits[token] = Permit(int(weight), int(fence), ceil(score))  # a tombstone ends half earlier
+            weight, fence, *attempt = state.pop(b"=" + token).split()
+            permits[token] = Permit(int(weight), int(fence), ceil(score), *attempt)  # a tombstone ends half earlier
         known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
         known["shared"] = state.pop(b"shared", b"") == b"1"
         assert not state, "fields without a permit"
@@ -184,7 +184,8 @@ class History(Compared[PermitSnapshot]):
             lives = before.polls.get(member, 0) * 1000 > self.now or ticket.inbox in INBOXES
             if lives and ticket.inbox not in before.deaf and ticket not in granted and member not in self.own:
                 reads_no_more = member == before.ahead and ticket.token not in after.permits
-                assert reads_no_more or ticket.weight > after.limit, "P2: somebody living was passed over"
+                has_it = member != before.ahead and ticket.token in after.permits  # an identity: it is told to ask
+                assert reads_no_more or has_it or ticket.weight > after.limit, "P2: somebody living was passed over"
         if isinstance(reply, int) and reply > 0 and self.asking:
             upgrades = self.asking.number >= MANY  # those go ahead of the queue
             assert self.asking.ticket or upgrades or not after.queue, "P2: a request that does not queue barged"
@@ -268,10 +269,11 @@ class History(Compared[PermitSnapshot]):
         actor = self.someone(data)
         token, mute = actor.token, data.draw(MUTE)
         if actor.kind != "sharing":
-            self.both(lambda it: rules.renew(it, token, ttl_ms), "permits_renew", token, ttl_ms, mute=mute)
+            least = (token, ttl_ms, data.draw(st.sampled_from([1, 1, actor.weight])))
+            self.both(lambda it: rules.renew(it, *least), "permits_renew", *least, mute=mute)
             return
         fences = data.draw(st.sampled_from([0, 5, 4096]))
-        words, last = (token, ttl_ms, fences), self.fence
+        words, last = (token, ttl_ms, 1, fences), self.fence
         renewed = self.both(lambda it: rules.renew(it, *words), "permits_renew", *words, mute=mute, spends=fences > 0)
         assert isinstance(renewed.reply, tuple)
         if renewed.reply[0] == Renewed.RENEWED:
@@ -316,16 +318,24 @@ class ReadersAndWriters(History):
         actor = replace(actor, weight=WHOLE, number=actor.number % MANY + MANY)
         if actor not in self.actors:
             self.actors.append(actor)
-        arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
+        arguments, attempt = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms), self.attempt(actor)
+        words = (*arguments, 0, attempt)
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.upgrade(it, *arguments), "upgrade_acquire", *arguments, mute=data.draw(MUTE))
+        self.both(lambda it: rules.upgrade(it, *arguments, attempt), "upgrade_acquire", *words, mute=data.draw(MUTE))
         self.asking, self.own = None, ()
 
+    def attempt(self, actor: Actor) -> bytes:
+        return actor.inbox + b"|%d" % actor.number
+
     def downgrade(self, data: st.DataObject) -> None:
+        """Of a writer, or the end of an upgrade, or of one that was never asked for; what was undone stays so."""
         actor = self.someone(data)
+        attempt = self.attempt(actor) if actor.number >= MANY else b""
+        pending = int(attempt != b"" and data.draw(st.booleans()))
         self.own = (actor.ticket,)
-        words = (actor.token, actor.ticket)
-        self.both(lambda it: rules.downgrade(it, *words), "upgrade_release", *words, 0, mute=data.draw(MUTE))
+        words, mute = (actor.token, actor.ticket), data.draw(MUTE)
+        rule: Rule = lambda it: rules.downgrade(it, *words, pending > 0, attempt)  # noqa: E731
+        self.both(rule, "upgrade_release", *words, pending, attempt, mute=mute)
         self.own = ()
 
     def renew(self, data: st.DataObject) -> None:

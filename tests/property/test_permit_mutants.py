@@ -50,13 +50,18 @@ MUTANTS: Mapping[str, Mutant] = {
     # P2 order
     "barging": Mutant("if turn == FREE and fits(weight, 0) then", "if fits(weight, 0) then"),
     "light ones pass a heavy head": Mutant(
-        "then return FULL end\n      leave(ticket)",
-        "then end\n      leave(ticket)",
+        "        return FULL\n      end\n      leave(ticket)",
+        "      end\n      leave(ticket)",
     ),
-    "a dead heavy head blocks": Mutant(
-        "if used >= limit or tell(inbox, id, 0, left() or 1) then return FULL end",
-        "do return FULL end",
-    ),
+    "a dead heavy head blocks": Mutant("if tell(inbox, id, 0, left() or 1) then", "tell(inbox, id, 0, 1) do"),
+    "nobody looks whether a heavy head lives": Mutant("turn == FULL and used < limit and not ahead and 2 or 0", "0"),
+    "somebody looks although nothing is free": Mutant("turn == FULL and used < limit and", "turn == FULL and"),
+    "who upgrades looks after others": Mutant("and used < limit and not ahead and", "and used < limit and"),
+    "nobody is told to look after a heavy head": Mutant("moved = used >= limit"),
+    "nobody is told to look after the next heavy head": Mutant("moved = true"),
+    "who looks is told to look": Mutant("if moved and next_inbox", "if next_inbox"),
+    "who asks is told to ask": Mutant("and following ~= mine then", "then"),
+    "who dies with it is told to look": Mutant("moved and next_inbox and next_inbox ~= inbox", "moved and next_inbox"),
     "last come, first served": Mutant(
         "'ZRANGE', QUEUE, 0, 1, 'WITHSCORES'",
         "'ZREVRANGE', QUEUE, 0, 1, 'WITHSCORES'",
@@ -87,26 +92,28 @@ MUTANTS: Mapping[str, Mutant] = {
         "if false then",
     ),
     "too heavy waiters are told nothing": Mutant("if inbox ~= '' then tell(inbox, id, -1, 0) end"),
-    "nobody says that it is worth looking soon": Mutant("turn == RESERVED and not more and 1 or 0", "0"),
+    "nobody says that it is worth looking soon": Mutant("turn == RESERVED and not more and 1 or turn", "turn"),
     "the claim is ignored": Mutant(
-        "hold(token, weight, tonumber(ms), had, its_fence)",
-        "hold(token, weight, 30000, had, its_fence)",
+        "hold(token, weight, tonumber(ms), had, its_fence,",
+        "hold(token, weight, 30000, had, its_fence,",
     ),
     # P4 replay
     "a holder gets a second permit": Mutant("differs or had or weight > limit", "differs or weight > limit"),
-    "what was undone is granted": Mutant("'=' .. ARGV[1], own)\n    keep", "'!' .. ARGV[1], own)\n    keep"),
+    "what was undone is granted": Mutant("'=' .. token, '0 0')", "'!' .. token, '0 0')"),
     "a tombstone can be renewed": Mutant(
-        "local held = had and had > 0\nif held then\n  if more > 0",
-        "local held = had\nif held then\n  if more > 0",
+        "local held = had and had >= tonumber(ARGV[3])",
+        "local held = had",
     ),
     "a renewal creates a permit": Mutant(
-        "local held = had and had > 0\nif held then\n  if more > 0",
-        "local held = true\nif held then\n  if more > 0",
+        "local held = had and had >= tonumber(ARGV[3])",
+        "local held = true",
     ),
     "renewals come before the turn": Mutant(
         "local waiting = settle('') ~= FREE\nlocal had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]),",
         "local before = permit(ARGV[1])\nlocal waiting = settle('') ~= FREE\nlocal had, ms, more, reserved = before, tonumber(ARGV[2]),",  # noqa: E501
     ),
+    "who writes no more goes on": Mutant("had and had >= tonumber(ARGV[3])", "had and had > 0"),
+    "a reader's permit is not renewed while it writes": Mutant("had >= tonumber(ARGV[3])", "had == tonumber(ARGV[3])"),
     # P6 leases
     "a renewal does nothing": Mutant("redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])"),
     # P8 fencing
@@ -184,8 +191,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "an upgrade waits its turn": Mutant("ahead = -1", "ahead = nil"),
     "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),
     "an upgrade does not wait for others": Mutant("if fits(WHOLE, had) then", "if true then"),
-    "an upgrade by nobody": Mutant("if had == WHOLE or not had or had == 0 then", "if had == WHOLE then"),
+    "an upgrade by nobody": Mutant("or not had or had == 0 or spent then", "or spent then"),
     "an upgrade shortens": Mutant("if had > 0 then over", "if false then over"),
+    "a late downgrade ends the next upgrade": Mutant("and attempt == (ARGV[4] or '') then", "then"),
+    "an upgrade does not say whose it is": Mutant("ttl, had, its_fence, ARGV[6])", "ttl, had, its_fence)"),
+    "an upgrade in its turn does not say whose it is": Mutant("had > 0 and inbox .. '|' .. id", "nil"),
+    "an upgrade that was undone is granted": Mutant("local spent = permit(ARGV[6])", "local spent"),
+    "an upgrade that was undone is not spent": Mutant("if ARGV[3] == '1' then spend(ARGV[4]) end"),
+    "two attempts upgrade one permit": Mutant("if had ~= WHOLE or attempt ~= ARGV[6] then", "if had ~= WHOLE then"),
     "a downgrade frees nothing": Mutant("used = used - had + 1"),
     "a downgrade wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "return held and 1 or 0"),
     # a process that shares what it holds
@@ -248,7 +261,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a renewal says nothing of who waits": Mutant("(waiting or used > limit) and", "(used > limit) and"),
     "a renewal says nothing of a lower limit": Mutant("(waiting or used > limit) and", "waiting and"),
-    "a renewal tells more than was asked": Mutant("if not held or not ARGV[3] then", "if not held then"),
+    "a renewal tells more than was asked": Mutant("if not held or not ARGV[4] then", "if not held then"),
     # looking
     "inspect counts what is over": Mutant("do used = used - (permit(token) or 0) end", "do end"),
     "inspect shows tombstones": Mutant("if weight and weight > 0 and", "if weight and"),

@@ -90,7 +90,8 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
             yield f"{prefix}release", (token, ticket, int(what == "undo")), now
         elif what == "renew":
             fences = (draw.choice([0, 5, 4096]),) if shares else ()
-            yield f"{prefix}renew", (token, draw.choice([22_000, 5_000_000]), *fences), now
+            least = () if lock else (1,)
+            yield f"{prefix}renew", (token, draw.choice([22_000, 5_000_000]), *least, *fences), now
         elif what == "look":
             yield f"{prefix}inspect", (draw.choice([1, 2, 50] if lock else [0, 2, 50]),), now
         elif lock:
@@ -165,12 +166,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "they end too soon": Mutant(PERMITS, "_keep", "+ 2 * least if", "if"),
     "the caller's own permit is not read": Mutant(
-        watch_permits, "_read", "held |= _permits([token]", "_permits([token]"
+        watch_permits, "_read", "held |= _permits([token,", "_permits([token,"
     ),
     "that it is shared is not stored": Mutant(
         PERMITS, "_permits", "if after.shared and not before.shared:", "if False:"
     ),
-    "that it is shared is not read": Mutant(watch_permits, "_read", "shared = known[5] is not None", "shared = False"),
+    "that it is shared is not read": Mutant(watch_permits, "_read", "shared = known[4] is not None", "shared = False"),
     "a tombstone is written like a permit": Mutant(
         PERMITS, "_permits", "permit.until if permit.weight else", "permit.until if True else"
     ),

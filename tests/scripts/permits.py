@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._keys import PermitKeys, permit_keys
 from redis_sync_aio._scripts import load as load
 
 Client: TypeAlias = Any
@@ -64,9 +64,16 @@ async def release(redis: Client, token: bytes, ticket: bytes = b"", *, pending: 
 
 
 async def renew(redis: Client, token: bytes, ttl: int = TTL) -> int:
-    found = (await run(redis, "permits_renew", token, ttl))[0]
+    found = (await run(redis, "permits_renew", token, ttl, 1))[0]
     assert isinstance(found, int)
     return found
+
+
+async def renew_of(redis: Client, keys: PermitKeys, token: bytes, least: int) -> int:
+    """Renew what weighs so much at ``least``."""
+    found = await redis.eval(load("permits_renew").source, 4, *keys.all, token, TTL, least)
+    assert isinstance(found[0], int)
+    return found[0]
 
 
 async def resize(redis: Client, limit: int) -> Any:

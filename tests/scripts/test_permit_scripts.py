@@ -248,6 +248,58 @@ async def test_p2_a_living_heavy_waiter_is_told_when_the_first_permit_is_over(re
         assert 0 < int(left) <= TTL
 
 
+async def test_p3_who_is_behind_a_living_heavy_waiter_looks_from_time_to_time(redis: Client) -> None:
+    """FAULTS A2: that one may die unnoticed. The next is told once that there is room, and its answers say so, too."""
+    async with inbox(redis, ALIVE, OTHER) as told:
+        await granted(redis, b"a", limit=4)
+        await granted(redis, b"b", weight=3, limit=4)
+        heavy = await waits(redis, b"heavy", weight=4, limit=4)
+        light = await waits(redis, b"light", OTHER, limit=4)
+        assert (await ask(redis, b"light", light, limit=4))[-1] == 0, "nothing is free"
+        assert await told() == []
+        await release(redis, b"b")
+        assert [message[:2] for message in await told()] == [(b"1", b"0"), (b"2", b"-1")]
+        assert (await ask(redis, b"light", light, limit=4))[-1] == 2
+        assert (await ask(redis, b"another", limit=4))[-1] == 2
+        assert (await ask(redis, b"heavy", heavy, weight=4, limit=4))[-1] == 0, "it would be granted by a release"
+        await renew(redis, b"a")
+        assert [message[:2] for message in await told()] == [(b"1", b"0")] * 3
+
+
+async def test_p3_who_is_behind_learns_of_room_by_itself(redis: Client) -> None:
+    """Its own request finds that something is over: it need not be told."""
+    async with inbox(redis, ALIVE, OTHER) as told:
+        await granted(redis, b"a")
+        await granted(redis, b"b")
+        await waits(redis, b"heavy", weight=2)
+        light = await waits(redis, b"light", OTHER)
+        await expire(redis, b"b")
+        assert (await ask(redis, b"light", light))[-1] == 2
+        assert [message[:2] for message in await told()] == [(b"1", b"0")]
+
+
+async def test_p3_who_is_behind_in_the_same_process_dies_with_it(redis: Client) -> None:
+    async with inbox(redis) as told:
+        await granted(redis, b"a")
+        await granted(redis, b"b")
+        await waits(redis, b"heavy", weight=2)
+        await waits(redis, b"light")
+        await release(redis, b"b")
+        assert [message[:2] for message in await told()] == [(b"1", b"0")]
+
+
+async def test_p3_another_heavy_first_one_is_watched_as_well(redis: Client) -> None:
+    """There was room before, and the first one is dead: who comes to be the second is told."""
+    async with inbox(redis, ALIVE, OTHER) as told:
+        await granted(redis, b"a", weight=2, limit=4)
+        await granted(redis, b"b", limit=4)
+        await redis.zadd(QUEUE, {ticket_member(DEAD, 1, 500, b"dead", 3): 1})
+        await redis.zadd(QUEUE, {ticket_member(ALIVE, 2, 500, b"heavy", 3): 2})
+        await redis.zadd(QUEUE, {ticket_member(OTHER, 3, 500, b"light", 1): 3})
+        await release(redis, b"b")
+        assert [message[:2] for message in await told()] == [(b"2", b"0"), (b"3", b"-1")]
+
+
 async def test_p2_a_living_poller_is_waited_for_and_a_dead_one_is_not(redis: Client) -> None:
     await granted(redis, b"a", weight=2)
     first, second = await waits(redis, b"b", b""), await waits(redis, b"c", b"")

@@ -115,7 +115,7 @@ async def test_out_of_memory_who_shares_gets_more_fences_and_is_told(starved: Cl
         ticket = await waits(starved, b"w")
         await told()
         await starve(starved)
-        code, _, more, waiting = await run(starved, "permits_renew", token, 90_000, 50)
+        code, _, more, waiting = await run(starved, "permits_renew", token, 90_000, 1, 50)
         assert (code, waiting) == (1, 1)
         assert more > first
         assert int(await starved.hget(STATE, "fence")) == more + 49
@@ -201,7 +201,7 @@ BY: dict[str, tuple[Any, ...]] = {
     "who goes": ("permits_release", b"", ticket_member(ALIVE, 2, 500, b"c", 1), 0),
     "who releases": ("permits_release", b"a", b"", 0),
     "who undoes": ("permits_release", b"a", b"", 1),
-    "a renewal": ("permits_renew", b"a", TTL),
+    "a renewal": ("permits_renew", b"a", TTL, 1),
     "a resize": ("permits_resize", 4),
 }
 

@@ -63,6 +63,11 @@ def everything(client: Any) -> dict[bytes, Any]:
     return {key: client.dump(key) for key in client.scan_iter()}
 
 
+def renewal(keys: Keys, token: bytes) -> tuple[Any, ...]:
+    """Return the script that renews, and its arguments."""
+    return ("renew", token, TTL) if keys is LOCK else ("permits_renew", token, TTL, 1)
+
+
 # Every talk, after "a" has taken what there is.
 TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "acquire": ask(LOCK, b"b", ticket(LOCK, b"b")),
@@ -73,11 +78,11 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "inspect": (LOCK, "inspect", (10,)),
     "permits_acquire": ask(SEM, b"b", ticket(SEM, b"b")),
     "permits_release": (SEM, "permits_release", (b"a", b"", b"0")),
-    "permits_renew": (SEM, "permits_renew", (b"a", TTL)),
+    "permits_renew": (SEM, "permits_renew", (b"a", TTL, 1)),
     "permits_resize": (SEM, "permits_resize", (3,)),
     "permits_inspect": (SEM, "permits_inspect", (10,)),
-    "upgrade_acquire": (RW, "upgrade_acquire", (b"a", TTL, ticket(SEM, b"a"), 0)),
-    "upgrade_release": (RW, "upgrade_release", (b"a", b"", b"0")),
+    "upgrade_acquire": (RW, "upgrade_acquire", (b"a", TTL, ticket(SEM, b"a"), 0, 0, b"rsa:x|1")),
+    "upgrade_release": (RW, "upgrade_release", (b"a", b"", b"0", b"rsa:x|1")),
 }
 
 
@@ -162,8 +167,7 @@ def test_a_waiter_dies_between_the_look_and_its_grant(client: Any, keys: Keys) -
         assert conduct(client, talk(release), meanwhile=die_and_come_back) == 1
         told.append(run(client, keys, acquire, *asked[b"b"])[0])
         assert told == [3]  # OWN: from now on it is used
-        renew = "renew" if keys is LOCK else "permits_renew"
-        assert [run(client, keys, renew, token, TTL)[0] == 1 for token in (b"b", b"c")] == [True, False]
+        assert [run(client, keys, *renewal(keys, token))[0] == 1 for token in (b"b", b"c")] == [True, False]
         assert living.get_message(timeout=1)["data"].split()[:2] == [b"2", b"0"]
 
 
@@ -257,10 +261,10 @@ def test_out_of_memory(client: Any, keys: Keys) -> None:
                 conduct(client, talk(said(*_call(ask(keys, b"c", ticket(keys, b"c", INBOX, 2))))))
             assert conduct(client, talk(said(*_call(ask(keys, b"b", mine)))))[:2] == (2, 0), "it goes on waiting"
             if keys is SEM or client.info("server")["redis_version"].startswith("6."):  # 6.2 refuses all in MULTI
-                prefix = "permits_" if keys is SEM else ""
-                for script in (f"{prefix}renew", f"{prefix}release"):
+                release = said(keys, "release" if keys is LOCK else "permits_release", b"a", b"", b"0")
+                for call in (said(keys, *renewal(keys, b"a")), release):
                     with pytest.raises(ReplyError, match="OOM"):
-                        conduct(client, talk(said(keys, script, b"a", *((TTL,) if "renew" in script else (b"", b"0")))))
+                        conduct(client, talk(call))
                 return
             assert conduct(client, talk(said(keys, "renew", b"a", TTL)))[0] == 1
             assert conduct(client, talk(said(keys, "release", b"a", b"", b"0"))) == 1
@@ -294,9 +298,8 @@ def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: b
         assert conduct(client, talk(call), meanwhile=die)[0] == 2
         if not dies:
             assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
-        renew = "renew" if keys is LOCK else "permits_renew"
-        assert run(client, keys, renew, SHARER, TTL, 0)[::2] == [1, 0], "it holds what it held"
-        code, _, more, waiting = conduct(client, talk(said(keys, renew, SHARER, TTL, 9)))
+        assert run(client, keys, *renewal(keys, SHARER), 0)[::2] == [1, 0], "it holds what it held"
+        code, _, more, waiting = conduct(client, talk(said(keys, *renewal(keys, SHARER), 9)))
         assert (code, more > 0, waiting) == (1, True, 1)
 
 

@@ -17,7 +17,8 @@ Client: TypeAlias = Any
 KEYS = permit_keys(b"s", "rw")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
 TTL = 30_000
-BUSY, QUEUED, OWN, DEADLOCK, GONE = 0, 2, 3, 7, 8
+TRY, NEXT = b"rsa:x|1", b"rsa:x|2"
+BUSY, QUEUED, OWN, SPENT, DEADLOCK, GONE = 0, 2, 3, 4, 7, 8
 
 
 async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[Any, Any]:
@@ -48,12 +49,14 @@ async def write(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
     return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, 0, WHOLE, WHOLE))[0]
 
 
-async def upgrade(redis: Client, token: bytes, ticket: bytes = b"") -> tuple[Any, Any]:
-    return await twice(redis, "upgrade_acquire", token, TTL, ticket, 60_000 if ticket else 0)
+async def upgrade(redis: Client, token: bytes, ticket: bytes = b"", attempt: bytes = TRY) -> tuple[Any, Any]:
+    return await twice(redis, "upgrade_acquire", token, TTL, ticket, 60_000 if ticket else 0, 0, attempt)
 
 
-async def downgrade(redis: Client, token: bytes, ticket: bytes = b"") -> tuple[Any, Any]:
-    return await twice(redis, "upgrade_release", token, ticket, 0)
+async def downgrade(
+    redis: Client, token: bytes, ticket: bytes = b"", attempt: bytes = TRY, *, pending: bool = False
+) -> tuple[Any, Any]:
+    return await twice(redis, "upgrade_release", token, ticket, int(pending), attempt)
 
 
 async def weights(redis: Client) -> dict[bytes, int]:
@@ -93,6 +96,16 @@ async def test_p2_it_waits_for_other_readers_ahead_of_everybody(redis: Client) -
     fence, again = await upgrade(redis, b"a", polled(b"a"))
     assert (again[0], again[1]) == (OWN, fence)
     assert await redis.zrange(QUEUE, 0, -1) == [polled(b"w")]
+
+
+async def test_p2_it_need_not_look_after_those_behind_it(redis: Client) -> None:
+    """It is the first from now on, though another one was when it came."""
+    async with tools.inbox(redis):
+        await read(redis, b"a")
+        await read(redis, b"b")
+        assert (await write(redis, b"w", ticket_member(tools.ALIVE, 1, TTL, b"w", WHOLE)))[0] == QUEUED
+        answers = await upgrade(redis, b"a", ticket_member(tools.ALIVE, 2, TTL, b"a", WHOLE), tools.ALIVE + b"|2")
+        assert [answer[::4] for answer in answers] == [[QUEUED, 0], [QUEUED, 0]]
 
 
 async def test_a_second_one_is_told_at_once(redis: Client) -> None:
@@ -160,5 +173,88 @@ async def test_a_withdrawn_ticket_lets_readers_in(redis: Client) -> None:
 async def test_p6_an_upgrade_never_shortens(redis: Client) -> None:
     await read(redis, b"a")
     until = await redis.zscore(PERMITS, b"a")
-    await redis.eval(tools.load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0)
+    await redis.eval(tools.load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0, 0, TRY)
     assert await redis.zscore(PERMITS, b"a") == until
+
+
+# -- copies that arrive late ---------------------------------------------------------------------------------
+
+
+async def test_p4_a_late_downgrade_leaves_the_next_upgrade_alone(redis: Client) -> None:
+    """P1: it ends what it was sent for, and nothing that the same reader did since."""
+    await read(redis, b"a")
+    await upgrade(redis, b"a")
+    assert await downgrade(redis, b"a") == (1, 1)
+    await upgrade(redis, b"a", attempt=NEXT)
+    for pending in (False, True):
+        assert await downgrade(redis, b"a", pending=pending) == (1, 1)
+    assert await downgrade(redis, b"a", attempt=b"") == (1, 1)  # of one who had acquired it for writing
+    assert await weights(redis) == {b"a": WHOLE, TRY: 0}
+    assert await downgrade(redis, b"a", attempt=NEXT) == (1, 1)
+    assert await weights(redis) == {b"a": 1, TRY: 0}
+
+
+async def test_p4_a_late_upgrade_finds_itself_spent(redis: Client) -> None:
+    """P1, P5: nobody would know that the reader is the writer; and no ticket is left in the queue."""
+    await read(redis, b"a")
+    await upgrade(redis, b"a")
+    assert await downgrade(redis, b"a", pending=True) == (1, 1)
+    for ticket in (b"", polled(b"a")):
+        assert [answer[0] for answer in await upgrade(redis, b"a", ticket)] == [SPENT, SPENT]
+    assert await redis.zcard(QUEUE) == 0
+    fence, _ = await upgrade(redis, b"a", attempt=NEXT)
+    assert isinstance(fence, int)
+    assert (await upgrade(redis, b"a"))[0][0] == SPENT
+    assert await weights(redis) == {b"a": WHOLE, TRY: 0}
+
+
+async def test_p4_an_upgrade_that_never_arrived_is_undone_for_good(redis: Client) -> None:
+    await read(redis, b"a")
+    assert await downgrade(redis, b"a", polled(b"a"), pending=True) == (1, 1)
+    assert (await upgrade(redis, b"a", polled(b"a")))[0][0] == SPENT
+    assert await weights(redis) == {b"a": 1, TRY: 0}
+
+
+async def test_p1_one_permit_is_upgraded_by_one_attempt(redis: Client) -> None:
+    """An identity that reads in two processes: the second is told, whichever way the first came to write."""
+    fence = await read(redis, b"a")
+    fence, _ = await upgrade(redis, b"a")
+    assert [answer[0] for answer in await upgrade(redis, b"a", polled(b"a"), NEXT)] == [DEADLOCK, DEADLOCK]
+    assert (await upgrade(redis, b"a"))[0][:2] == [OWN, fence]
+    await downgrade(redis, b"a")
+    await twice(redis, "permits_release", b"a", b"", 0)
+    await write(redis, b"a")
+    assert (await upgrade(redis, b"a"))[0][0] == DEADLOCK
+    assert await downgrade(redis, b"a") == (1, 1)
+    assert await weights(redis) == {b"a": WHOLE}, "it was not upgraded"
+    assert await downgrade(redis, b"a", attempt=b"") == (1, 1)
+    assert await weights(redis) == {b"a": 1}
+
+
+async def test_p4_granted_in_its_turn_it_is_the_same_attempt(redis: Client) -> None:
+    """P4: by the release of the other reader; a repeated request is told so, and its own release ends it."""
+    async with tools.inbox(redis) as told:
+        await read(redis, b"a")
+        await read(redis, b"b")
+        ticket, attempt = ticket_member(tools.ALIVE, 7, TTL, b"a", WHOLE), tools.ALIVE + b"|7"
+        assert (await upgrade(redis, b"a", ticket, attempt))[0][0] == QUEUED
+        assert await twice(redis, "permits_release", b"b", b"", 0) == (1, 0)
+        assert [message[0] for message in await told()][-1:] == [b"7"]
+        assert (await upgrade(redis, b"a", ticket, attempt))[0][0] == OWN
+        assert await downgrade(redis, b"a") == (1, 1)
+        assert await weights(redis) == {b"a": WHOLE}
+        assert await downgrade(redis, b"a", attempt=attempt) == (1, 1)
+        assert await weights(redis) == {b"a": 1}
+
+
+async def test_p6_who_writes_no_more_is_told_by_his_renewal(redis: Client) -> None:
+    """P1: the same identity, in another process, made a reader of it. A reader's renewal is as good as before."""
+    await write(redis, b"a")
+    assert await tools.renew_of(redis, KEYS, b"a", WHOLE) == 1
+    await downgrade(redis, b"a", attempt=b"")
+    until = await redis.zscore(PERMITS, b"a")
+    assert await tools.renew_of(redis, KEYS, b"a", WHOLE) == 0
+    assert await redis.zscore(PERMITS, b"a") == until
+    assert await tools.renew_of(redis, KEYS, b"a", 1) == 1
+    await upgrade(redis, b"a")
+    assert await tools.renew_of(redis, KEYS, b"a", 1) == 1

@@ -8,6 +8,7 @@ elseif soonest and not state[2] then
   redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1)
   soonest = nil
 end
+moved = used >= limit
 if soonest and tonumber(soonest) <= now then
   repeat
     local over = redis.call('ZRANGEBYSCORE', PERMITS, '-inf', now, 'LIMIT', 0, 100)

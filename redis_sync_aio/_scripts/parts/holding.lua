@@ -1,10 +1,10 @@
 -- One permit: what it is, dropping and holding it; fences; how long the keys last. Included behind `permits`.
 -- include: sharer
 
-local function permit(token) -- its weight and fence (text), nil when there is none
+local function permit(token) -- its weight, fence (text), and attempt if it is upgraded; nil when there is none
   local found = token == ARGV[1] and own or redis.call('HGET', STATE, '=' .. token) or ''
-  local weight, its_fence = string.match(found, '^(%d+) (%d+)$')
-  return tonumber(weight), its_fence
+  local weight, its_fence, attempt = string.match(found, '^(%d+) (%d+) ?(.*)$')
+  return tonumber(weight), its_fence, attempt
 end
 
 local function drop(token) -- ZREM first: allowed when out of memory, and then so is the rest of the script
@@ -33,13 +33,13 @@ local function next_fence(weight) -- P8, as for the lock
   return string.format('%.0f', rises and math.max(fence + 1, now) or fence)
 end
 
-local function hold(token, weight, ms, had, its_fence)
+local function hold(token, weight, ms, had, its_fence, attempt)
   local over, new, shares = now + ms * 1000, used == 0, sharer(token)
   if had > 0 then over = math.max(over, redis.call('ZSCORE', PERMITS, token) or 0) end -- never shorter than it was
   redis.call('ZADD', PERMITS, over, token)
   used = math.max(used - had, 0) + weight
   fence = math.max(fence, its_fence + (shares and fenced(weight) and RANGE - 1 or 0))
-  local last, mine = string.format('%.0f', fence), weight .. ' ' .. its_fence
+  local last, mine = string.format('%.0f', fence), weight .. ' ' .. its_fence .. (attempt and ' ' .. attempt or '')
   if shares then redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine, 'shared', 1)
   else redis.call('HSET', STATE, 'limit', limit, 'used', used, 'fence', last, '=' .. token, mine) end
   if token == ARGV[1] then own = mine end

@@ -1,5 +1,6 @@
+-- When to look again: 1 soon, as nobody wakes it; 2 from time to time: there is room behind the first, who may die.
 local look = left() or -1
-local soon = turn == RESERVED and not more and 1 or 0
+local soon = turn == RESERVED and not more and 1 or turn == FULL and used < limit and not ahead and 2 or 0
 if turn == RESERVED and more and (look < 0 or more < look) then look = math.max(1, math.ceil(more)) end
 if ticket == '' then return {0, 0, look, now, soon} end
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]

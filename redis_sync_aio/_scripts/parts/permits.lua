@@ -1,6 +1,7 @@
 -- Shared by every script of permits (semaphores, readers and writers).
 -- PERMITS: token -> until when (us). STATE: limit, used (sum of the weights), fence, kept (until when the keys last,
--- ms), shared ('1' once a process that shares was granted something), and '=token' -> 'weight fence' of each permit.
+-- ms), shared ('1' once a process that shares was granted something), and '=token' -> 'weight fence' of each permit,
+-- 'weight fence attempt' while its reader is the writer, by that attempt.
 -- Of a range of fences '=token' has the first, `fence` the last. Weight 0: the tombstone of a request that was undone;
 -- it is over half a microsecond earlier, so that it is told from a permit where only that is read.
 -- Here all is read that most calls need: a key of another type stops the script before it changes anything (and in

@@ -1,9 +1,10 @@
 -- Give what is free to those who wait ahead of `mine`, in their order. Included behind `grants`.
--- FREE: nobody is ahead any more (and is `mine` the first?). FULL: the first does not fit. RESERVED: it polls, and
--- is alive (until when?).
+-- FREE: nobody is ahead any more (and is `mine` the first?). FULL: the first does not fit, and lives. RESERVED: it
+-- polls, and is alive (until when?).
 -- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as for the lock.
 local RESERVED, FULL, FREE = 1, 2, 3
+local moved -- since the last one lined up there may be room, or another first one
 local ahead -- the score of a ticket that goes ahead of all others (a reader that is to become the writer)
 
 local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again; -2: wanted. Returns whether anybody listens.
@@ -34,7 +35,13 @@ local function settle(mine)
       if alive and tonumber(alive) * 1000 > now then return RESERVED, tonumber(alive) - now / 1000 end
       leave(ticket)
     elseif not fits(weight, had) then -- a dead one must not keep out those who would fit
-      if used >= limit or tell(inbox, id, 0, left() or 1) then return FULL end
+      if used >= limit then return FULL end
+      if tell(inbox, id, 0, left() or 1) then
+        -- It may die yet, with room for others: from now on the next one looks from time to time (see line_up).
+        local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
+        if moved and next_inbox and next_inbox ~= inbox and following ~= mine then tell(next_inbox, next_id, -1, 0) end
+        return FULL
+      end
       leave(ticket)
     else
       redis.call('ZREM', QUEUE, ticket)
@@ -53,10 +60,11 @@ local function settle(mine)
         return RESERVED
       end
       if heard > 0 then
-        hold(token, weight, tonumber(ms), had, its_fence)
+        hold(token, weight, tonumber(ms), had, its_fence, had > 0 and inbox .. '|' .. id)
         if next_inbox and next_inbox ~= inbox then tell(next_inbox, next_id, 0, next_left) end
       end
     end
+    moved = true
   end
   return FULL -- STATE was lost, and with it the limit: the next request brings it
 end
