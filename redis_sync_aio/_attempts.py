@@ -69,7 +69,7 @@ class Terms:
 class Attempts:
     """Iterates over attempts until one is committed; each is an ``async with`` that yields the transaction."""
 
-    def __init__(self, client: Redis, terms: Terms, turn: Turn | None = None) -> None:
+    def __init__(self, client: Redis, terms: Terms, retry_for: float, turn: Turn | None = None) -> None:
         self._client = client
         self._terms = terms
         self._turn = turn  # of which the coroutines of this object are the only user
@@ -79,6 +79,8 @@ class Attempts:
         self._attempts = self._conflicts = 0
         self._conflict_delays: Iterator[float] = iter(terms.backoff)
         self._trouble_delays: Iterator[float] = iter(RETRY)
+        self._retry_for = retry_for
+        self._trouble_since: float | None = None
         self._delay: float | None = None  # before an attempt that is due
         self.outcome: Committed[None] | None = None
         self._over = False
@@ -195,6 +197,7 @@ class Attempts:
                 await self._unanswered(outcome, sent)
             elif outcome is None:
                 self._conflicts += 1
+                self._trouble_since = None
                 if not self._again(self._conflict_delays):
                     raise self._conflict()
                 if self._has_turn:
@@ -211,7 +214,7 @@ class Attempts:
 
     def _passes(self, error: SyncError) -> bool:
         """Nothing was done, because of ``error``: return whether to try again."""
-        return passing(error) and self._again(self._trouble_delays)
+        return passing(error) and self._out_of_trouble()
 
     async def _unanswered(self, outcome: Unanswered, sent: float) -> None:
         """EXEC may have been executed."""
@@ -220,8 +223,14 @@ class Attempts:
             self._succeeded(None, recovered=True)
         elif executed is None and not self._terms.idempotent:
             raise self._unknown() from outcome.cause
-        elif not self._again(self._trouble_delays):
+        elif not self._out_of_trouble():
             raise (self._unknown() if executed is None else self._void()) from outcome.cause
+
+    def _out_of_trouble(self) -> bool:
+        """Redis was out of reach: plan the next attempt, if that has not gone on for too long."""
+        if self._trouble_since is None:
+            self._trouble_since = now()
+        return now() < self._trouble_since + self._retry_for and self._again(self._trouble_delays)
 
     def _again(self, delays: Iterator[float]) -> bool:
         """Plan the next attempt, if there may be one."""

@@ -34,7 +34,7 @@ from ._link.adopt import Witness, close_idle
 from ._link.call import Call, Executor, Reply
 from ._link.client import check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.link import Link
-from ._link.plain import PlainExecutor
+from ._link.plain import RETRY_FOR, PlainExecutor
 from ._renewal import Renewals
 from ._types import Seconds, count, positive_seconds, ttl_ms
 from ._waiting.names import Names
@@ -94,7 +94,7 @@ class Coordinator(Names):
         claim: Seconds = 2.0,
         burst: int = 64,
         slice: Seconds = 0.005,
-        retry_for: Seconds = 10.0,
+        retry_for: Seconds = RETRY_FOR,
         poll_cap: Seconds = 10.0,
         poll: Backoff | None = None,
         response_timeout: Seconds | None = None,

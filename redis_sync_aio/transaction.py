@@ -26,6 +26,7 @@ from redis.crc import key_slot
 from ._attempts import Attempt, Attempts, Committed, Terms
 from ._keys import turn_key
 from ._link.client import check_client, encode
+from ._link.plain import RETRY_FOR
 from ._templates import check_template, names_from
 from ._transaction import Transaction
 from ._types import Name, Seconds, require_bool, text, timeout_seconds
@@ -91,7 +92,7 @@ async def transaction(
         Conflict: the keys were changed during each attempt, until attempts or time were used up. Nothing was written.
         OutcomeUnknown: the answer to EXEC was lost, and nothing tells whether it was executed.
         Unreachable, CommandRefused: Redis was out of reach before EXEC was sent, or refused a command. Nothing was
-            written.
+            written. No attempt begins after 10 seconds of that (``retry_for`` of a `Coordinator`).
         PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
         TransactionMisuse: the body did what can not work.
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -207,7 +208,8 @@ async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) 
 
 
 def _attempts(client: Redis | Coordinator, redis: Redis, terms: Terms) -> Attempts:
-    return Attempts(redis, terms, None if terms.escalate_after is None else LockTurn(client, terms.keys))
+    retry_for = client.retry_for if isinstance(client, Coordinator) else RETRY_FOR
+    return Attempts(redis, terms, retry_for, None if terms.escalate_after is None else LockTurn(client, terms.keys))
 
 
 class LockTurn:

@@ -176,9 +176,13 @@ def warn_of_watch(message: str) -> None:
 
 
 def refusal(name: bytes, message: str, no_scripts: str = "") -> CommandRefused:
-    """Return the typed error for an error answer about the lock ``name``; ``no_scripts``: how those were refused."""
+    """Return the typed error for an error answer about the lock ``name``; empty: it was to the connection itself.
+
+    ``no_scripts``: how those were refused.
+    """
     code = error_code(message)
     if no_scripts and code == "NOPERM":
         message += f"; and before that, of scripts: {no_scripts}"
     kind, advice = _REFUSALS.get(code, (CommandRefused, "nothing was changed"))
-    return kind(f"the server refused a command for {text(name)!r}: {message} ({advice})", code=code)
+    what = f"a command for {text(name)!r}" if name else "the connection"
+    return kind(f"the server refused {what}: {message} ({advice})", code=code)

@@ -264,7 +264,7 @@ class Link:
         elif isinstance(error, NotAdoptable):
             known = LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
         else:
-            known = refusal(self._inbox, f"{troubles.code(error)} {error}")
+            known = refusal(b"", f"{troubles.code(error)} {error}")
         self._owner.link_refused(known)
         for call in self.take_unsent():
             call.fail(known)

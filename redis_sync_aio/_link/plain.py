@@ -31,6 +31,8 @@ from .talks import AFTER_CONFLICT, Converse, proof
 from .wire import pack
 
 RETRY = Backoff(initial=0.01, cap=0.5)
+RETRY_FOR = 10.0
+"""Seconds for which a command is repeated while Redis is out of reach, unless the caller says otherwise."""
 
 
 class PlainExecutor:

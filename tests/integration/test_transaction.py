@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import warnings
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.backoff import ConstantBackoff, NoBackoff
 
 from redis_sync_aio import (
     Backoff,
@@ -303,6 +304,35 @@ async def test_a_server_out_of_reach_is_tried_again_within_the_deadline(make_cli
     with pytest.raises(Unreachable, match="nothing was written"):
         await transaction(redis, increment, "n", deadline=0.1)
     await redis.aclose()
+
+
+async def test_a_server_out_of_reach_is_not_tried_for_ever(make_client: MakeClient) -> None:
+    """Not even with any number of attempts, nor by a client that itself tries for long."""
+    redis = Redis(host="127.0.0.1", port=1, retry=Retry(ConstantBackoff(0.1), 2))
+    async with Coordinator(redis, retry_for=0.3, push="never") as sync:
+        begin = time.monotonic()
+        with pytest.raises(Unreachable, match="nothing was written"):
+            await transaction(sync, increment, "n", attempts=1_000_000)
+        assert 0.3 < time.monotonic() - begin < 3
+    await redis.aclose()
+
+
+async def test_a_long_body_is_no_trouble(redis: Redis) -> None:
+    """What comes after it is tried again for as long as after a short one."""
+    async with Coordinator(redis, retry_for=0.2) as sync:
+        bodies = 0
+
+        async def body(tx: Transaction) -> None:
+            nonlocal bodies
+            bodies += 1
+            await tx.get("n")
+            if bodies == 1:
+                await asyncio.sleep(0.3)
+                await redis.client_kill_filter(_type="normal", skipme=True)
+            tx.multi()
+            tx.set("n", bodies)
+
+        assert (await transaction(sync, body, "n")).attempts == 2
 
 
 async def test_totals_are_exact_under_contention(redis: Redis) -> None:
