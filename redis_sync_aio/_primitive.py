@@ -150,7 +150,10 @@ class Primitive(Enterable[Lease]):
     # -- releasing and looking -------------------------------------------------------------------------
 
     async def release(self, *, identity: Name | None = None) -> None:
-        """Release this process's (oldest) lease of it, or with ``identity`` the lease of that identity.
+        """Release the current task's lease of it, or with ``identity`` the lease of that identity.
+
+        Of several its oldest; if it has acquired none, the oldest that this process holds: a lease may be released
+        by another task than the one that acquired it.
 
         Raises:
             NotHeld: this process holds no lease of it; or it is not held by that identity (then nothing
@@ -161,7 +164,9 @@ class Primitive(Enterable[Lease]):
             held = self._held()
             if not held:
                 raise NotHeld(f"{self.name!r} is not held by this process: release the lease where it was acquired")
-            await held[0].release()  # the oldest
+            task = current_task()
+            own = [lease for lease in held if lease.is_of(task)]
+            await (own or held)[0].release()
             return
         token = self._encode(identity, "identity")
         for lease in self._leases():

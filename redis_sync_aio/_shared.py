@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ._clock import now
 from ._engine.outcomes import RANGE
+from ._keeper import Keeper
 from .errors import LeaseLost, LossReason
-from .lease import HELD, RELEASED, Keeper, Lease, State
+from .lease import HELD, RELEASED, Lease, State
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -289,6 +290,10 @@ class SharedLease(Lease):
         finally:
             base.left = None
         return True
+
+    def is_of(self, task: Task | None) -> bool:
+        """Return whether ``task`` acquired it."""
+        return self.task is task
 
     def leave(self) -> None:
         """It ends: the base may have another one now."""

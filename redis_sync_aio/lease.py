@@ -14,13 +14,15 @@ import asyncio
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+from weakref import ReferenceType
 
 import anyio
 from redis.asyncio import Redis
 
 from ._clock import now
 from ._guarded import GuardedTransaction
+from ._keeper import Keeper, Releaser, Terms
 from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
 from .errors import EXPLAINED, LeaseLost, LossReason, NotHeld
@@ -40,43 +42,6 @@ class State(Enum):
 
 
 HELD, RELEASED = State.HELD, State.RELEASED
-
-
-class Keeper(Protocol):
-    """What a lease needs of the one who keeps it: the renewals of its coordinator."""
-
-    loop: asyncio.AbstractEventLoop
-    client: Redis
-    patience: float
-
-    def check_place(self) -> None: ...
-    def release(self, lease: Lease) -> None: ...
-    def forget(self, lease: Lease) -> None: ...
-    def members_of(self, lease: Lease) -> tuple[Lease, ...]: ...
-    async def extend(self, lease: Lease, ttl: int) -> None: ...
-
-
-class Terms(Protocol):
-    """The part of a request that a lease goes on to need."""
-
-    @property
-    def ttl_ms(self) -> int: ...
-    @property
-    def auto_renew(self) -> bool: ...
-    @property
-    def max_hold(self) -> float | None: ...
-    @property
-    def identity(self) -> bytes | None: ...
-    @property
-    def weight(self) -> int: ...
-
-
-class Releaser(Protocol):
-    """Who waits for what becomes of a release."""
-
-    def done(self) -> bool: ...
-    def set_result(self, result: None, /) -> None: ...
-    def set_exception(self, error: Exception, /) -> None: ...
 
 
 class Lost:
@@ -136,6 +101,8 @@ class Lease(Recorded):
     """And that one of the reader's."""
     upgrader: Lease | None = None
     """Whose permit this is: which of those who read by it is, or is to become, the writer."""
+    within: ReferenceType[asyncio.Task[object]] | None = None
+    """Which task acquired it. Weak: a task that forgets to release must not stay for that."""
     attempt = b""
     """What made its reader the writer; empty: it was acquired as it is."""
     replayed = False
@@ -307,6 +274,10 @@ class Lease(Recorded):
         self.give_back()
         await outcome
 
+    def is_of(self, task: asyncio.Task[object] | None) -> bool:
+        """Return whether ``task`` acquired it."""
+        return self.within is not None and self.within() is task
+
     def left_behind(self) -> None:
         """A command that is valid as long as the server knows its token may still be under way."""
 
@@ -351,7 +322,7 @@ class Lease(Recorded):
             self.give_back()
 
     def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says: of the record, if it has one; which attempt at an upgrade it ends."""
+        """Return what its release says of the record, if there is one, or which attempt at an upgrade it ends."""
         if self.attempt:
             return (self.attempt,)
         return () if self.book is None else (self.fence, b"1" if self.unfinished else b"0")

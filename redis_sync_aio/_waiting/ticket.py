@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, FOR_EVER, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
@@ -374,7 +375,11 @@ async def acquire(local: LocalName, request: Request) -> Lease | None:
     ticket = Ticket(local, request, future)
     ticket.ask()
     try:
-        return await future
+        lease = await future
     except asyncio.CancelledError:
         ticket.abandon(future)
         raise
+    task = asyncio.current_task()
+    if lease is not None and task is not None:
+        lease.within = ref(task)
+    return lease

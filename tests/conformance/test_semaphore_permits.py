@@ -160,6 +160,32 @@ async def test_a_wrong_identity_is_refused_and_changes_nothing(sync: Coordinator
         await sem.release(identity="worker-7")
 
 
+@pytest.mark.parametrize("share", [False, True], ids=["own permits", "shared"])
+async def test_p1_release_leaves_the_leases_of_other_tasks_alone(sync: Coordinator, share: bool) -> None:
+    """It ends what the current task acquired, the oldest of that; who acquired nothing ends the oldest of all."""
+    sem = AsyncSemaphore(sync, NAME, limit=5, share=share)
+    first = await sem.acquire()
+
+    async def another() -> list[Lease]:
+        leases = [await sem.acquire(), await sem.acquire()]
+        await sem.release()
+        return leases
+
+    ended, kept = await asyncio.create_task(another())
+    for lease in (first, kept):
+        lease.check()
+    with pytest.raises(NotHeld):
+        ended.check()
+    last = await sem.acquire()
+    await asyncio.create_task(sem.release())
+    assert [lease.remaining() > 0 for lease in (first, kept, last)] == [False, True, True]
+    for _ in range(2):
+        await sem.release()
+    assert (await sem.statistics()).held == 0
+    with pytest.raises(NotHeld):
+        await sem.release()
+
+
 async def test_p1_an_identity_that_waits_twice_gets_one_permit(sync: Coordinator, other: Coordinator) -> None:
     """P1: the second request finds what the first was granted: the same fence, and the same weight."""
     sem, theirs = semaphore(sync, 2), semaphore(other, 2)

@@ -1,0 +1,48 @@
+"""What a lease needs of those around it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from redis.asyncio import Redis
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+
+class Keeper(Protocol):
+    """What a lease needs of the one who keeps it: the renewals of its coordinator."""
+
+    loop: asyncio.AbstractEventLoop
+    client: Redis
+    patience: float
+
+    def check_place(self) -> None: ...
+    def release(self, lease: Lease) -> None: ...
+    def forget(self, lease: Lease) -> None: ...
+    def members_of(self, lease: Lease) -> tuple[Lease, ...]: ...
+    async def extend(self, lease: Lease, ttl: int) -> None: ...
+
+
+class Terms(Protocol):
+    """The part of a request that a lease goes on to need."""
+
+    @property
+    def ttl_ms(self) -> int: ...
+    @property
+    def auto_renew(self) -> bool: ...
+    @property
+    def max_hold(self) -> float | None: ...
+    @property
+    def identity(self) -> bytes | None: ...
+    @property
+    def weight(self) -> int: ...
+
+
+class Releaser(Protocol):
+    """Who waits for what becomes of a release."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def set_exception(self, error: Exception, /) -> None: ...
