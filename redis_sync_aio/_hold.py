@@ -34,6 +34,8 @@ class Hold(Generic[L]):
 
     task: asyncio.Task[object] | None = None
     lease: L | None = None
+    outer: Hold[L] | None = None
+    """Which one of the same object its task is in, too."""
     _guard: Guard
     _entered = False
 
@@ -103,8 +105,8 @@ class Enterable(ABC, Generic[L]):
 
     def __init__(self, on_lost: OnLost) -> None:
         self._on_lost: OnLost = check_on_lost(on_lost)
-        # Bodies entered by `async with` on the primitive itself, by their tasks; who entered last stands last.
-        self._holds: dict[asyncio.Task[object] | None, list[Hold[L]]] = {}
+        # Bodies entered by `async with` on the primitive itself: each task's innermost. Who entered last stands last.
+        self._holds: Holds[L] = {}
 
     @abstractmethod
     async def acquire(self) -> L:
@@ -114,29 +116,20 @@ class Enterable(ABC, Generic[L]):
         hold = Hold(self.acquire, self._on_lost)
         lease = await hold.__aenter__()
         task = hold.task
-        holds = self._holds.pop(task, None)
-        if holds is None:
-            holds = []
-        holds.append(hold)
-        self._holds[task] = holds
+        if task in self._holds:
+            hold.outer = self._holds.pop(task)
+        self._holds[task] = hold
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:  # in a forked child the parent's loop does not run
-            task = None
-        holds = self._holds.get(task)
-        if holds is None:  # it was entered by another task
-            task, hold = ending(self._holds)
-            holds = self._holds[task]
-            holds.remove(hold)
+        if len(self._holds) == 1:
+            task, hold = self._holds.popitem()
+            if hold.outer is not None:
+                self._holds[task] = hold.outer
         else:
-            hold = holds.pop()
-        if not holds:
-            del self._holds[task]
+            hold = ending(self._holds)
         await hold.__aexit__(kind, error, trace)
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -155,24 +148,33 @@ class Enterable(ABC, Generic[L]):
         return holding
 
 
-def ending(
-    holds: dict[asyncio.Task[object] | None, list[Hold[L]]],
-) -> tuple[asyncio.Task[object] | None, Hold[L]]:
-    """Return the hold whose body ends here, and its task, when a task leaves that entered none.
+Holds: TypeAlias = dict[asyncio.Task[object] | None, Hold[L]]
 
-    It is the latest whose task has ended (a body may end in another task than it began in); else the latest whose
-    lease is lost (nothing more can be lost with it); else the latest. Of tasks, the latest is the one to enter last.
+
+def ending(holds: Holds[L]) -> Hold[L]:
+    """Take out the hold whose body ends here.
+
+    It is this task's innermost. If the task has none, it is the latest whose task has ended (a body may end in another
+    task than it began in); else the latest whose lease is lost (nothing more can be lost with it); else the latest. Of
+    tasks, the latest is the one to enter last.
     """
-    latest = [(task, holds[task]) for task in reversed(holds)]
-    for task, own in latest:
-        if task is None or task.done():
-            return task, own[-1]
-    for task, own in latest:
-        for hold in reversed(own):
-            if hold.lease is not None and hold.lease.is_lost():
-                return task, hold
-    task, own = latest[0]
-    return task, own[-1]
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a forked child the parent's loop does not run
+        task = None
+    if task not in holds:
+        latest = list(reversed(holds))
+        ended = (other for other in latest if other is None or other.done())
+        lost = (other for other in latest if _is_lost(holds[other]))
+        task = next(ended, next(lost, latest[0]))
+    hold = holds.pop(task)
+    if hold.outer is not None:
+        holds[task] = hold.outer
+    return hold
+
+
+def _is_lost(hold: Hold[L]) -> bool:
+    return hold.lease is not None and hold.lease.is_lost()
 
 
 def check_on_lost(value: OnLost) -> OnLost:

@@ -102,7 +102,7 @@ class Lease(Recorded):
     upgrader: Lease | None = None
     """Whose permit this is: which of those who read by it is, or is to become, the writer."""
     within: ReferenceType[asyncio.Task[object]] | None = None
-    """Which task acquired it. Weak: a task that forgets to release must not stay for that."""
+    """Which task acquired it, if others may, too. Weak: a task that forgets to release must not stay for that."""
     attempt = b""
     """What made its reader the writer; empty: it was acquired as it is."""
     replayed = False

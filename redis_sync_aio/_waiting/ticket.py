@@ -379,7 +379,6 @@ async def acquire(local: LocalName, request: Request) -> Lease | None:
     except asyncio.CancelledError:
         ticket.abandon(future)
         raise
-    task = asyncio.current_task()
-    if lease is not None and task is not None:
+    if lease is not None and request.weight and (task := asyncio.current_task()) is not None:
         lease.within = ref(task)
     return lease
