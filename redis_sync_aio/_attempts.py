@@ -227,10 +227,11 @@ class Attempts:
             raise (self._unknown() if executed is None else self._void()) from outcome.cause
 
     def _out_of_trouble(self) -> bool:
-        """Redis was out of reach: plan the next attempt, if that has not gone on for too long."""
+        """Redis was out of reach: plan the next attempt; without a deadline only if that has not gone on for long."""
         if self._trouble_since is None:
             self._trouble_since = now()
-        return now() < self._trouble_since + self._retry_for and self._again(self._trouble_delays)
+        long = self._terms.deadline is None and now() >= self._trouble_since + self._retry_for
+        return not long and self._again(self._trouble_delays)
 
     def _again(self, delays: Iterator[float]) -> bool:
         """Plan the next attempt, if there may be one."""

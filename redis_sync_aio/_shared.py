@@ -124,9 +124,20 @@ class Base(Lease):
         for share in self.shares:
             share.deadline = min(share.ends, self.deadline)
 
+    def released(self, error: Exception | None) -> None:
+        """Note the outcome of the release."""
+        self._unlisted()
+        super().released(error)
+
+    def _unlisted(self) -> None:
+        """Nobody calls us any more by our number."""
+        if self.number:
+            self.cohort.local.hub.bases.pop(self.number, None)
+
     def lose(self, reason: LossReason) -> None:
         """Note that it is gone, and with it its shares."""
         was_held = self.state in (HELD, State.RELEASING)
+        self._unlisted()
         super().lose(reason)
         if was_held and self.number:  # else nobody wanted it any more when it was granted, and it has no cohort
             self.cohort.lost(self)

@@ -348,6 +348,7 @@ class Coordinator(Names):
         self._use(plain)
         for ticket in list(self.tickets.values()):
             ticket.reroute()
+        self._part_with_all()
         for call in link.take_unsent():
             plain.send(call)
 

@@ -131,7 +131,8 @@ class AsyncLock(Primitive):
     async def force_release(self) -> bool:
         """Take the lock away from whoever holds it; the next waiter gets it. Return whether it was held.
 
-        The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired").
+        The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired"). A
+        process that shares it among its tasks is told, and stops handing it on within its ``slice``.
         The record of a robust lock stays: the next holder finds it abandoned.
         Sent once: Unreachable means that it may or may not have happened.
         """

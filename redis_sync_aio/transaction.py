@@ -92,7 +92,7 @@ async def transaction(
         Conflict: the keys were changed during each attempt, until attempts or time were used up. Nothing was written.
         OutcomeUnknown: the answer to EXEC was lost, and nothing tells whether it was executed.
         Unreachable, CommandRefused: Redis was out of reach before EXEC was sent, or refused a command. Nothing was
-            written. No attempt begins after 10 seconds of that (``retry_for`` of a `Coordinator`).
+            written. Without a ``deadline`` that is for 10 seconds at most (``retry_for`` of a `Coordinator`).
         PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
         TransactionMisuse: the body did what can not work.
         TypeError, ValueError: a bad argument; nothing was sent.

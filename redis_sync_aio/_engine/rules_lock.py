@@ -135,8 +135,13 @@ class _Desk:
 
     def wanted(self) -> None:
         """Tell a holder that shares that somebody waits, if somebody does."""
-        sharer = None if self.holder is None else Sharer.of(self.holder)
-        if sharer is not None and self.queue and not self.before.mute:
+        if self.queue:
+            self.call(self.holder)
+
+    def call(self, holder: bytes | None) -> None:
+        """Tell a holder that shares to give it back."""
+        sharer = None if holder is None else Sharer.of(holder)
+        if sharer is not None and not self.before.mute:
             self.tell(sharer.inbox, b"%d %d %016d 0" % (sharer.number, WANTED, self.now))
 
 
@@ -202,10 +207,11 @@ def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = 
 def force(before: LockSnapshot) -> Decision:
     """Take the lock away from whoever holds it."""
     desk = _Desk(before)
-    held = desk.holder is not None
+    held = desk.holder
     if desk.settle() is not _Turn.GRANTED:
         desk.free()
-    return desk.decide(int(held))
+    desk.call(held)
+    return desk.decide(int(held is not None))
 
 
 def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[Decision, ...]:

@@ -1,10 +1,12 @@
--- Take the lock away from whoever holds it; the next living waiter gets it.
+-- Take the lock away from whoever holds it; the next living waiter gets it. A process that shared it is told to give it
+-- back: it finds that it is gone, and does not hand it on until its next renewal.
 -- KEYS  name, queue, fence, polls
 -- REPLY 1 if it was held, 0 if not
 -- REPLAY  Not for automatic repetition: the second run would hit the next holder. It is sent once.
 -- COST  as release
 -- include: keys
 -- include: lock
-local held = redis.call('GET', NAME) and 1 or 0
+local holder = redis.call('GET', NAME)
 if settle('', heads()) ~= GRANTED then redis.call('DEL', NAME) end
-return held
+if holder then wanted(holder, true) end
+return holder and 1 or 0

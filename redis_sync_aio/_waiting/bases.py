@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .local import LocalName
 
 UNKNOWN_LIMIT = 16
-"""So many permits are asked for at once when only the server knows the limit."""
+"""So many permits are asked for at once when only the server knows the limit; what was granted does not count."""
 
 Answer: TypeAlias = asyncio.Future[SharedLease | None]
 Waiting: TypeAlias = tuple[Answer, Request, int]
@@ -51,6 +51,8 @@ class Bases(ABC):
         self._weight = request.weight
         self.limit = request.limit
         """What its tickets say; 0: as the server knows it."""
+        self._counts = self.limit > 0 or not self._weight
+        """How many bases there can be is known, and each takes the room of one."""
         self._room = self._places()
         """For so many bases and tickets more."""
 
@@ -71,9 +73,13 @@ class Bases(ABC):
     def _keep(self, base: Base, number: int) -> None:
         """Begin with what was granted to the ticket of that number."""
         base.cohort, base.number = self, number
+        base.sound = self.hub.pushes  # else nobody would tell us that others wait
         self.bases.append(base)
         self.hub.bases[number] = base
-        self._room -= 1
+        if self._counts:
+            self._room -= 1
+        else:
+            base.takes_room = False
 
     # -- handing on ------------------------------------------------------------------------------------
 
@@ -178,7 +184,6 @@ class Bases(ABC):
         if base in self.bases:
             self.bases.remove(base)
             self._leave_room(base)
-            del self.hub.bases[base.number]
         if base in self.resting:
             self.resting.remove(base)
         if base.rest is not None:

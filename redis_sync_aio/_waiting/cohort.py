@@ -282,6 +282,8 @@ class Cohort(Bases):
             only.set_result(SharedLease(self, base, opening.wants))
         elif not self._hand_on(base):
             self.give_back(base)
+        if not base.takes_room:
+            self._ask()
         if opening.ticket.wanted:
             self.local.told_wanted()
         elif opening.ticket.unheard:

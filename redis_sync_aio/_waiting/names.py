@@ -28,7 +28,7 @@ class Names(ABC):
 
     def _know_nothing(self) -> None:
         self.tickets: dict[int, Ticket] = {}
-        self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to
+        self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to, until they have ended
         self.locals: dict[bytes, LocalName] = {}  # by the id of their keys
 
     def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName:
@@ -72,11 +72,20 @@ class Names(ABC):
             if ticket is not None:  # what it wants is granted, as the answer will say
                 ticket.wanted = True
             elif (base := self.bases.get(push.number)) is not None:
-                base.told_wanted()
+                # It may be on its way back, and its name known anew; but this stands for all that we hold of the name.
+                self.locals.get(base.keys.id, base.cohort.local).told_wanted()
         elif ticket is not None:
             ticket.pushed(push)
         if push.following and (ticket := self.tickets.get(push.following)) is not None:
             ticket.announced(push.server_time, push.next_duration)
+
+    def _part_with_all(self) -> None:
+        """Hand nothing on any more."""
+        self._give_back_resting()
+        for local in list(self.locals.values()):
+            for cohort in local.cohorts.values():
+                for base in list(cohort.bases):
+                    cohort.part_with(base)
 
     def _stop_sharing(self) -> None:
         """Nothing is handed on without a look at whether it is still allowed (`Cohort.thread`)."""

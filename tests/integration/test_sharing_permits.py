@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from redis.asyncio import Redis
@@ -19,7 +20,7 @@ from redis_sync_aio import (
 from redis_sync_aio._shared import SharedLease
 
 from ..support.body import FAST, waits
-from ..support.sharing import base_of, told
+from ..support.sharing import base_of, on_wanted, told
 
 NAME = "shared"
 
@@ -108,6 +109,43 @@ async def test_p2_another_process_has_its_turn(sync: Coordinator, other: Coordin
         await lease.release()
     stop = True
     await asyncio.gather(*tasks)
+
+
+async def test_p3_word_of_what_is_on_its_way_back(sync: Coordinator, other: Coordinator) -> None:
+    """P3: the server names one permit for all that a process holds. That is being given back; the others are meant."""
+    sem = semaphore(sync, limit=2)
+    first, second = await sem.acquire(), await sem.acquire()
+    words: list[Callable[[], None]] = []
+    on_wanted(sync, words.append)
+    waiting = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(2))
+    await wait_until(lambda: bool(words), FAST, timeout=5)
+    number = base_of(first).number
+    giving_back = asyncio.create_task(first.release())
+    await asyncio.sleep(0)
+    assert not giving_back.done()
+    assert number in sync.bases
+    words[0]()
+    assert base_of(second).wanted
+    await giving_back
+    assert number not in sync.bases
+    await second.release()
+    await (await asyncio.wait_for(waiting, 5)).release()
+    assert not sync.bases
+
+
+async def test_a_process_may_have_any_number_of_an_unknown_limit(sync: Coordinator, other: Coordinator) -> None:
+    """As many as there are, and as soon as they are free."""
+    taken = await AsyncSemaphore(other, NAME, limit=100).acquire(60)
+    sem = semaphore(sync, limit=None)
+    asking = [asyncio.create_task(sem.acquire()) for _ in range(100)]
+    await wait_until(lambda: sum(task.done() for task in asking) == 40, FAST, timeout=5)
+    await taken.release()
+    leases = await asyncio.wait_for(asyncio.gather(*asking), 5)
+    assert len({base_of(lease) for lease in leases}) == 100
+    assert await sem.try_acquire() is None
+    for lease in leases:
+        await lease.release()
+    assert (await sem.statistics()).held == 0
 
 
 async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:

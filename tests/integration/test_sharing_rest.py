@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, NotHeld, SyncError, WrongContext, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, NotHeld, SyncError, WrongContext, wait_until
 from redis_sync_aio._shared import Base, SharedLease
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.lease import State
 
 from ..conftest import MakeClient
 from ..support.body import FAST
@@ -53,6 +54,70 @@ async def test_p2_nothing_is_sent_while_it_rests(redis: Redis, sync: Coordinator
         lease = following
     assert await scripts(redis) == before
     await lease.release()
+
+
+async def test_p6_what_rests_can_be_taken_by_force(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
+    """P1: nobody gets it here any more once its process has heard of it, however long until the next renewal."""
+    lock = shared(sync, linger=60)
+    lease = await lock.acquire()
+    base = base_of(lease)
+    await lease.release()
+    assert await shared(other).force_release()
+    await wait_until(lambda: base.state is not State.HELD, FAST, timeout=5)
+    following = await lock.acquire()
+    assert base_of(following) is not base
+    assert await redis.get(NAME) == base_of(following).wire_token
+    await following.release()
+
+
+async def test_p6_what_tasks_have_can_be_taken_by_force(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
+    """P1, P6: it is handed on for a slice at most; who has it last is told by its release."""
+    lock, lost, ends = shared(sync), 0, False
+
+    async def one() -> None:
+        nonlocal lost
+        while not ends:
+            try:
+                async with lock:
+                    await asyncio.sleep(0)
+            except LeaseLost:
+                lost += 1
+
+    tasks = [asyncio.create_task(one()) for _ in range(4)]
+    await wait_until(lambda: bool(sync.bases), FAST, timeout=5)
+    (base,) = sync.bases.values()
+    assert await shared(other).force_release()
+    await wait_until(lambda: base.state is State.LOST, FAST, timeout=5)
+    ends = True
+    await asyncio.gather(*tasks)
+    assert lost == 1
+
+
+@pytest.mark.parametrize("linger", [0, 60])
+async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, sync: Coordinator, linger: float) -> None:
+    """P3: the right to listen went, so nobody can tell that others wait: who waits here gets it by the server."""
+    lock = shared(sync, linger=linger)
+    lease = await lock.acquire()
+    (waiting,) = await waiters(lock, sync, 1)
+    if linger:
+        resting = await shared(sync, "another", linger=linger).acquire()
+        await resting.release()
+    untyped: Any = redis
+    await untyped.execute_command("ACL", "SETUSER", "default", "resetchannels")
+    try:
+        await redis.client_kill_filter(_type="pubsub")
+        await wait_until(lambda: not sync.pushes, FAST, timeout=5)
+        await wait_until(lambda: "another" not in {base.name for base in sync.bases.values()}, FAST, timeout=5)
+        await lease.release()
+        following = await soon(waiting)
+        assert following.fence > lease.fence
+        assert not isinstance(following, SharedLease) or following.base is not base_of(lease)
+        await following.release()
+        await (await soon(asyncio.create_task(lock.acquire()))).release()
+        await gets_free(redis)
+        assert not sync.bases
+    finally:
+        await untyped.execute_command("ACL", "SETUSER", "default", "allchannels")
 
 
 async def test_p6_what_rests_is_renewed(redis: Redis, sync: Coordinator) -> None:

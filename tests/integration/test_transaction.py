@@ -314,6 +314,10 @@ async def test_a_server_out_of_reach_is_not_tried_for_ever(make_client: MakeClie
         with pytest.raises(Unreachable, match="nothing was written"):
             await transaction(sync, increment, "n", attempts=1_000_000)
         assert 0.3 < time.monotonic() - begin < 3
+        begin = time.monotonic()
+        with pytest.raises(Unreachable, match="nothing was written"):
+            await transaction(sync, increment, "n", attempts=1_000_000, deadline=2)
+        assert time.monotonic() - begin > 1.5
     await redis.aclose()
 
 

@@ -28,7 +28,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "waiters are not re-checked": Mutant(LocalName, "recheck", "ticket.recheck()"),
     "nobody looks again": Mutant(LocalName, "_look", "ticket.ask()"),
     "a look only when the lease should have ended": Mutant(
-        LocalName, "queued", "min(left + EARLY, self.hub.poll_cap)", "left + EARLY"
+        LocalName, "queued", "min(left + EARLY, cap)", "left + EARLY"
     ),
     "the claim is the whole ttl": Mutant(
         Ticket, "_name_request", "min(request.ttl_ms, hub.claim_ms)", "request.ttl_ms"
@@ -50,7 +50,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Ticket, "_decided", "answer.outcome is Outcome.OWN and", "False and"
     ),
     # P5 cancellation
-    "nothing is undone": Mutant(Ticket, "undo", "local.undo(self._token, self._member, pending=True)"),
+    "nothing is undone": Mutant(Ticket, "undo", "self._undo_all()"),
     "an identity's grant is not undone": Mutant(
         Ticket, "_undo_answered", "self._local.undo(self._token, self._member)", "pass"
     ),

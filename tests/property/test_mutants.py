@@ -166,7 +166,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "tonumber(first), 0}",
     ),
     "who shares is not told that somebody waits": Mutant("if holder then wanted(holder) end"),
-    "who shares is told although nobody waits": Mutant("and redis.call('EXISTS', QUEUE) == 1 then", "then"),
+    "who shares is told although nobody waits": Mutant("(anyway or redis.call('EXISTS', QUEUE) == 1)", "true"),
+    "who shares is not told that it was taken by force": Mutant("if holder then wanted(holder, true) end"),
     "who shares is not told who is behind": Mutant("wanted(token)\n"),
     "a grant does not say that somebody is behind": Mutant(
         "if following then grant",

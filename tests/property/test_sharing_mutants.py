@@ -36,7 +36,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "the budget does not count": Mutant(Bases, "_may_go_on", "base.budget > 0", "True"),
     "the slice does not count": Mutant(Bases, "_may_go_on", "time < base.yield_at", "True"),
     "nobody is told": Mutant(Base, "told_wanted", "self.cohort.local.told_wanted()"),
-    "the word does not arrive": Mutant(Names, "_dispatch", "base.told_wanted()"),
+    "the word does not arrive": Mutant(
+        Names, "_dispatch", "self.locals.get(base.keys.id, base.cohort.local).told_wanted()"
+    ),
     "each word begins anew": Mutant(Bases, "_wanted", "if base.wanted:", "if False:"),
     "who waits is not asked for": Mutant(Bases, "give_back", "self._ask()"),
     "its room is counted twice": Mutant(Bases, "_leave_room", "if base.takes_room:", "if True:"),

@@ -77,6 +77,18 @@ async def test_who_shares_is_told_that_somebody_waits(redis: Client) -> None:
             assert wanted(await told()) == [b"1", b"1"]
 
 
+async def test_who_shares_is_told_that_it_is_taken_by_force(redis: Client) -> None:
+    """Whether somebody waits or not; he finds that it is gone when he gives it back."""
+    async with inbox(redis, AT_A) as told:
+        assert await run(redis, "force") == 0
+        await acquire(redis, b"a")
+        assert await run(redis, "force") == 1
+        assert await told() == []
+        await acquire(redis, A1)
+        assert await run(redis, "force") == 1
+        assert wanted(await told()) == [b"1"]
+
+
 async def test_who_takes_his_turn_himself_is_told_of_those_behind(redis: Client) -> None:
     async with inbox(redis, AT_A) as told:
         for others in (True, False):

@@ -19,10 +19,10 @@ local function next_fence(token, ms, range)
   return fence
 end
 
--- Tell a process that shares what it holds that somebody waits, if somebody does.
-local function wanted(holder)
+-- Tell a process that shares what it holds that it is wanted: if somebody waits, or anyway.
+local function wanted(holder, anyway)
   local inbox, id = sharer(holder)
-  if inbox and redis.call('EXISTS', QUEUE) == 1 then
+  if inbox and (anyway or redis.call('EXISTS', QUEUE) == 1) then
     redis.pcall('PUBLISH', 'rsa:' .. inbox, id .. ' -2 ' .. digits .. ' 0')
   end
 end
