@@ -2,6 +2,7 @@
 
 from ._attempts import Attempt, Committed
 from ._guarded import GuardedTransaction
+from ._hold import Hold
 from ._robust import Abandoned
 from ._synchronized import synchronized
 from ._undo import UndoSteps
@@ -37,7 +38,7 @@ from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 from .multilock import AsyncMultiLock, MultiLease
 from .reentrant import AsyncReentrantLock
-from .rwlock import AsyncReadWriteLock, ReadWriteStatistics
+from .rwlock import AsyncReadWriteLock, ReadSide, ReadWriteStatistics, WriteSide
 from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
 from .transaction import Transaction, WatchRetry, transaction, watch_retry
 
@@ -59,6 +60,7 @@ __all__ = [
     "CoordinatorClosed",
     "FenceGate",
     "GuardedTransaction",
+    "Hold",
     "Lease",
     "LeaseLost",
     "LimitMismatch",
@@ -72,6 +74,7 @@ __all__ = [
     "PartlyApplied",
     "PermissionRefused",
     "PermitHolder",
+    "ReadSide",
     "ReadWriteStatistics",
     "SemaphoreStatistics",
     "StaleFence",
@@ -84,6 +87,7 @@ __all__ = [
     "Unreachable",
     "WatchRetry",
     "WouldDeadlock",
+    "WriteSide",
     "WrongContext",
     "WrongKeyType",
     "synchronized",

@@ -247,14 +247,17 @@ class Primitive(Enterable[Lease]):
             timeout=limit or None,
             weight=weight,
             limit=self._limit,
-            refused=self._refused,
+            refused=self._refusal(),
             shared=self._share and identity is None and ms != FOR_EVER,
             linger=self._linger,
         )
 
-    def _refused(self, answer: Answer, weight: int) -> SyncError:
-        """Return the error for a request of that weight that the server did not admit."""
-        return never_refused(answer, weight)
+    def _refusal(self) -> Callable[[Answer, int], SyncError]:
+        """Return what makes the error for a request of some weight that the server did not admit.
+
+        It must not know this object, which has requests: a cycle keeps all of it until the garbage is collected.
+        """
+        return never_refused
 
     async def _acquire(self, request: Request) -> Lease:
         lease = await self._try(request)

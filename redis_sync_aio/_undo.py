@@ -8,6 +8,7 @@ around the wait keeps it from keeping the loop busy. Native cancellations come t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -84,6 +85,18 @@ def check_function(function: F, what: str) -> F:
     if not is_async(function):
         raise TypeError(f"the undo step {what} must be a coroutine function (async def), not {function!r}")
     return function
+
+
+def check_arguments(function: Callable[..., object], what: str, /, *args: object, **kwargs: object) -> None:
+    """Raise TypeError unless ``function`` can be called so: when it has to run there is nobody left to tell."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # of C: nobody knows
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"the undo step {what} can not be called so: {error}") from None
 
 
 def check_registry(registry: Mapping[str, UndoStep]) -> Mapping[str, UndoStep]:

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, overload
 from ._cancellation import stay_due
 from ._robust import Step, checked
 from ._types import Seconds, positive_seconds
-from ._undo import Undoing, UndoStep, check_function, check_names, check_registry, undo_recorded
+from ._undo import Undoing, UndoStep, check_arguments, check_function, check_names, check_registry, undo_recorded
 from .errors import UndoFailed
 from .lease import Lease
 
@@ -84,6 +84,7 @@ class Compensation:
         self._timeout = positive_seconds(timeout, "timeout")
         self._pushed: list[_Pushed] = []
         self._open: bool | None = None  # None: not entered yet
+        self._waiting = 0  # steps to be recorded that nobody has awaited
 
     async def __aenter__(self) -> Self:
         if self._open is not None:
@@ -103,7 +104,8 @@ class Compensation:
         name, so that it can be stored: arguments are what JSON can say, all steps together 65,536 bytes at most.
 
         Raises:
-            TypeError, ValueError: not a coroutine function, or arguments that JSON can not say. Nothing was added.
+            TypeError, ValueError: not a coroutine function, arguments that it does not take, or that JSON can not say.
+                Nothing was added.
             UnknownStep: the registry has no such name. RuntimeError: outside the ``async with``.
             LeaseLost, NotHeld: it was not recorded. Unreachable, CommandRefused: perhaps it was, so it was added, too.
 
@@ -116,6 +118,7 @@ class Compensation:
                 raise TypeError(f"a recorded step takes arguments by name only: push({step!r}, order_id=7)")
             return self._push_recorded(step, kwargs)
         function = check_function(step, repr(step))
+        check_arguments(function, repr(step), *args, **kwargs)
         what = getattr(step, "__qualname__", type(step).__name__)
         self._pushed.append(_Pushed(what, partial(_call, partial(function, *args, **kwargs))))
         return None
@@ -125,22 +128,31 @@ class Compensation:
         if lease is None or record is None:
             raise TypeError(f"the step {name!r} can be recorded only with a lease: Compensation(lease, registry)")
         check_names((name,), self._registry)
+        check_arguments(self._registry[name], name, **arguments)
         step = Step(name, checked(arguments, f"arguments of {name!r}"))
         run = partial(undo_recorded, lease, record, self._registry[name], step)
 
         async def pushed() -> None:
+            self._waiting -= 1
             lease.robust()
             writing = record.add(lease, step)
             # It may be on the server from now on, whatever becomes of this task.
             self._pushed.append(_Pushed(name, run, step))
             await writing
 
+        self._waiting += 1
         return pushed()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
+        if error is None and self._waiting:
+            error = RuntimeError(
+                f"undo steps pushed and not recorded: {self._waiting}. Await them: `await undo.push(...)`"
+            )
+            await self._undo(error)
+            raise error
         if error is None:
             await self._complete()
         else:

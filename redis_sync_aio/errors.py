@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 LossReason = Literal["expired", "taken", "unreachable", "closed"]
 
 EXPLAINED: dict[LossReason, str] = {
-    "expired": "it is gone from the server: the ttl or max_hold ran out before it was renewed, or its key was deleted",
+    "expired": "it is gone: its ttl or max_hold ran out, somebody else released it, or its key was deleted",
     "taken": "another token holds the lock now",
     "unreachable": "Redis could not be reached before the deadline to renew it",
     "closed": "the coordinator or its client was closed while it was held",
@@ -46,7 +46,8 @@ class LeaseLost(SyncError):
 
     ``reason`` says how it was found out:
 
-    - ``"expired"``: the key is gone: its ttl ran out, ``max_hold`` was reached, or it was deleted.
+    - ``"expired"``: it is gone from the server: its ttl ran out, ``max_hold`` was reached, it was released elsewhere
+      (by its identity, by force), or its key was deleted.
     - ``"taken"``: another token is under the key, so somebody else holds the lock now.
     - ``"unreachable"``: the deadline passed while Redis could not be reached to renew the lease.
     - ``"closed"``: this process gave it up: its coordinator, or its client, was closed under it.

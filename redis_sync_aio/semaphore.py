@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from redis.asyncio import Redis
 
@@ -272,20 +273,24 @@ class AsyncSemaphore(Primitive):
     async def _holders(self) -> str:
         return ", ".join(repr(holder.identity) for holder in (await self.statistics()).holders[:5])
 
-    def _refused(self, answer: Answer, weight: int) -> SyncError:
-        limit = answer.number
-        if limit == 0:
-            trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
-        elif answer.outcome is Outcome.TOO_HEAVY:
-            trouble = f"a weight of {weight} never fits into its limit of {limit}"
-        elif limit == self._limit:
-            trouble = f"its limit became {limit} while this was asked for: ask again"
-        else:
-            trouble = f"its limit is {limit}, not {self._limit}: use the same limit everywhere, limit=None, or resize()"
-        return LimitMismatch(f"{self.name!r}: {trouble}", name=self.name, expected=self.limit, found=limit or None)
+    def _refusal(self) -> Callable[[Answer, int], SyncError]:
+        return partial(_refused, self.name, self._limit)
 
     def _check_weight(self, weight: int) -> int:
         permits(weight, "weight")
         if self._limit and weight > self._limit:
             raise ValueError(f"a weight of {weight} never fits into the limit {self._limit} of {self.name!r}")
         return weight
+
+
+def _refused(name: str, expected: int, answer: Answer, weight: int) -> SyncError:
+    limit = answer.number
+    if limit == 0:
+        trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
+    elif answer.outcome is Outcome.TOO_HEAVY:
+        trouble = f"a weight of {weight} never fits into its limit of {limit}"
+    elif limit == expected:
+        trouble = f"its limit became {limit} while this was asked for: ask again"
+    else:
+        trouble = f"its limit is {limit}, not {expected}: use the same limit everywhere, limit=None, or resize()"
+    return LimitMismatch(f"{name!r}: {trouble}", name=name, expected=expected or None, found=limit or None)

@@ -12,7 +12,6 @@ from .outcomes import ASK_AGAIN as ASK_AGAIN
 from .outcomes import FOR_EVER as FOR_EVER
 from .outcomes import WANTED as WANTED
 from .outcomes import WHOLE as WHOLE
-from .outcomes import Look as Look
 from .outcomes import Outcome as Outcome
 from .outcomes import Released as Released
 from .outcomes import Renewed as Renewed

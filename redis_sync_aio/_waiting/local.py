@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
 from .._engine.outcomes import Look
-from .._keys import Keys
+from .._keys import Keys, PermitKeys
 from .._link.call import Argument, Call
 from .._shared import Base
 from .._types import text
@@ -128,14 +128,17 @@ class LocalName:
 
     def timeout_error(self, limit: float | None, answered: bool = True) -> SyncError:
         """Return the error for whoever waited ``limit`` seconds because others have it, as was ``answered``."""
-        return AcquireTimeout(
-            f"{self.name!r} was not free within {limit} seconds: others hold it or wait for it; "
-            "wait longer, or look at statistics() for the holder"
-            if answered
-            else f"{self.name!r} was not granted within {limit} seconds; Redis has not answered yet: allow more time",
-            name=self.name,
-            remaining=self.holder_remaining(),
-        )
+        trouble = f"was not free within {limit} seconds: "
+        if not answered:
+            trouble = f"was not granted within {limit} seconds; Redis has not answered yet: allow more time"
+        elif self.leases and not isinstance(self.keys, PermitKeys):
+            trouble += (
+                "this process holds it. If it is the very task that asks, it waits for itself: use AsyncReentrantLock; "
+                "else wait longer"
+            )
+        else:
+            trouble += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
+        return AcquireTimeout(f"{self.name!r} {trouble}", name=self.name, remaining=self.holder_remaining())
 
     def announced(self, until: float) -> None:
         """We are next, and the present holder's lease ends at ``until`` (local clock)."""

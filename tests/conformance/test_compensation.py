@@ -403,9 +403,16 @@ def not_async() -> None:
     """A step has to be asynchronous."""
 
 
+async def one_argument(number: int) -> None:
+    """A step that has to be given something."""
+
+
 BAD: dict[str, Callable[[Compensation], object]] = {
     "a function that is not asynchronous": lambda undo: undo.push(not_async),  # type: ignore[call-overload]
     "a coroutine": lambda undo: undo.push(7),  # type: ignore[call-overload]
+    "too few arguments": lambda undo: undo.push(one_argument),  # type: ignore[call-overload]
+    "too many arguments": lambda undo: undo.push(one_argument, 1, 2),  # type: ignore[call-overload]
+    "an argument of another name": lambda undo: undo.push(one_argument, order=1),  # type: ignore[call-overload]
     "a name without a lease": lambda undo: undo.push("refund"),
     "positional arguments of a recorded step": lambda undo: undo.push("refund", 7),  # type: ignore[call-overload]
 }

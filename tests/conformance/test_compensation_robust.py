@@ -326,11 +326,24 @@ async def test_what_can_not_be_recorded_is_refused_and_not_run(lock: AsyncLock, 
                 await undo.push("restock", order=1)
             with pytest.raises(TypeError, match="set"):
                 await undo.push("refund", order={1})
+            with pytest.raises(TypeError, match=r"refund can not be called so: missing .*'order'"):
+                await undo.push("refund", orders=1)
             with pytest.raises(ValueError, match="65,536"):
                 await undo.push("refund", order="x" * 65_536)
             assert await recorded(redis) == []
             raise KeyError
     assert shop.done == []
+
+
+async def test_a_step_that_was_not_awaited_is_told(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    """Nothing was recorded, so the work is undone as after any other error."""
+    with pytest.raises(RuntimeError, match="undo steps pushed and not recorded: 1"):  # noqa: PT012
+        async with lock as lease, Compensation(lease, shop.steps) as undo:
+            await undo.push("refund", order=1)
+            forgotten = undo.push("refund", order=2)
+    forgotten.close()
+    assert shop.done == [1]
+    assert await recorded(redis) == []
 
 
 async def test_a_compensation_needs_a_robust_lease_that_is_held(lock: AsyncLock, sync: Coordinator, shop: Shop) -> None:
