@@ -13,41 +13,24 @@ from __future__ import annotations
 import asyncio
 
 from ._cancellation import SWALLOWED, Cancelling
-from .lease import Lease
 
 REPEAT = 1.0 if SWALLOWED else None
 
 
 class Guard:
-    """Watches over one body. Armed at entry, finished at exit."""
+    """Cancels one body, from the loss of its lease on until it is left."""
 
-    _cancelling: Cancelling | None = None
-    """There from the loss on."""
-
-    def __init__(self, lease: Lease, task: asyncio.Task[object] | None, cancel: bool) -> None:
-        self._lease = lease
+    def __init__(self, task: asyncio.Task[object], before: int, why: str) -> None:
+        """``before``: how many cancellations of ``task`` were under way when the body began."""
         self._task = task
-        self._before = task.cancelling() if task is not None else 0
-        if cancel:
-            lease.on_loss = self._cancel
-
-    def _cancel(self) -> None:
-        task = self._task
-        if task is None or task.done():
-            return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
-        if task is asyncio.current_task():
-            return  # found by the body itself, in release() or extend(): it gets LeaseLost right there
+        self._before = before
         self._cancelling = Cancelling(task, REPEAT)
-        self._cancelling.cancel(f"the lease on {self._lease.name!r} was lost")
+        self._cancelling.cancel(why)
 
     def finish(self, error: BaseException | None) -> bool:
-        """Disarm; return whether ``error`` is nothing but our own cancellation of the body."""
-        self._lease.on_loss = None
-        task = self._task
-        if self._cancelling is None or task is None:
-            return False
+        """Take it back; return whether ``error`` is nothing but our own cancellation of the body."""
         self._cancelling.take_back()
-        left = task.cancelling()
-        if task is not asyncio.current_task():
+        left = self._task.cancelling()
+        if self._task is not asyncio.current_task():
             return False  # left in another task than entered: what ended the body was not our cancellation
         return isinstance(error, asyncio.CancelledError) and left <= self._before

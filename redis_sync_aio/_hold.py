@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Generic, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ._cancellation import stay_due
 from ._guard import Guard
@@ -34,9 +34,14 @@ class Hold(Generic[L]):
 
     task: asyncio.Task[object] | None = None
     lease: L | None = None
+    among: Holds[L] | None = None
+    """Those of the same object…"""
     outer: Hold[L] | None = None
-    """Which one of the same object its task is in, too."""
-    _guard: Guard
+    """… of which its task is in this one, too."""
+    _guard: Guard | None = None
+    """There from the loss on."""
+    _before = 0
+    """How many cancellations of the task were under way when the body began."""
     _entered = False
 
     def __init__(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost) -> None:
@@ -54,22 +59,42 @@ class Hold(Generic[L]):
         if lease.state is not HELD:
             raise lease.loss()
         task = self.task = asyncio.current_task()
-        self._guard = Guard(lease, task, self._on_lost == "cancel")
+        if task is not None:
+            self._before = task.cancelling()
+        if self._on_lost == "cancel":
+            lease.on_loss = self._lost
+        among = self.among
+        if among is not None:
+            if task in among:
+                self.outer = among.pop(task)
+            among[task] = self
         return lease
+
+    def _lost(self) -> None:
+        """Cancel the body."""
+        task, lease = self.task, self.lease
+        if task is None or task.done():
+            return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
+        if task is asyncio.current_task():
+            return  # found by the body itself, in release() or extend(): it gets LeaseLost right there
+        assert lease is not None
+        self._guard = Guard(task, self._before, f"the lease on {lease.name!r} was lost")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.lease is not None
-        own = None if self._guard.finish(error) else error
+        lease = self.lease
+        assert lease is not None
+        lease.on_loss = None
+        own = error if self._guard is None or not self._guard.finish(error) else None
         if own is not None:
-            self.lease.unfinished = True
+            lease.unfinished = True
         try:
-            self.lease.check_place()
+            lease.check_place()
             if own is None:
-                await self.lease.release()
+                await lease.release()
             else:
-                await self._release_after(own, self.lease)
+                await self._release_after(own, lease)
         except SyncError as trouble:
             if own is None:
                 raise
@@ -112,25 +137,23 @@ class Enterable(ABC, Generic[L]):
     async def acquire(self) -> L:
         """Wait for the turn and return the lease."""
 
-    async def __aenter__(self) -> L:
-        hold = Hold(self.acquire, self._on_lost)
-        lease = await hold.__aenter__()
-        task = hold.task
-        if task in self._holds:
-            hold.outer = self._holds.pop(task)
-        self._holds[task] = hold
-        return lease
+    # Functions that return the coroutines of a hold: one of their own around each would be felt.
 
-    async def __aexit__(
+    def __aenter__(self) -> Coroutine[Any, Any, L]:
+        hold = Hold(self.acquire, self._on_lost)
+        hold.among = self._holds
+        return hold.__aenter__()
+
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         if len(self._holds) == 1:
             task, hold = self._holds.popitem()
             if hold.outer is not None:
                 self._holds[task] = hold.outer
         else:
             hold = ending(self._holds)
-        await hold.__aexit__(kind, error, trace)
+        return hold.__aexit__(kind, error, trace)
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 LossReason = Literal["expired", "taken", "unreachable", "closed"]
 
 EXPLAINED: dict[LossReason, str] = {
-    "expired": "it is gone: its ttl or max_hold ran out, somebody else released it, or its key was deleted",
+    "expired": "it is gone from the server: ttl or max_hold ran out, it was released elsewhere, or its key deleted",
     "taken": "another token holds the lock now",
     "unreachable": "Redis could not be reached before the deadline to renew it",
     "closed": "the coordinator or its client was closed while it was held",

@@ -187,14 +187,28 @@ class Adopted:
         self._connection._reader = self._connection._writer = None
 
 
+async def probe(client: Redis) -> None:
+    """Open a connection of ``client`` with one attempt, and close it again; raise what redis-py raises."""
+    connection = _new_connection(client.connection_pool)
+    try:
+        await connection.connect()
+    finally:
+        await connection.disconnect(nowait=True)
+
+
+def _new_connection(pool: Any) -> Any:
+    connection = pool.make_connection()
+    connection.retry = Retry(NoBackoff(), 0)  # our own back-off decides, with deadlines
+    return connection
+
+
 async def open_connection(client: Redis) -> Adopted:
     """Open one more connection of ``client``, beside its pool, with one attempt.
 
     Raises what redis-py raises, and NotAdoptable.
     """
     pool: Any = client.connection_pool
-    connection = pool.make_connection()
-    connection.retry = Retry(NoBackoff(), 0)  # our own back-off decides, with deadlines
+    connection = _new_connection(pool)
     try:
         await connection.connect()
         return Adopted(pool, connection)

@@ -23,11 +23,12 @@ from .._clock import now
 from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed, SyncError, Unreachable
-from .adopt import dead_end_pool, send_once
+from .adopt import dead_end_pool, probe, send_once
 from .answers import answered, error_answer
 from .borrow import borrow
 from .call import CONFLICT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
 from .talks import AFTER_CONFLICT, Converse, proof
+from .troubles import REFUSED
 from .wire import pack
 
 RETRY = Backoff(initial=0.01, cap=0.5)
@@ -46,6 +47,7 @@ class PlainExecutor:
         self._converse = converse
         self._no_scripts = ""  # how the server refused them
         self._proved = False
+        self._silent = False  # the last attempt of all ended without a sign of the server
         self._queues: dict[bytes, deque[Call]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -108,8 +110,9 @@ class PlainExecutor:
                     with insisting(limit):
                         reply = await self._execute(call)
             except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
-                self._failed(call, error)
+                self._failed(call, await self._behind(error))
             else:
+                self._silent = False
                 call.answer(reply)
             if call.over:
                 return
@@ -168,8 +171,28 @@ class PlainExecutor:
             self._proved = True
         return (yield from self._converse(call))
 
+    async def _behind(self, error: Exception) -> Exception:
+        """Return what redis-py was retrying when its time was up.
+
+        It can not be seen if it was just about to try again. Then we try to connect, unless nothing was heard since we
+        did that: a refusal (of a password, say) is to be told soon.
+        """
+        error = _context(error)
+        silent, self._silent = self._silent, isinstance(error, TimeoutError)
+        if silent or not self._silent:
+            return error
+        try:
+            async with asyncio.timeout(self._response_timeout):
+                with insisting(self._response_timeout):
+                    await probe(self._client)
+        except REFUSED as refused:
+            self._silent = False
+            return refused
+        except (redis.exceptions.RedisError, OSError):
+            pass  # it is out of reach, as was said
+        return error
+
     def _failed(self, call: Call, error: Exception) -> None:
-        error = _behind(error)
         refused = answered(call.name, error, self._no_scripts)
         trouble: SyncError = _unreachable(call, error) if refused is None else refused
         call.ambiguous |= refused is None
@@ -202,8 +225,8 @@ class PlainExecutor:
             call.fail(CoordinatorClosed(f"closed before the answer about {text(call.name)!r} arrived"))
 
 
-def _behind(error: Exception) -> Exception:
-    """Return what redis-py was retrying when its time was up."""
+def _context(error: Exception) -> Exception:
+    """Return what redis-py was retrying when its time was up, as far as it can be seen."""
     found: BaseException | None = error
     while isinstance(found, (TimeoutError, asyncio.CancelledError)):
         found = found.__cause__ or found.__context__

@@ -78,10 +78,10 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "leases are not re-checked": Mutant(LocalName, "recheck", "self.hub.renewals.recheck(lease)"),
     "the deadline passes unnoticed": Mutant(Renewals, "_tick", "if time >= lease.deadline:", "if False:"),
-    "a lost lease lets the body run": Mutant(Guard, "__init__", "lease.on_loss = self._cancel"),
+    "a lost lease lets the body run": Mutant(Hold, "__aenter__", "lease.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
-    "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "self._guard.finish(error)", "False"),
+    "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "not self._guard.finish(error)", "True"),
     "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if own is None:\n            raise", "raise"),
     "LeaseLost hides a cancellation from outside": Mutant(Guard, "finish", "left <= self._before", "True"),
     # P12 the end
