@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ._cancellation import stay_due
+from ._clock import now
 from ._guard import Guard
 from ._types import is_async
 from .errors import SyncError
@@ -54,11 +55,11 @@ class Hold(Generic[L]):
         self._entered = True
         lease = self.lease = await self._acquire()
         # The grant arrived a turn of the loop ago, or before a stall; a loss since found no guard.
-        if lease.is_lost():
+        if now() >= lease.deadline and lease.is_lost():
             lease.lose("expired")
         if lease.state is not HELD:
             raise lease.loss()
-        task = self.task = asyncio.current_task()
+        task = self.task = asyncio.current_task(lease._keeper.loop)  # to ask for the loop takes longer
         if task is not None:
             self._before = task.cancelling()
         if self._on_lost == "cancel":
@@ -90,10 +91,10 @@ class Hold(Generic[L]):
         if own is not None:
             lease.unfinished = True
         try:
-            lease.check_place()
             if own is None:
                 await lease.release()
             else:
+                lease.check_place()
                 await self._release_after(own, lease)
         except SyncError as trouble:
             if own is None:

@@ -82,7 +82,7 @@ class Base(Lease):
         self._renewals = renewals
         self._reads = request.reads
         self._range = RANGE
-        self.shares: dict[SharedLease, None] = {}  # in the order in which they began
+        self.shares: list[SharedLease] = []
         self._reserved(fence, RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
@@ -170,7 +170,7 @@ class LastShare:
             lease.lose(error.reason)
             lease.released(lease.loss())
         else:  # it is held still, and may be released again
-            lease.base.shares[lease] = None
+            lease.base.shares.append(lease)
             lease.released(error)
 
 
@@ -194,7 +194,7 @@ class SharedLease(Lease):
         self._keeper = cohort
         self._terms = request
         self.base = base
-        base.shares[self] = None
+        base.shares.append(self)
         if base.wanted:
             base.budget -= 1
         self.fence = fence = base.next_fence

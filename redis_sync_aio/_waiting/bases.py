@@ -102,7 +102,7 @@ class Bases(ABC):
                 if not self._may_rest(base, lease.linger):
                     return False
                 self._rest(base, lease.linger, time)
-        del shares[lease]
+        shares.remove(lease)
         if lease._timer is not None:
             lease.leave()
         if base.left is not None:
@@ -193,7 +193,7 @@ class Bases(ABC):
     def lost(self, base: Base) -> None:
         """The server lease is gone: who has it loses it, and nobody gets it."""
         self._forget(base)
-        shares, base.shares = base.shares, {}
+        shares, base.shares = base.shares, []
         for share in shares:
             share.lose(base.reason or "expired")
         base.one_left()
@@ -223,7 +223,7 @@ class Bases(ABC):
         if self.thread and self.passed_on(lease):
             lease.released(None)
             return
-        del base.shares[lease]
+        base.shares.remove(lease)
         base.one_left()
         lease.leave()
         if base.shares:
@@ -239,7 +239,7 @@ class Bases(ABC):
         lease.leave()
         if lease not in base.shares:
             return  # the base is lost
-        del base.shares[lease]
+        base.shares.remove(lease)
         base.one_left()
         if now() >= base.deadline:
             base.lose("expired")
