@@ -54,9 +54,9 @@ SUBJECTS: dict[str, tuple[Subject, int]] = {
     "lock by watch": (LOCK_BY_WATCH, 80),
     "shared lock": (SHARED_LOCK, 400),
     "one permit": (ONE_PERMIT, 100),
-    "permits": (PERMITS, 100),
+    "permits": (PERMITS, 300),
     "permits by watch": (PERMITS_BY_WATCH, 50),
-    "read and write": (READ_WRITE, 100),
+    "read and write": (READ_WRITE, 300),
     "transaction": (TRANSACTION, 100),
     "transaction by turns": (BY_TURNS, 50),
 }
