@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
+from collections.abc import Awaitable, Callable
+from types import CoroutineType, TracebackType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 from ._cancellation import stay_due
@@ -138,23 +138,24 @@ class Enterable(ABC, Generic[L]):
     async def acquire(self) -> L:
         """Wait for the turn and return the lease."""
 
-    # Functions that return the coroutines of a hold: one of their own around each would be felt.
+    # Functions that return the coroutines of a hold: one of their own around each would be felt. (What a coroutine
+    # function returns is a CoroutineType, also for those who type context managers; mypy calls it a Coroutine.)
 
-    def __aenter__(self) -> Coroutine[Any, Any, L]:
+    def __aenter__(self) -> CoroutineType[Any, Any, L]:
         hold = Hold(self.acquire, self._on_lost)
         hold.among = self._holds
-        return hold.__aenter__()
+        return hold.__aenter__()  # type: ignore[return-value]
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Coroutine[Any, Any, None]:
+    ) -> CoroutineType[Any, Any, None]:
         if len(self._holds) == 1:
             task, hold = self._holds.popitem()
             if hold.outer is not None:
                 self._holds[task] = hold.outer
         else:
             hold = ending(self._holds)
-        return hold.__aexit__(kind, error, trace)
+        return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.

@@ -337,11 +337,12 @@ async def test_what_can_not_be_recorded_is_refused_and_not_run(lock: AsyncLock, 
 
 async def test_a_step_that_was_not_awaited_is_told(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
     """Nothing was recorded, so the work is undone as after any other error."""
+    forgotten = []
     with pytest.raises(RuntimeError, match="undo steps pushed and not recorded: 1"):  # noqa: PT012
         async with lock as lease, Compensation(lease, shop.steps) as undo:
             await undo.push("refund", order=1)
-            forgotten = undo.push("refund", order=2)
-    forgotten.close()
+            forgotten.append(undo.push("refund", order=2))
+    forgotten[0].close()
     assert shop.done == [1]
     assert await recorded(redis) == []
 
