@@ -164,7 +164,7 @@ class Bundle:
         """Release one share, and all members if it is the last."""
         if any(other.state is HELD for other in self.shares):
             self.shares = [other for other in self.shares if other is not lease]
-            lease.released(None)
+            lease.release_ended(None)
             return
         self._ending = True
         held = [member for member in self.members if member.state is HELD]
@@ -185,7 +185,7 @@ class Bundle:
         if error is None:
             self.shares.clear()
             self._forget()
-        share.released(self.loss() if self.lost else error)
+        share.release_ended(self.loss() if self.lost else error)
 
     # -- the end ---------------------------------------------------------------------------------------
 

@@ -316,7 +316,7 @@ class Renewals:
         lease: Lease = call.about
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
         error = None if plainly else self._release_error(lease, call)
-        lease.released(error)
+        lease.release_ended(error)
         if error is not None and lease.state is State.HELD:
             self._put_back(lease)
 

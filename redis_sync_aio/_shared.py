@@ -124,10 +124,10 @@ class Base(Lease):
         for share in self.shares:
             share.deadline = min(share.ends, self.deadline)
 
-    def released(self, error: Exception | None) -> None:
+    def release_ended(self, error: Exception | None) -> None:
         """Note the outcome of the release."""
         self._unlisted()
-        super().released(error)
+        super().release_ended(error)
 
     def _unlisted(self) -> None:
         """Nobody calls us any more by our number."""
@@ -162,16 +162,16 @@ class LastShare:
         return False
 
     def set_result(self, result: None, /) -> None:
-        self._lease.released(None)
+        self._lease.release_ended(None)
 
     def set_exception(self, error: Exception, /) -> None:
         lease = self._lease
         if isinstance(error, LeaseLost):
             lease.lose(error.reason)
-            lease.released(lease.loss())
+            lease.release_ended(lease.loss())
         else:  # it is held still, and may be released again
             lease.base.shares.append(lease)
-            lease.released(error)
+            lease.release_ended(error)
 
 
 class SharedLease(Lease):

@@ -335,7 +335,7 @@ class Lease(Recorded):
                 self.over.lose("expired")
             self._keeper.release(self)
 
-    def released(self, error: Exception | None) -> None:
+    def release_ended(self, error: Exception | None) -> None:
         """Note the outcome of the release, and tell everybody who waits for it."""
         if self.state is State.RELEASING:
             # A release that failed leaves the lease held, until its deadline and not renewed: it may be tried again.

@@ -37,14 +37,16 @@ def error_answer(error: BaseException) -> ReplyError | None:
     return ReplyError(str(error)) if isinstance(error, redis.exceptions.ResponseError) else None
 
 
-def answered(name: bytes, error: BaseException, no_scripts: str = "") -> CommandRefused | None:
+def answered(
+    name: bytes, error: BaseException, no_scripts: str = "", keys: tuple[bytes, ...] = ()
+) -> CommandRefused | None:
     """Return the typed error when ``error`` is the server's answer to a command about ``name``; None when it is not.
 
-    ``no_scripts``: how scripts were refused before.
+    ``no_scripts``: how scripts were refused before. ``keys``: those of the lock.
     """
     answer = error_answer(error)
     if answer is None:
         return None
-    refused = refusal(name, str(answer), no_scripts)
+    refused = refusal(name, str(answer), no_scripts, keys)
     refused.__cause__ = error
     return refused

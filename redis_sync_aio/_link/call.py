@@ -143,7 +143,7 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory; releases and renewals still work"),
     "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),
     "NOAUTH": (PermissionRefused, "give the client a username and password"),
-    "WRONGTYPE": (WrongKeyType, "choose another name for the lock, or delete that key"),
+    "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
 }
 # Redis 6.2 wraps the error of a command that a script ran, or that it returns after a pcall; later versions put its
 # code first. redis-py takes the leading ERR away.
@@ -175,14 +175,16 @@ def warn_of_watch(message: str) -> None:
     logger.warning('redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %s', message)
 
 
-def refusal(name: bytes, message: str, no_scripts: str = "") -> CommandRefused:
+def refusal(name: bytes, message: str, no_scripts: str = "", keys: tuple[bytes, ...] = ()) -> CommandRefused:
     """Return the typed error for an error answer about the lock ``name``; empty: it was to the connection itself.
 
-    ``no_scripts``: how those were refused.
+    ``no_scripts``: how those were refused. ``keys``: those of the lock.
     """
     code = error_code(message)
     if no_scripts and code == "NOPERM":
         message += f"; and before that, of scripts: {no_scripts}"
+    if code == "WRONGTYPE" and keys:
+        message += f": one of {', '.join(map(text, keys))} is somebody else's"
     kind, advice = _REFUSALS.get(code, (CommandRefused, "nothing was changed"))
     what = f"a command for {text(name)!r}" if name else "the connection"
     return kind(f"the server refused {what}: {message} ({advice})", code=code)

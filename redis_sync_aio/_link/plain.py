@@ -193,7 +193,7 @@ class PlainExecutor:
         return error
 
     def _failed(self, call: Call, error: Exception) -> None:
-        refused = answered(call.name, error, self._no_scripts)
+        refused = answered(call.name, error, self._no_scripts, call.keys.all)
         trouble: SyncError = _unreachable(call, error) if refused is None else refused
         call.ambiguous |= refused is None
         if call.over:

@@ -221,13 +221,13 @@ class Bases(ABC):
         assert isinstance(lease, SharedLease)
         base = lease.base
         if self.thread and self.passed_on(lease):
-            lease.released(None)
+            lease.release_ended(None)
             return
         base.shares.remove(lease)
         base.one_left()
         lease.leave()
         if base.shares:
-            lease.released(None)
+            lease.release_ended(None)
             return
         base.releasers = [*(base.releasers or ()), LastShare(lease)]
         self.give_back(base)

@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.markup import escape
 
-from redis_sync_aio import AsyncLock, Coordinator, SyncError
+from redis_sync_aio import AsyncLock, Coordinator, SyncError, __version__
 from redis_sync_aio._keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
@@ -249,12 +249,27 @@ async def read_books(redis: Redis, prefix: str, plan: Plan) -> Audit:
 # -- the command line --------------------------------------------------------------------------------------
 
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, rich_markup_mode="markdown"
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        print(f"redis_sync_aio {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def cli() -> None:
+def cli(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Distributed locks for asyncio on Redis and Valkey."""
 
 

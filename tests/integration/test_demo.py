@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 import redis
 
-from redis_sync_aio import cli
+from redis_sync_aio import __version__, cli
 from redis_sync_aio.cli._report import MS, Audit, Grant, Kill, Run, Sale, Seen, faults, jain, measure, percentile
 from redis_sync_aio.cli._timeline import timeline
 from redis_sync_aio.embedded import EmbeddedServer
@@ -158,6 +158,14 @@ def test_the_workers_die_with_the_demo(server: tuple[EmbeddedServer, redis.Redis
         finally:
             running.kill()
     wait_for(lambda: len(server[1].client_list()) == 1)
+
+
+@pytest.mark.parametrize(("option", "expected"), [("--version", __version__), ("-h", "demo"), ("--help", "demo")])
+def test_it_tells_what_it_is(option: str, expected: str) -> None:
+    command = [sys.executable, "-m", "redis_sync_aio", option]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert expected in done.stdout
 
 
 def test_no_server_there(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 
 from redis_sync_aio import (
     AsyncLock,
+    AsyncSemaphore,
     CommandRefused,
     Coordinator,
     Lease,
@@ -392,6 +393,15 @@ async def test_wrong_type(mode: str, key: str) -> None:
             assert now() - start < 0.2
         assert await say(s.admin, "LRANGE", key, "0 -1") == [b"foreign"]
         assert await s.admin.dbsize() == 1
+
+
+@modes
+async def test_wrong_type_of_a_semaphore(mode: str) -> None:
+    """D15: the error names the keys it may be, which are not called like the semaphore."""
+    async with served(mode) as s:
+        await s.admin.rpush(f"{{{NAME}}}:sem", "foreign")
+        with pytest.raises(WrongKeyType, match=rf"{{{NAME}}}:sem, .*is somebody else's"):
+            await AsyncSemaphore(s.sync, NAME, limit=2).acquire()
 
 
 # -- other ways to the server ------------------------------------------------------------------------------
