@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from redis.asyncio import Redis
 
@@ -59,6 +58,29 @@ class SemaphoreStatistics:
     fence: int | None
     waiters: int
     waiting: tuple[str, ...]
+
+
+class _Refusal:
+    """Makes the error for a request that the server did not admit. Knows the limit of now, and not its semaphore."""
+
+    name = ""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def __call__(self, answer: Answer, weight: int) -> SyncError:
+        limit = answer.number
+        if limit == 0:
+            trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
+        elif answer.outcome is Outcome.TOO_HEAVY:
+            trouble = f"a weight of {weight} never fits into its limit of {limit}"
+        elif limit == self.limit:
+            trouble = f"its limit became {limit} while this was asked for: ask again"
+        else:
+            trouble = f"its limit is {limit}, not {self.limit}: use the same limit everywhere, limit=None, or resize()"
+        return LimitMismatch(
+            f"{self.name!r}: {trouble}", name=self.name, expected=self.limit or None, found=limit or None
+        )
 
 
 class AsyncSemaphore(Primitive):
@@ -123,6 +145,7 @@ class AsyncSemaphore(Primitive):
         if ttl is None:  # for callers without a type checker
             raise TypeError("a semaphore needs a ttl: a crashed holder's permit would never come back")
         self._limit = 0 if limit is None else permits(limit, "limit")
+        self._refused = _Refusal(self._limit)
         super().__init__(
             client,
             name,
@@ -263,7 +286,7 @@ class AsyncSemaphore(Primitive):
         if local is not None:
             local.resized(old, new)
         if self._limit:
-            self._limit = new
+            self._limit = self._refused.limit = new
             self._default = self._new_request(None, None, None, self._weight)
             self._cohort = None
 
@@ -274,23 +297,11 @@ class AsyncSemaphore(Primitive):
         return ", ".join(repr(holder.identity) for holder in (await self.statistics()).holders[:5])
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
-        return partial(_refused, self.name, self._limit)
+        self._refused.name = self.name
+        return self._refused
 
     def _check_weight(self, weight: int) -> int:
         permits(weight, "weight")
         if self._limit and weight > self._limit:
             raise ValueError(f"a weight of {weight} never fits into the limit {self._limit} of {self.name!r}")
         return weight
-
-
-def _refused(name: str, expected: int, answer: Answer, weight: int) -> SyncError:
-    limit = answer.number
-    if limit == 0:
-        trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
-    elif answer.outcome is Outcome.TOO_HEAVY:
-        trouble = f"a weight of {weight} never fits into its limit of {limit}"
-    elif limit == expected:
-        trouble = f"its limit became {limit} while this was asked for: ask again"
-    else:
-        trouble = f"its limit is {limit}, not {expected}: use the same limit everywhere, limit=None, or resize()"
-    return LimitMismatch(f"{name!r}: {trouble}", name=name, expected=expected or None, found=limit or None)
