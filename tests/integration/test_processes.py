@@ -88,14 +88,14 @@ async def test_p2_p8_grants_follow_arrival_over_processes(server: EmbeddedServer
 
 @pytest.mark.parametrize("dead", [(0,), (1,), (0, 1), (0, 2)], ids=["head", "middle", "first-two", "every-other"])
 async def test_p2_a2_killed_waiters_are_skipped(
-    server: EmbeddedServer, lock: AsyncLock, crew: Crew, dead: tuple[int, ...]
+    server: EmbeddedServer, lock: AsyncLock, redis: Redis, crew: Crew, dead: tuple[int, ...]
 ) -> None:
     holder = await lock.acquire()
     with crew.children(4) as children:
         await opened(server, children)
         grants = await queue_up(lock, *children)
         for number in dead:
-            children[number].kill()
+            await children[number].kill_seen(redis)
         fence = holder.fence
         begin = time.monotonic()
         await holder.release()
@@ -108,6 +108,31 @@ async def test_p2_a2_killed_waiters_are_skipped(
             assert granted.fence > fence
             fence = granted.fence
             begin = (await children[number].release(str(number + 1))).at
+    assert await free(lock)
+
+
+async def test_p2_a2_a_death_that_the_server_has_not_seen_costs_the_claim(
+    server: EmbeddedServer, lock: AsyncLock, crew: Crew
+) -> None:
+    """The other order: the hand-over is in time, its process is not."""
+    claim = 0.3
+    holder = await lock.acquire()
+    with crew.children(2) as children:
+        await opened(server, children, claim)
+        head, second = children
+        _, grant = await queue_up(lock, head, second)
+        server.pause()
+        try:
+            head.kill()
+            release = asyncio.create_task(holder.release())
+            await asyncio.sleep(0.05)  # the server finds both when it goes on
+        finally:
+            server.resume()
+        begin = time.monotonic()
+        await release
+        granted = await asyncio.wait_for(grant, 3)
+        assert granted.at - begin < claim + SLACK
+        await second.release("2")
     assert await free(lock)
 
 

@@ -82,7 +82,7 @@ async def test_p6_a1_a_killed_holders_permits_come_back(
 
 @pytest.mark.parametrize("dead", [(0,), (1,), (0, 1), (0, 2)], ids=["head", "middle", "first-two", "every-other"])
 async def test_p2_a2_killed_waiters_are_skipped(
-    server: EmbeddedServer, sem: AsyncSemaphore, crew: Crew, dead: tuple[int, ...]
+    server: EmbeddedServer, sem: AsyncSemaphore, redis: Redis, crew: Crew, dead: tuple[int, ...]
 ) -> None:
     """P2: without delay, whatever they weigh; those behind them get what they would have got."""
     weights = (3, 4, 2, 1)
@@ -91,7 +91,7 @@ async def test_p2_a2_killed_waiters_are_skipped(
         await opened(server, *children)
         grants = await queue_up(sem, *zip(children, weights, strict=True))
         for number in dead:
-            children[number].kill()
+            await children[number].kill_seen(redis)
         begin = time.monotonic()
         await holder.release()
         fence = holder.fence
@@ -107,7 +107,7 @@ async def test_p2_a2_killed_waiters_are_skipped(
 
 
 async def test_p2_a2_a_killed_waiter_that_does_not_fit_keeps_nobody_out(
-    server: EmbeddedServer, sem: AsyncSemaphore, crew: Crew
+    server: EmbeddedServer, sem: AsyncSemaphore, redis: Redis, crew: Crew
 ) -> None:
     """P2: it is the head, too heavy for what is free, and dead: those behind it who fit are let in at once."""
     kept, gone = await sem.acquire(2), await sem.acquire(2)
@@ -115,7 +115,7 @@ async def test_p2_a2_a_killed_waiter_that_does_not_fit_keeps_nobody_out(
         await opened(server, *children)
         heavy, *light = children
         grants = await queue_up(sem, (heavy, 3), (light[0], 1), (light[1], 1))
-        heavy.kill()
+        await heavy.kill_seen(redis)
         begin = time.monotonic()
         await gone.release()
         for number, grant in enumerate(grants[1:], start=1):
@@ -129,7 +129,7 @@ async def test_p2_a2_a_killed_waiter_that_does_not_fit_keeps_nobody_out(
 
 @pytest.mark.parametrize("room", ["when they come", "later"])
 async def test_p3_a2_a_waiter_that_does_not_fit_is_killed_later(
-    server: EmbeddedServer, sem: AsyncSemaphore, crew: Crew, room: str
+    server: EmbeddedServer, sem: AsyncSemaphore, redis: Redis, crew: Crew, room: str
 ) -> None:
     """P2, P3: there was room for those behind it, and it was alive then. Somebody looks, within a claim (0.3 s)."""
     kept, gone = await sem.acquire(2), await sem.acquire(2)
@@ -142,7 +142,7 @@ async def test_p3_a2_a_waiter_that_does_not_fit_is_killed_later(
         if room == "later":
             await gone.release()
         assert not any(grant.done() for grant in grants)
-        heavy.kill()
+        await heavy.kill_seen(redis)
         begin = time.monotonic()
         for number, grant in enumerate(grants[1:], start=1):
             granted = await asyncio.wait_for(grant, 2)

@@ -25,7 +25,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +58,11 @@ class Answer:
     @property
     def token(self) -> bytes:
         return str(self.fields["token"]).encode()
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a child's connections."""
+    return f"child-{pid}"
 
 
 class Child:
@@ -155,6 +163,15 @@ class Child:
         self.process.wait()
         self.stopped = False
 
+    async def kill_seen(self, observer: Redis) -> None:
+        """SIGKILL; return when the server has seen that it is gone.
+
+        Between the two the server takes it for alive: what is handed over to it is its own until its claim ends.
+        """
+        self.kill()
+        while any(one["name"] == name_of(self.process.pid) for one in await observer.client_list()):
+            await asyncio.sleep(0.001)
+
     def stop(self) -> None:
         """SIGSTOP; return when it stands still."""
         self.process.send_signal(signal.SIGSTOP)
@@ -233,7 +250,6 @@ class Worker:
     """Does what the lines say. Every line is a task, so a waiting one holds nobody up."""
 
     def __init__(self) -> None:
-        from redis.asyncio import Redis
 
         from redis_sync_aio import Coordinator, Lease
 
@@ -272,7 +288,7 @@ class Worker:
 
         from redis_sync_aio import AsyncLock, Coordinator
 
-        self.client = Redis.from_url(url)
+        self.client = Redis.from_url(url, client_name=name_of(os.getpid()))
         self.sync = Coordinator(self.client, claim=float(claim))
         await AsyncLock(self.sync, "connected?").locked()
         return {}
