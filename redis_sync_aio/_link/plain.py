@@ -22,7 +22,7 @@ from .._cancellation import insisting
 from .._clock import now
 from .._types import text
 from ..backoff import Backoff
-from ..errors import CoordinatorClosed, SyncError, Unreachable
+from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable
 from .adopt import dead_end_pool, probe, send_once
 from .answers import answered, error_answer
 from .borrow import borrow
@@ -110,7 +110,11 @@ class PlainExecutor:
                     with insisting(limit):
                         reply = await self._execute(call)
             except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
-                self._failed(call, await self._behind(error))
+                no_time = isinstance(error, TimeoutError) and limit < self._response_timeout
+                if no_time and isinstance(call.trouble, CommandRefused):
+                    call.fail(call.trouble)  # the answer before says more than that there was no time for this one
+                else:
+                    self._failed(call, await self._behind(error))
             else:
                 self._silent = False
                 call.answer(reply)

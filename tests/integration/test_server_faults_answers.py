@@ -94,6 +94,27 @@ async def test_readonly_for_good(mode: str) -> None:
             await lease.release()
 
 
+@modes
+async def test_readonly_and_then_silent(mode: str) -> None:
+    """D9: when the time is up in the middle of an attempt, what was answered before is what is told."""
+    async with served(mode, client={"socket_timeout": None}, retry_for=0.6, response_timeout=5) as s:
+        await (await s.lock().acquire()).release()
+        await demote(s)
+        acquiring = asyncio.create_task(s.sync.lock("new").acquire())
+
+        async def answered() -> bool:
+            return "errorstat_READONLY" in await s.admin.info("errorstats")
+
+        await wait_until(answered, SOON, timeout=5)
+        s.server.pause()
+        try:
+            with pytest.raises(CommandRefused, match="READONLY"):
+                await acquiring
+        finally:
+            s.server.resume()
+        await s.admin.replicaof("NO", "ONE")  # else the end waits for what is to be undone
+
+
 async def _refused(s: Served, took: Timed) -> Exception:
     with pytest.raises((CommandRefused, Unreachable), match="new") as raised:
         async with took:
