@@ -106,6 +106,7 @@ async def test_readonly_and_then_silent(mode: str) -> None:
             return "errorstat_READONLY" in await s.admin.info("errorstats")
 
         await wait_until(answered, SOON, timeout=5)
+        await s.admin.ping()  # what it answered before this has been written
         s.server.pause()
         try:
             with pytest.raises(CommandRefused, match="READONLY"):
