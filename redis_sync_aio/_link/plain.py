@@ -64,8 +64,8 @@ class PlainExecutor:
             self._start(call.name)
 
     def _expire(self, call: Call) -> None:
-        if call.attempts == 0:
-            call.fail(self.unreachable(call.name))
+        if call.attempts == 0 and not call.over:
+            call.fail(self._queues[call.name][0].trouble or self.unreachable(call.name))
 
     def _start(self, name: bytes) -> None:
         task = asyncio.get_running_loop().create_task(self._work(name), name="redis_sync_aio calls")

@@ -22,6 +22,7 @@ from redis_sync_aio.errors import LossReason
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
 from ..support.factories import KINDS, LOCK, Kind
+from ..support.timed import Timed, timed
 
 NAME = "loss"
 TTL = 0.1
@@ -96,10 +97,11 @@ async def test_a_loss_cancels_the_body(
             interrupted.append(time.monotonic() - begin)
             raise
 
-    lease, error = await lost_in(kind.make(sync, NAME, ttl=TTL), body)
+    ttl = 0.2
+    lease, error = await lost_in(kind.make(sync, NAME, ttl=ttl), body)
     assert (error.name, error.reason) == (NAME, reason)
     assert len(interrupted) == 1
-    assert interrupted[0] < TTL / 3 + 0.1
+    assert interrupted[0] < ttl / 3 + 0.1
     await assert_lost(kind, lease, reason, redis)
 
 
@@ -142,8 +144,11 @@ async def test_server_silent_beyond_the_ttl(kind: Kind, own_server: EmbeddedServ
         await for_ever()
 
     async with own_server.client() as client, Coordinator(client, push=push) as sync:
-        lease, error = await lost_in(kind.make(sync, NAME, ttl=0.2), body)
-        assert -0.001 <= time.monotonic() - due[0] < 0.05
+        async with Timed() as took:
+            lease, error = await lost_in(kind.make(sync, NAME, ttl=0.2), body)
+        late = time.monotonic() - due[0]
+        assert late >= -0.001
+        assert late < 0.05 or took.stalled
         assert error.reason == "unreachable"
         own_server.resume()
         await assert_lost(kind, lease, "unreachable", client)
@@ -155,21 +160,20 @@ async def test_server_silent_beyond_the_ttl(kind: Kind, own_server: EmbeddedServ
 async def test_server_silent_for_less_than_the_ttl(kind: Kind, own_server: EmbeddedServer, push: Push) -> None:
     """P6: unknown is not lost. Renewals without an answer are repeated, and the lease survives."""
     async with own_server.client() as client, Coordinator(client, push=push) as sync:
-        lease = await kind.make(sync, NAME, ttl=0.4).acquire()
+        lease = await kind.make(sync, NAME, ttl=0.5).acquire()
         own_server.pause()
         await asyncio.sleep(0.25)
         assert not lease.lost.is_set()
         own_server.resume()
-        await wait_until(lambda: lease.remaining() > 0.3, FAST, timeout=5)
+        await wait_until(lambda: lease.remaining() > 0.4, FAST, timeout=5)
         await lease.release()
 
 
 async def test_max_hold(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: renewed as usual until max_hold, and then lost however well the renewals go."""
-    begin = time.monotonic()
     lock = kind.make(sync, NAME, ttl=TTL, max_hold=2.5 * TTL)
-    lease, error = await lost_in(lock, lambda _: for_ever())
-    assert 2.5 * TTL - 0.01 <= time.monotonic() - begin < 2.5 * TTL + 0.05
+    seconds, (lease, error) = await timed(lambda: lost_in(lock, lambda _: for_ever()))
+    assert 2.5 * TTL - 0.01 <= seconds < 2.5 * TTL + 0.05
     assert error.reason == "expired"
     await assert_lost(kind, lease, "expired", redis)
 
@@ -271,7 +275,7 @@ async def test_a_loss_is_only_an_event_if_wanted(kind: Kind, sync: Coordinator, 
         assert lease.lost.is_set()
         await assert_undisturbed()
 
-    lease, error = await lost_in(kind.make(sync, NAME, ttl=TTL).hold(on_lost="event"), body)
+    lease, error = await lost_in(kind.make(sync, NAME, ttl=0.2).hold(on_lost="event"), body)
     assert error.reason == kind.taken
     await assert_lost(kind, lease, kind.taken, redis)
 

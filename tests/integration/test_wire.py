@@ -262,7 +262,7 @@ async def release_to_waiter(w: Wired, arm: Arm) -> int:
     await w.queued(waiting=waiting)
     arm(RELEASE)
     fence = await _let_go(w, lease)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(2):
         following = await waiting
     assert following.fence > fence
     return await _let_go(w, following)

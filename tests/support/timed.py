@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from redis_sync_aio._clock import now
+
+T = TypeVar("T")
 
 TICK = 0.01
 LATE = 0.05
@@ -43,3 +46,12 @@ class Timed:
         self._timer.cancel()
         self._look()
         self.seconds = now() - self._began
+
+
+async def timed(what: Callable[[], Awaitable[T]], again: int = 2) -> tuple[float, T]:
+    """Return how many seconds ``what()`` took, and what it returned; after a stall it is done ``again``."""
+    async with Timed() as took:
+        found = await what()
+    if took.stalled and again:
+        return await timed(what, again - 1)
+    return took.seconds, found
