@@ -114,7 +114,7 @@ class PlainExecutor:
                 if no_time and isinstance(call.trouble, CommandRefused):
                     call.fail(call.trouble)  # the answer before says more than that there was no time for this one
                 else:
-                    self._failed(call, await self._behind(error))
+                    self._failed(call, await self._behind(error, call.expires - now()))
             else:
                 self._silent = False
                 call.answer(reply)
@@ -175,19 +175,20 @@ class PlainExecutor:
             self._proved = True
         return (yield from self._converse(call))
 
-    async def _behind(self, error: Exception) -> Exception:
+    async def _behind(self, error: Exception, left: float) -> Exception:
         """Return what redis-py was retrying when its time was up.
 
-        It can not be seen if it was just about to try again. Then we try to connect, unless nothing was heard since we
-        did that: a refusal (of a password, say) is to be told soon.
+        It can not be seen if it was just about to try again. Then we try to connect, unless no time is ``left`` or
+        nothing was heard since we did that: a refusal (of a password, say) is to be told soon.
         """
         error = _context(error)
         silent, self._silent = self._silent, isinstance(error, TimeoutError)
-        if silent or not self._silent:
+        limit = min(left, self._response_timeout)
+        if silent or not self._silent or limit <= 0:
             return error
         try:
-            async with asyncio.timeout(self._response_timeout):
-                with insisting(self._response_timeout):
+            async with asyncio.timeout(limit):
+                with insisting(limit):
                     await probe(self._client)
         except REFUSED as refused:
             self._silent = False
