@@ -309,16 +309,16 @@ async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis:
 
 async def test_renewals_keep_a_handed_over_lease_alive(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: the first renewal extends a claim, or a handed over lease, to its full ttl."""
-    lock = kind.make(sync, NAME, ttl=0.3)
-    async with Coordinator(redis, claim=0.1) as other:
+    lock = kind.make(sync, NAME, ttl=0.5)
+    async with Coordinator(redis, claim=0.2) as other:
         first = await lock.acquire()
-        waiting = asyncio.create_task(kind.make(other, NAME, ttl=0.3).acquire())
+        waiting = asyncio.create_task(kind.make(other, NAME, ttl=0.5).acquire())
         await wait_until(waits(lock), FAST, timeout=5)
         await first.release()
         second = await waiting
-        assert second.remaining() <= 0.1
-        await wait_until(lambda: second.remaining() > 0.2, FAST, timeout=1)
-        await asyncio.sleep(1)
+        assert second.remaining() <= 0.2
+        await wait_until(lambda: second.remaining() > 0.3, FAST, timeout=1)
+        await asyncio.sleep(1.1)
         second.check()
         await second.release()
 
