@@ -344,22 +344,14 @@ class Link:
     def _expire_calls(self) -> None:
         time = now()
         wire = self._wire
-        under_way = [call for call, _ in wire.unanswered()] if wire else []
+        under_way: list[Call] = []
+        for call, perhaps in wire.unanswered() if wire else ():
+            under_way.append(call)
+            call.ambiguous |= perhaps and time >= call.expires
         for call in (*self._unsent, *self._retries, *under_way):
             if not call.over and time >= call.expires:
-                call.fail(call.trouble or self.unreachable(call.name))
+                call.fail(troubles.time_is_up(call, self._trouble))
         self._unsent = deque(call for call in self._unsent if not call.over)
-
-    def unreachable(self, name: bytes) -> Unreachable:
-        """Return the error for a command about ``name`` that could not be delivered."""
-        cause = self._trouble
-        error = Unreachable(
-            f"Redis did not answer a command for {text(name)!r} in time"
-            + (f": {type(cause).__name__}: {cause}" if cause else "")
-            + "; check the server and the network, or allow more time (retry_for, timeout)"
-        )
-        error.__cause__ = cause
-        return error
 
     # -- the end ---------------------------------------------------------------------------------------
 

@@ -22,13 +22,13 @@ from .._cancellation import insisting
 from .._clock import now
 from .._types import text
 from ..backoff import Backoff
-from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable
+from ..errors import CoordinatorClosed
 from .adopt import dead_end_pool, probe, send_once
 from .answers import answered, error_answer
 from .borrow import borrow
 from .call import CONFLICT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
 from .talks import AFTER_CONFLICT, Converse, proof
-from .troubles import REFUSED
+from .troubles import REFUSED, time_is_up, unanswered
 from .wire import pack
 
 RETRY = Backoff(initial=0.01, cap=0.5)
@@ -65,7 +65,7 @@ class PlainExecutor:
 
     def _expire(self, call: Call) -> None:
         if call.attempts == 0 and not call.over:
-            call.fail(self._queues[call.name][0].trouble or self.unreachable(call.name))
+            call.fail(self._queues[call.name][0].trouble or unanswered(call.name))
 
     def _start(self, name: bytes) -> None:
         task = asyncio.get_running_loop().create_task(self._work(name), name="redis_sync_aio calls")
@@ -77,7 +77,7 @@ class PlainExecutor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             queue = self._queues[name]
-            queue[0].fail(_unreachable(queue[0], error))
+            queue[0].fail(unanswered(queue[0].name, error))
             self._start(name)
 
     async def _work(self, name: bytes) -> None:
@@ -94,7 +94,7 @@ class PlainExecutor:
             # Not by us: `asyncio.run` cancels all tasks at its end, and those that release then need us still.
             queue[0].ambiguous = True
             if queue[0].once:
-                queue[0].fail(self.unreachable(name))
+                queue[0].fail(unanswered(name))
             self._start(name)
 
     async def _run(self, call: Call) -> None:
@@ -110,11 +110,7 @@ class PlainExecutor:
                     with insisting(limit):
                         reply = await self._execute(call)
             except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
-                no_time = isinstance(error, TimeoutError) and limit < self._response_timeout
-                if no_time and isinstance(call.trouble, CommandRefused):
-                    call.fail(call.trouble)  # the answer before says more than that there was no time for this one
-                else:
-                    self._failed(call, await self._behind(error, call.expires - now()))
+                self._failed(call, await self._behind(error, call.expires - now()))
             else:
                 self._silent = False
                 call.answer(reply)
@@ -124,7 +120,7 @@ class PlainExecutor:
                 raise asyncio.CancelledError  # redis-py swallowed it: on Python 3.11 where it meets the end of a wait
             await asyncio.sleep(max(0.0, min(delay, call.expires - now())))
             if now() >= call.expires:
-                call.fail(call.trouble or self.unreachable(call.name))
+                call.fail(time_is_up(call))
                 return
 
     async def _execute(self, call: Call) -> Reply:
@@ -199,19 +195,15 @@ class PlainExecutor:
 
     def _failed(self, call: Call, error: Exception) -> None:
         refused = answered(call.name, error, self._no_scripts, call.keys.all)
-        trouble: SyncError = _unreachable(call, error) if refused is None else refused
         call.ambiguous |= refused is None
         if call.over:
             return
+        call.trouble = refused or unanswered(call.name, error, call.trouble)
         definite = refused is not None and refused.code not in TRANSIENT
-        if definite or call.once or now() >= call.expires:
-            call.fail(trouble)
-        else:
-            call.trouble = trouble
-
-    def unreachable(self, name: bytes) -> Unreachable:
-        """Return the error for a command about ``name`` that was not answered in time."""
-        return Unreachable(f"Redis did not answer a command for {text(name)!r} in time")
+        if definite or call.once:
+            call.fail(call.trouble)
+        elif now() >= call.expires:
+            call.fail(time_is_up(call))
 
     def abandon(self) -> None:
         """In a forked child: never use the parent's connections."""
@@ -236,12 +228,3 @@ def _context(error: Exception) -> Exception:
     while isinstance(found, (TimeoutError, asyncio.CancelledError)):
         found = found.__cause__ or found.__context__
     return found if isinstance(found, Exception) else error
-
-
-def _unreachable(call: Call, error: BaseException) -> Unreachable:
-    unreachable = Unreachable(
-        f"Redis did not answer a command for {text(call.name)!r} in time: {type(error).__name__}: {error}; "
-        "check the server and the network, or allow more time (retry_for, timeout)"
-    )
-    unreachable.__cause__ = error
-    return unreachable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis.exceptions
 
 from .._types import text
-from ..errors import CommandRefused, LinkUnavailable, Unreachable
+from ..errors import CommandRefused, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable
 from .call import TRANSIENT, Call, error_code
 
@@ -16,6 +16,29 @@ def perhaps(call: Call) -> Unreachable:
         f"the connection was lost before the answer about {text(call.name)!r} arrived: it may or may not have "
         "happened; look at statistics()"
     )
+
+
+def unanswered(name: bytes, cause: BaseException | None = None, before: SyncError | None = None) -> Unreachable:
+    """Return the error for a command about ``name`` of which nobody knows what became of it.
+
+    ``cause`` is why there is no answer, if that is known; ``before`` the trouble of an earlier attempt.
+    """
+    error = Unreachable(
+        f"Redis did not answer a command for {text(name)!r} in time"
+        + (f": {type(cause).__name__}: {cause}" if cause else "")
+        + (f"; before that it answered {before.code}" if isinstance(before, CommandRefused) else "")
+        + "; check the server and the network, or allow more time (retry_for, timeout)"
+    )
+    error.__cause__ = cause or before
+    return error
+
+
+def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
+    """Return the error for a call that is not sent again: why, or that nobody knows what became of it."""
+    trouble = call.trouble
+    if trouble is None or (call.ambiguous and isinstance(trouble, CommandRefused)):
+        return unanswered(call.name, cause, trouble)
+    return trouble
 
 
 def not_possible(message: str, what: str) -> Exception:

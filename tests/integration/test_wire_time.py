@@ -378,28 +378,6 @@ async def test_no_time_to_wait(server: EmbeddedServer, mode: str) -> None:
         await w.check_free(lease.fence)
 
 
-@modes
-@partitions
-async def test_retry_for_is_shorter_than_the_response_timeout(
-    server: EmbeddedServer, mode: str, kind: Partition
-) -> None:
-    """C4: the whole time counts, however long an answer may take."""
-    async with wired(
-        server, mode, client={"socket_timeout": None, "socket_connect_timeout": None}, retry_for=0.4, response_timeout=5
-    ) as w:
-        await (await w.lock().acquire()).release()
-        await part(w, kind)
-
-        async def refused() -> None:
-            with pytest.raises(Unreachable):
-                await w.lock().acquire()
-
-        seconds, _ = await timed(refused)
-        assert seconds < 0.4 + 0.4
-        heal(w)
-        await w.proxy.cut()
-
-
 @pytest.mark.parametrize("mode", MODES)
 @partitions
 async def test_time_out_while_parted(server: EmbeddedServer, mode: str, kind: Partition) -> None:
