@@ -327,7 +327,7 @@ class Renewals:
             if isinstance(call.error, Unreachable) and now() >= lease.deadline:
                 lease.lose("unreachable")
                 return lease.loss()
-            lease.doubtful |= isinstance(call.error, Unreachable) and call.attempts > 0
+            lease.doubtful |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
             return call.error
         found = call.reply  # a Released
         # An earlier copy of this very release may have been executed and its answer lost. Before our

@@ -137,8 +137,11 @@ class Link:
                 warn_of_watch(message)
             call.attempts -= 1  # it was not executed
             self._wire.talks.add(call)
-        elif code in TRANSIENT and now() < call.expires:
+        elif code in TRANSIENT:
             call.trouble = refusal(call.name, message)
+            if now() >= call.expires:
+                call.fail(troubles.time_is_up(call))
+                return
             self._retry_later(call)
             if code == "READONLY":
                 self._drop(f"the server is a replica now: {message}")
