@@ -33,6 +33,9 @@ class Here(NamedTuple):
     deliver: Callable[[bytes], object]
 
 
+MOMENT = 0.05
+"""So many seconds an attempt has at least, even if the time of its call is up: cut short, nobody knows what it did."""
+
 NOWHERE = Here(b"", id)
 """No inbox is called so."""
 

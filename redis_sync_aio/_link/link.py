@@ -36,7 +36,19 @@ from ..backoff import Backoff
 from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from . import troubles
 from .adopt import NotAdoptable, open_connection
-from .call import TRANSIENT, Call, Here, Reply, ReplyError, Talk, error_code, refusal, scripts_refused, warn_of_watch
+from .call import (
+    MOMENT,
+    TRANSIENT,
+    Call,
+    Here,
+    Reply,
+    ReplyError,
+    Talk,
+    error_code,
+    refusal,
+    scripts_refused,
+    warn_of_watch,
+)
 from .talks import Converse, Exchange
 from .wire import Wire
 
@@ -349,8 +361,11 @@ class Link:
         wire = self._wire
         under_way: list[Call] = []
         for call, perhaps in wire.unanswered() if wire else ():
-            under_way.append(call)
-            call.ambiguous |= perhaps and time >= call.expires
+            if not perhaps:
+                under_way.append(call)
+            elif time >= call.expires and time - call.sent >= MOMENT:
+                under_way.append(call)
+                call.ambiguous = True
         for call in (*self._unsent, *self._retries, *under_way):
             if not call.over and time >= call.expires:
                 call.fail(troubles.time_is_up(call, self._trouble))

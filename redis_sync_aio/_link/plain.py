@@ -26,7 +26,7 @@ from ..errors import CoordinatorClosed
 from .adopt import dead_end_pool, probe, send_once
 from .answers import answered, error_answer
 from .borrow import borrow
-from .call import CONFLICT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
+from .call import CONFLICT, MOMENT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
 from .talks import AFTER_CONFLICT, Converse, proof
 from .troubles import REFUSED, time_is_up, unanswered
 from .wire import pack
@@ -104,7 +104,7 @@ class PlainExecutor:
         for delay in RETRY:
             call.sent = now()
             call.attempts += 1
-            limit = max(min(call.expires - call.sent, self._response_timeout), 0.001)
+            limit = min(max(call.expires - call.sent, MOMENT), self._response_timeout)
             try:
                 async with asyncio.timeout(limit):
                     with insisting(limit):

@@ -307,7 +307,7 @@ async def test_refused_while_waiting(server: EmbeddedServer) -> None:
         waiting = asyncio.create_task(w.lock().acquire())
         await w.queued()
         w.proxy.on(ACQUIRE, ANSWERS["MISCONF"], times=None)
-        with pytest.raises(CommandRefused):
+        with pytest.raises((CommandRefused, Unreachable), match="MISCONF"):  # the latter in the middle of an attempt
             await waiting
         await w.lock().statistics()  # follows whatever undoes it
         await holder.release()

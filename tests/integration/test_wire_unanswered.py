@@ -51,12 +51,16 @@ async def test_the_whole_time_counts(server: EmbeddedServer, mode: str, kind: Pa
 
 @modes
 async def test_refused_all_the_time(server: EmbeddedServer, mode: str) -> None:
-    """D9: nothing was changed, and that is what is said."""
+    """D9: nothing was changed, and that is what is said, unless the time ends in the middle of an attempt."""
     async with wired(server, mode, **PATIENT) as w:
         rule = w.proxy.on(ACQUIRE, READONLY, times=None)
-        with pytest.raises(CommandRefused, match="READONLY"):
-            await w.lock().acquire()
-        assert rule.acted > 1
+        found = set[type[Exception]]()
+        for _ in range(3):
+            with pytest.raises((CommandRefused, Unreachable), match="READONLY") as raised:
+                await w.lock().acquire()
+            found.add(raised.type)
+        assert CommandRefused in found
+        assert rule.acted > 3
         await w.check_free(0)
 
 
