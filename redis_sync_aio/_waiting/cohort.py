@@ -227,7 +227,7 @@ class Cohort(Bases):
         if self.openings and not self.bases:
             future.set_exception(self.openings[0].ticket.timeout_error(limit))
         else:
-            future.set_exception(self.local.timeout_error(limit))
+            future.set_exception(self.local.timeout_error(limit, self._weight, self.limit))
         self._gone += 1
         self._trim()
 

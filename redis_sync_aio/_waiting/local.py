@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
-from .._engine.outcomes import Look
+from .._engine.outcomes import WHOLE, Look
 from .._keys import Keys, PermitKeys
 from .._link.call import Argument, Call
 from .._shared import Base
@@ -126,8 +126,11 @@ class LocalName:
         """Return for how many seconds the present holder has it, as far as is known."""
         return None if self.held_until is None else max(0.0, self.held_until - now())
 
-    def timeout_error(self, limit: float | None, answered: bool = True) -> SyncError:
-        """Return the error for whoever waited ``limit`` seconds because others have it, as was ``answered``."""
+    def timeout_error(self, limit: float | None, weight: int, permits: int, answered: bool = True) -> SyncError:
+        """Return the error for whoever waited ``limit`` seconds because others have it, as was ``answered``.
+
+        ``weight`` and ``permits``: what was wanted, as `Request.weight` and `Request.limit`.
+        """
         trouble = f"was not free within {limit} seconds: "
         if not answered:
             trouble = f"was not granted within {limit} seconds; Redis has not answered yet: allow more time"
@@ -136,6 +139,10 @@ class LocalName:
                 "this process holds it. If it is the very task that asks, it waits for itself: use AsyncReentrantLock; "
                 "else wait longer"
             )
+        elif weight and permits != WHOLE:
+            of = f"of its {permits} permits" if permits else "of its permits"
+            trouble = f"did not have {weight} {of} free within {limit} seconds: "
+            trouble += "others hold them or wait for them; wait longer, or look at statistics() for the holders"
         else:
             trouble += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
         return AcquireTimeout(f"{self.name!r} {trouble}", name=self.name, remaining=self.holder_remaining())

@@ -296,7 +296,7 @@ class Ticket:
 
     def timeout_error(self, limit: float | None) -> SyncError:
         """Return the error for whoever waited ``limit`` seconds, most recently for this ticket."""
-        hub = self._local.hub
+        hub, request = self._local.hub, self._request
         if self.call is not None and self.call.trouble is not None:
             return self.call.trouble
         unheard = not self._queued and now() - self.sent > hub.renewals.patience - EARLY
@@ -304,7 +304,7 @@ class Ticket:
             error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
             error.__cause__ = hub.trouble
             return error
-        return self._local.timeout_error(limit, answered=self._queued)
+        return self._local.timeout_error(limit, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""

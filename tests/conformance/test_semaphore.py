@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
 
 from ..support.body import FAST, waits
 
@@ -241,6 +241,18 @@ async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinat
         assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, None, 3)
     await all_free(sem)
     assert not sync.locals
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_a_timeout_says_how_many_of_how_many(sync: Coordinator, other: Coordinator, share: bool) -> None:
+    expected = {3: "did not have 2 of its 3 permits free", None: "did not have 2 of its permits free"}
+    sems = [semaphore(sync, limit, share=share) for limit in expected]
+    async with semaphore(other, 3).hold(2):
+        errors = await asyncio.gather(*(sem.acquire(2, timeout=0.5) for sem in sems), return_exceptions=True)
+    for error, words in zip(errors, expected.values(), strict=True):
+        assert isinstance(error, AcquireTimeout)
+        assert f"{NAME!r} {words} within 0.5 seconds: others hold them" in str(error)
+    await all_free(sems[0])
 
 
 async def test_another_limit_is_refused_and_changes_nothing(sync: Coordinator, other: Coordinator) -> None:
