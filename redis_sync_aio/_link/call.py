@@ -104,6 +104,10 @@ class Call:
             return (b"EVAL", script.source, len(keys), *keys, *self.arguments)
         return (b"EVALSHA", script.sha, len(keys), *keys, *self.arguments)
 
+    def had_its_time(self, time: float) -> bool:
+        """Return whether the answer to what was sent is not worth waiting for any more."""
+        return time >= max(self.expires, self.sent + MOMENT)
+
     def answer(self, reply: Reply) -> None:
         """Finish with the server's answer."""
         if not self.over:

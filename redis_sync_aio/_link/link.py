@@ -36,19 +36,7 @@ from ..backoff import Backoff
 from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from . import troubles
 from .adopt import NotAdoptable, open_connection
-from .call import (
-    MOMENT,
-    TRANSIENT,
-    Call,
-    Here,
-    Reply,
-    ReplyError,
-    Talk,
-    error_code,
-    refusal,
-    scripts_refused,
-    warn_of_watch,
-)
+from .call import TRANSIENT, Call, Here, Reply, ReplyError, Talk, error_code, refusal, scripts_refused, warn_of_watch
 from .talks import Converse, Exchange
 from .wire import Wire
 
@@ -361,11 +349,9 @@ class Link:
         wire = self._wire
         under_way: list[Call] = []
         for call, perhaps in wire.unanswered() if wire else ():
-            if not perhaps:
+            if not perhaps or call.had_its_time(time):
                 under_way.append(call)
-            elif time >= call.expires and time - call.sent >= MOMENT:
-                under_way.append(call)
-                call.ambiguous = True
+                call.ambiguous |= perhaps
         for call in (*self._unsent, *self._retries, *under_way):
             if not call.over and time >= call.expires:
                 call.fail(troubles.time_is_up(call, self._trouble))
