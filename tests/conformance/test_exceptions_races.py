@@ -242,7 +242,7 @@ async def test_p7_loss_inside(
         await kind.take_over(redis, NAME)
         await inside()
 
-    _, error = await lost_in(kind.make(sync, NAME, ttl=0.2), body)
+    _, error = await lost_in(kind.make(sync, NAME, ttl=0.4), body)
     assert error.reason == kind.taken
 
 

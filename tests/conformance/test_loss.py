@@ -97,11 +97,12 @@ async def test_a_loss_cancels_the_body(
             interrupted.append(time.monotonic() - begin)
             raise
 
-    ttl = 0.2
-    lease, error = await lost_in(kind.make(sync, NAME, ttl=ttl), body)
+    ttl = 0.3
+    async with Timed() as took:
+        lease, error = await lost_in(kind.make(sync, NAME, ttl=ttl), body)
     assert (error.name, error.reason) == (NAME, reason)
     assert len(interrupted) == 1
-    assert interrupted[0] < ttl / 3 + 0.1
+    assert interrupted[0] < ttl / 3 + 0.1 or took.stalled
     await assert_lost(kind, lease, reason, redis)
 
 
@@ -145,7 +146,7 @@ async def test_server_silent_beyond_the_ttl(kind: Kind, own_server: EmbeddedServ
 
     async with own_server.client() as client, Coordinator(client, push=push) as sync:
         async with Timed() as took:
-            lease, error = await lost_in(kind.make(sync, NAME, ttl=0.2), body)
+            lease, error = await lost_in(kind.make(sync, NAME, ttl=0.3), body)
         late = time.monotonic() - due[0]
         assert late >= -0.001
         assert late < 0.05 or took.stalled
@@ -276,14 +277,15 @@ async def test_a_loss_is_only_an_event_if_wanted(kind: Kind, sync: Coordinator, 
         assert lease.lost.is_set()
         await assert_undisturbed()
 
-    lease, error = await lost_in(kind.make(sync, NAME, ttl=0.2).hold(on_lost="event"), body)
+    lease, error = await lost_in(kind.make(sync, NAME, ttl=0.4).hold(on_lost="event"), body)
     assert error.reason == kind.taken
     await assert_lost(kind, lease, kind.taken, redis)
 
 
 async def test_a_release_is_no_loss(kind: Kind, sync: Coordinator) -> None:
     """`lost` stays unset after a release; check() and extend() say that it was released."""
-    async with kind.make(sync, NAME, ttl=TTL) as lease:
+    ttl = 0.3
+    async with kind.make(sync, NAME, ttl=ttl) as lease:
         pass
     assert not lease.lost.is_set()
     with pytest.raises(NotHeld):
@@ -292,16 +294,16 @@ async def test_a_release_is_no_loss(kind: Kind, sync: Coordinator) -> None:
         await lease.extend(1)
     await lease.release()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(lease.lost.wait(), 1.5 * TTL)
+        await asyncio.wait_for(lease.lost.wait(), 1.5 * ttl)
 
 
 async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: over many ttls; the server never sees the key gone."""
-    async with kind.make(sync, NAME, ttl=0.25) as lease:
+    async with kind.make(sync, NAME, ttl=0.4) as lease:
         begin = time.monotonic()
-        while time.monotonic() - begin < 1.25:
+        while time.monotonic() - begin < 1.4:
             assert await kind.token(redis, NAME) == lease.wire_token
-            assert 0 < lease.remaining() <= 0.25
+            assert 0 < lease.remaining() <= 0.4
             lease.check()
             await asyncio.sleep(0.005)
     assert not await kind.held(redis, NAME)
@@ -325,15 +327,15 @@ async def test_renewals_keep_a_handed_over_lease_alive(kind: Kind, sync: Coordin
 
 async def test_a_ttl_of_its_own_is_renewed_too(sync: Coordinator) -> None:
     """P6: acquire(ttl=…) of a lock that has none otherwise: renewed like any lease. (A semaphore has a ttl.)"""
-    lease = await AsyncLock(sync, NAME, ttl=None).acquire(ttl=0.2)
-    await asyncio.sleep(0.7)
+    lease = await AsyncLock(sync, NAME, ttl=None).acquire(ttl=0.4)
+    await asyncio.sleep(1)
     lease.check()
     await lease.release()
 
 
 async def test_extend_longer(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """extend() makes a lease longer, here and on the server."""
-    async with kind.make(sync, NAME, ttl=TTL, auto_renew=False) as lease:
+    async with kind.make(sync, NAME, ttl=1, auto_renew=False) as lease:
         await lease.extend(10)
         assert 9 < lease.remaining() <= 10
         assert 9000 < await kind.left_ms(redis, NAME) <= 10_000

@@ -31,7 +31,7 @@ from ..support.body import FAST, for_ever, lost_in
 from .test_multilock import all_free, holders, names, queued, way
 
 __all__ = ["names", "way"]  # fixtures
-TTL = 0.2
+TTL = 0.4
 
 
 # -- losing one of them ------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from ..conftest import MakeClient
 from ..support.body import FAST, lost_in
 
 NAME = "reentrant"
-TTL = 0.1
+TTL = 0.3
 
 
 @pytest.fixture(params=["link", "polling"])

@@ -18,7 +18,7 @@ from ..support.arena import Arena, sweep_all
 from ..support.body import assert_undisturbed, for_ever, lost_in
 
 NAME = "reentrant"
-TTL = 0.2
+TTL = 0.4
 
 
 @pytest.fixture(params=["link", "polling"])

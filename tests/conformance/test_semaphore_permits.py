@@ -271,7 +271,7 @@ async def test_p3_a_renewal_gives_away_what_is_over(sync: Coordinator, other: Co
 
 async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator, redis: Redis) -> None:
     """P6: somebody who knows its identity released it; the others' permits are renewed as before."""
-    sem = semaphore(sync, 3, ttl=0.15)
+    sem = semaphore(sync, 3, ttl=0.5)
     others = [await sem.acquire() for _ in range(2)]
 
     async def body(lease: Lease) -> None:
@@ -281,11 +281,11 @@ async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator,
 
     _, error = await lost_in(sem.hold(identity="worker-7"), body)
     assert error.reason == "expired"
-    await asyncio.sleep(0.2)  # longer than the ttl: renewed meanwhile
+    await asyncio.sleep(0.7)  # longer than the ttl: renewed meanwhile
     for lease in others:
         lease.check()
         await lease.release()
-    await capacity(sem, 3)
+    await capacity(semaphore(sync, 3), 3)
 
 
 @pytest.mark.parametrize("lost", ["state", "permits"])

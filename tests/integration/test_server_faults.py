@@ -265,7 +265,7 @@ async def test_pause_longer_than_the_ttl(mode: str) -> None:
 
         async def body(_: Lease) -> None:
             await s.admin.client_pause(1000)
-            late.append(asyncio.create_task(s.lock(ttl=0.1).acquire()))
+            late.append(asyncio.create_task(s.lock(ttl=0.4).acquire()))
             await for_ever()
 
         lease, loss = await lost_in(s.lock(ttl=0.4).hold(), body)

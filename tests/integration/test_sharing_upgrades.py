@@ -120,8 +120,8 @@ async def test_p1_a_writer_is_lost_with_the_reader_it_was(sync: Coordinator, sha
 
 async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(sync: Coordinator) -> None:
     """P6: of the reader that it was, which has a permit together with one that has no such limit."""
-    rw = AsyncReadWriteLock(sync, NAME, ttl=0.2, share=True)
-    brief = AsyncReadWriteLock(sync, NAME, ttl=0.2, max_hold=0.6, share=True)
+    rw = AsyncReadWriteLock(sync, NAME, ttl=0.5, share=True)
+    brief = AsyncReadWriteLock(sync, NAME, ttl=0.5, max_hold=1, share=True)
     beside, began = await rw.read().acquire(), now()
     mine = await brief.read().acquire()
     entering = upgrading(brief, mine)
@@ -129,7 +129,7 @@ async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(sync: Coordinator)
     await beside.release()
     writer = await asyncio.wait_for(entering, 5)
     await asyncio.wait_for(writer.lost.wait(), 5)
-    assert 0.5 < now() - began < 3
+    assert 0.9 < now() - began < 3
     await asyncio.wait_for(mine.lost.wait(), 5)
 
 

@@ -92,7 +92,7 @@ async def _is_renewed(lease: Lease) -> None:
 
 
 @modes
-@pytest.mark.parametrize("ttl", [0.15])
+@pytest.mark.parametrize("ttl", [0.4])
 async def test_a_reply_later_than_the_ttl_is_no_grant(server: EmbeddedServer, mode: str, ttl: float) -> None:
     """P1, D12: somebody else had the lock meanwhile; we queue behind, and what we get then is a real lease."""
     async with wired(server, mode, response_timeout=2, client={"socket_timeout": 2}) as w:
@@ -118,7 +118,7 @@ async def test_a_push_later_than_the_ttl_is_no_grant(server: EmbeddedServer) -> 
     """P1, D12: as above, for a grant that was handed over."""
     async with wired(server, response_timeout=2) as w:
         holder = await w.elsewhere().acquire()
-        waiting = asyncio.create_task(w.lock(ttl=0.15).acquire())
+        waiting = asyncio.create_task(w.lock(ttl=0.4).acquire())
         await w.queued()
         rule = w.proxy.on_push(anything, HOLD)
         await holder.release()
