@@ -11,7 +11,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from redis_sync_aio import wait_until
 from redis_sync_aio.embedded import EmbeddedServer
+from tests.support.body import FAST
 from tests.support.proxy import (
     CUT_AFTER,
     CUT_AFTER_REPLY,
@@ -41,6 +43,11 @@ class TestActions:
         wire.send("INCR", "k")
         await wire.rest()
         assert rule.fired.is_set()
+
+        async def passed() -> bool:  # what came before: the server may read it later than the end of the connection
+            return await direct.get("k") is not None
+
+        await wait_until(passed, FAST, timeout=5)
         assert await direct.get("k") == "0"
         assert (rule.hits, proxy.commands["INCR"], proxy.live) == (1, 0, 0)
 
