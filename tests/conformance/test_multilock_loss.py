@@ -214,7 +214,7 @@ async def test_p5_giving_up_the_wait_gives_back_all(
 
 async def test_a_release_without_an_answer_may_be_repeated(names: tuple[str, ...]) -> None:
     async with EmbeddedServer(port=0) as server, server.client() as client:
-        sync = Coordinator(client, retry_for=0.05, response_timeout=0.2)
+        sync = Coordinator(client, retry_for=0.3, response_timeout=0.2)
         lock = AsyncMultiLock(sync, names)
         lease = await lock.acquire()
         server.pause()

@@ -221,7 +221,7 @@ async def test_p6_the_lock_was_released_by_a_foreign_hand_of_this_process(
 async def test_a_release_without_an_answer_may_be_repeated() -> None:
     with EmbeddedServer(port=0) as server:
         async with server.client() as client:
-            sync = Coordinator(client, retry_for=0.05, response_timeout=0.2)
+            sync = Coordinator(client, retry_for=0.3, response_timeout=0.2)
             lock = AsyncReentrantLock(sync, NAME)
             inner = [await lock.acquire(), await lock.acquire()]
             server.pause()
