@@ -50,9 +50,6 @@ class Arena:
     async def _somebody_waits(self) -> bool:
         return (await self.lock.statistics()).waiters > 0
 
-    async def _free(self) -> bool:
-        return not await self.lock.locked() and not (await self.lock.statistics()).waiters
-
     async def settle(self) -> None:
         """End what the scenario started, whoever was cancelled."""
         for helper in self.helpers:
@@ -68,7 +65,7 @@ class Arena:
         lease = await self.lock.acquire(timeout=5)
         await lease.release()
         if self.kind.share:  # that sent nothing if it lingers, or if word that the cancelled task waits came first
-            await wait_until(self._free, FAST, timeout=1)
+            await wait_until(lambda: self.kind.empty(self.redis, NAME), FAST, timeout=1)
         after = await self.lock.statistics()
         assert (await holder(self.lock), after.waiters) == (None, 0), after
         assert await self.kind.empty(self.redis, NAME)

@@ -18,6 +18,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.child import Answer, Child, Crew, Failed
 from ..support.proxy import HOLD, HOLD_REPLY, FaultProxy, script
+from ..support.sharing import turns
 
 NAME = "shared"
 SLACK = 0.2
@@ -125,7 +126,7 @@ async def test_p2_a2_a_death_that_the_server_has_not_seen_costs_the_claim(
         try:
             head.kill()
             release = asyncio.create_task(holder.release())
-            await asyncio.sleep(0.05)  # the server finds both when it goes on
+            await turns()  # it is written: the server finds both when it goes on
         finally:
             server.resume()
         begin = time.monotonic()
