@@ -38,15 +38,15 @@ def error_answer(error: BaseException) -> ReplyError | None:
 
 
 def answered(
-    name: bytes, error: BaseException, no_scripts: str = "", keys: tuple[bytes, ...] = ()
+    name: bytes, error: BaseException, no_scripts: str = "", keys: tuple[bytes, ...] = (), again: bool = False
 ) -> CommandRefused | None:
     """Return the typed error when ``error`` is the server's answer to a command about ``name``; None when it is not.
 
-    ``no_scripts``: how scripts were refused before. ``keys``: those of the lock.
+    ``no_scripts``, ``keys``, ``again``: as `refusal`.
     """
     answer = error_answer(error)
     if answer is None:
         return None
-    refused = refusal(name, str(answer), no_scripts, keys)
+    refused = refusal(name, str(answer), no_scripts, keys, again)
     refused.__cause__ = error
     return refused

@@ -182,16 +182,21 @@ def warn_of_watch(message: str) -> None:
     logger.warning('redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %s', message)
 
 
-def refusal(name: bytes, message: str, no_scripts: str = "", keys: tuple[bytes, ...] = ()) -> CommandRefused:
+def refusal(
+    name: bytes, message: str, no_scripts: str = "", keys: tuple[bytes, ...] = (), again: bool = False
+) -> CommandRefused:
     """Return the typed error for an error answer about the lock ``name``; empty: it was to the connection itself.
 
-    ``no_scripts``: how those were refused. ``keys``: those of the lock.
+    ``no_scripts``: how those were refused. ``keys``: those of the lock. ``again``: the answer to an earlier copy of the
+    command was lost.
     """
     code = error_code(message)
     if no_scripts and code == "NOPERM":
         message += f"; and before that, of scripts: {no_scripts}"
     if code == "WRONGTYPE" and keys:
         message += f": one of {', '.join(map(text, keys))} is somebody else's"
-    kind, advice = _REFUSALS.get(code, (CommandRefused, "nothing was changed"))
+    kind, advice = _REFUSALS.get(code, (CommandRefused, "" if again else "nothing was changed"))
+    if again:
+        advice += ("; " if advice else "") + "an earlier copy, of which the answer was lost, may have been executed"
     what = f"a command for {text(name)!r}" if name else "the connection"
     return kind(f"the server refused {what}: {message} ({advice})", code=code)

@@ -146,7 +146,7 @@ class Link:
             if code == "READONLY":
                 self._drop(f"the server is a replica now: {message}")
         else:
-            call.fail(refusal(call.name, message, self._no_scripts, call.keys.all))
+            call.fail(refusal(call.name, message, self._no_scripts, call.keys.all, call.ambiguous))
 
     def _retry_later(self, call: Call) -> None:
         delay = RETRY.bound(call.attempts) * (0.5 + RETRY.random() / 2)

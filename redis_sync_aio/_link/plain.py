@@ -194,7 +194,7 @@ class PlainExecutor:
         return error
 
     def _failed(self, call: Call, error: Exception) -> None:
-        refused = answered(call.name, error, self._no_scripts, call.keys.all)
+        refused = answered(call.name, error, self._no_scripts, call.keys.all, call.ambiguous)
         call.ambiguous |= refused is None
         if call.over:
             return

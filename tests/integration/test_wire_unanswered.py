@@ -9,7 +9,7 @@ import pytest
 from redis_sync_aio import CommandRefused, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.proxy import ERROR, SWALLOW_REPLY, Match
+from ..support.proxy import CUT_AFTER, ERROR, SWALLOW_REPLY, Match
 from ..support.timed import timed
 from .test_wire import ACQUIRE, RELEASE, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
@@ -86,5 +86,18 @@ async def test_a_release_refused_and_then_silent(server: EmbeddedServer, mode: s
         with pytest.raises(Unreachable, match="before that it answered READONLY"):
             await lease.release()
         await w.proxy.cut()
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@modes
+async def test_silent_and_then_refused(server: EmbeddedServer, mode: str) -> None:
+    """P4, D9: who is refused in the end hears that an earlier copy may have done it; a second release knows why."""
+    async with wired(server, mode, **PATIENT | {"retry_for": 5}) as w:
+        lease = await w.lock(ttl=30).acquire()
+        w.proxy.on(RELEASE, CUT_AFTER)
+        w.proxy.on(RELEASE, ERROR("OOM command not allowed when used memory > 'maxmemory'."))
+        with pytest.raises(CommandRefused, match="an earlier copy, of which the answer was lost, may have"):
+            await lease.release()
         await lease.release()
         await w.check_free(lease.fence)
