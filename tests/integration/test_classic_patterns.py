@@ -123,7 +123,8 @@ async def test_p1_a_release_that_comes_too_late_frees_nobody_elses_lock(
     server: EmbeddedServer, mode: str, engine: str
 ) -> None:
     """P1: the release is on its way when the lease ends and another one gets the lock: who keeps it."""
-    async with wired(server, mode) as w:
+    # An answer may take long: a copy sent meanwhile would, when it finds the token gone, take the first for executed.
+    async with wired(server, mode, response_timeout=5, client={"socket_timeout": 5}) as w:
         lease = await w.lock(engine=engine).acquire()
         rule = w.proxy.on(DECIDES[engine], HOLD)
         releasing = asyncio.create_task(lease.release())
