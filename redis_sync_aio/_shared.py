@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -36,7 +35,6 @@ class Sharing(Keeper, Protocol):
     """The keeper of shares: what both kinds of leases need of their cohort."""
 
     thread: int
-    is_running: Callable[[], bool]
     local: LocalName
 
     def passed_on(self, lease: SharedLease) -> bool: ...
@@ -52,54 +50,56 @@ class Base(Lease):
     for it on the server, and were given to nobody yet. (Readers all have the same.)
     """
 
+    # What each grant looks at is an attribute of the object: one of the class takes the interpreter far longer to find.
+    wanted: bool
+    """Somebody else waits for it on the server."""
+    sound: bool
+    """It may be handed on; not when its cohort has parted with it, or a task overstayed its time."""
+    left: asyncio.Event | None
+    """Set when a share ends; there while somebody waits to be alone."""
+
     number = 0
     """By which the server calls us; 0 until a cohort has it."""
-    wanted = False
-    """Somebody else waits for it on the server."""
     budget = 0
     """While it is wanted: so often it may be handed on…"""
     yield_at = math.inf
     """… until then (local clock)."""
-    sound = True
-    """It may be handed on; not when its cohort has parted with it, or a task overstayed its time."""
     rests_since = 0.0
     rest: asyncio.TimerHandle | None = None
     """Ends its rest without a task…"""
     lingers = 0.0
     """… of so many seconds."""
-    left: asyncio.Event | None = None
-    """Set when a share ends; there while somebody waits to be alone."""
     takes_room = True
     """No other base or ticket of its cohort has its place."""
     turning = False
     """It is looked at when this turn of the loop ends."""
     cohort: Sharing
+    _keeper: Renewals
 
     def __init__(
         self, renewals: Renewals, keys: Keys, token: bytes, fence: int, deadline: float, period: float, request: Request
     ) -> None:
         super().__init__(renewals, keys, token, fence, deadline, period, request)
-        self._renewals = renewals
-        self._reads = request.reads
+        self.step = 0 if request.reads else 1
         self._range = RANGE
         self.shares: list[SharedLease] = []
+        self.wanted, self.sound, self.left = False, True, None
         self._reserved(fence, RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
         self.next_fence, self.last_fence = fence, fence + number - 1
         self.half = fence + number // 2
-        self.step = 0 if self._reads else 1
 
     def look(self) -> None:
         """Renew it now, unless that is under way: to hear whether somebody waits, or to have more fences in time."""
         if self.state is HELD and not self.renewing:
-            self._renewals.renew(self, self.ttl_ms)
+            self._keeper.renew(self, self.ttl_ms)
 
     def last(self, ttl_ms: int) -> None:
         """Go on with this ttl."""
         if ttl_ms != self.ttl_ms:
             self.ttl_ms = ttl_ms
-            self._renewals.renew(self, ttl_ms)
+            self._keeper.renew(self, ttl_ms)
 
     def asks(self) -> tuple[Argument, ...]:
         """Ask for more fences once half of them are used, and whether somebody waits."""
@@ -184,15 +184,18 @@ class SharedLease(Lease):
     """When it ends, whether its base is renewed or not (local clock)."""
     shared = False
     weight = 1
-    task: Task | None = None
+    task: Task | None
     """Who has it."""
-    _timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None
     _keeper: Sharing
     _terms: Request
 
     def __init__(self, cohort: Sharing, base: Base, request: Request) -> None:
+        self.state = HELD
         self._keeper = cohort
         self._terms = request
+        self._timer = None
+        self.task = None
         self.base = base
         base.shares.append(self)
         if base.wanted:
@@ -327,7 +330,7 @@ class SharedLease(Lease):
         On cancellation the release goes on in the background: it is never torn in half.
         """
         keeper = self._keeper
-        if keeper.thread == get_ident() and keeper.is_running() and self.state is HELD and keeper.passed_on(self):
+        if keeper.thread == get_ident() and keeper.loop.is_running() and self.state is HELD and keeper.passed_on(self):
             self.state, self.task = RELEASED, None
             return
         await super().release()

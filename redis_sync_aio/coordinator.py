@@ -127,7 +127,7 @@ class Coordinator(Names):
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind to the running loop. Nothing is sent before the first use."""
         self._loop = self.loop = loop
-        self.is_running, self._thread = loop.is_running, get_ident()
+        self._thread = get_ident()
         unique = secrets.token_hex(8)
         self._inbox = INBOX_PREFIX + unique.encode()
         self.token_prefix = f"{socket.gethostname()[:32]}:{os.getpid()}:{unique}:".encode()
@@ -228,7 +228,7 @@ class Coordinator(Names):
 
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
-        if self._thread == get_ident() and self.is_running():
+        if self._thread == get_ident() and self.loop.is_running():
             return  # the same, told sooner: until Python 3.12 to ask for the running loop is a call to the system
         if self._forked:
             raise WrongContext(
@@ -264,7 +264,7 @@ class Coordinator(Names):
 
     def usable(self) -> bool:
         """Return whether it may be used here and now; `check` says why not."""
-        return self._thread == get_ident() and self._why_closed is None and self.is_running()
+        return self._thread == get_ident() and self._why_closed is None and self.loop.is_running()
 
     async def ask(self, send: Send) -> Reply:
         """Run one command and return its reply. ``send(engine, sent, expires, done)`` sends it.

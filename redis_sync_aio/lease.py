@@ -87,8 +87,9 @@ class Lease(Recorded):
         lost: an event: ``lost.is_set()``, ``await lost.wait()``.
     """
 
+    state: State
+
     # Rarely changed; as class attributes they cost nothing to set up.
-    state = State.HELD
     reason: LossReason | None = None
     on_loss: Callable[[], None] | None = None
     doubtful = False
@@ -124,6 +125,7 @@ class Lease(Recorded):
         period: float,
         terms: Terms,
     ) -> None:
+        self.state = HELD
         self._keeper = keeper
         self._terms = terms
         self.keys = keys

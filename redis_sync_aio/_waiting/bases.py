@@ -40,7 +40,6 @@ class Bases(ABC):
         self.loop = hub.loop
         self.thread = get_ident()
         """In which bases are handed on while the loop runs there; 0 when that has ended for good."""
-        self.is_running = hub.loop.is_running
         self.client: Redis = hub.renewals.client
         self.patience = hub.renewals.patience
         self.line: deque[Waiting] = deque()
@@ -96,7 +95,9 @@ class Bases(ABC):
         if time >= lease.deadline:
             return False
         if len(shares) == 1:
-            if not self._may_go_on(base, time):
+            # Most often it may, and there is nothing to weigh: the base lasts as long as the lease, or longer.
+            weigh = base.wanted or not base.sound or base.next_fence > base.last_fence
+            if weigh and not self._may_go_on(base, time):
                 return False
             if not (self.line and self._hand_on(base)):
                 if not self._may_rest(base, lease.linger):

@@ -93,7 +93,7 @@ async def test_a_release_refused_and_then_silent(server: EmbeddedServer, mode: s
 @modes
 async def test_silent_and_then_refused(server: EmbeddedServer, mode: str) -> None:
     """P4, D9: who is refused in the end hears that an earlier copy may have done it; a second release knows why."""
-    async with wired(server, mode, **PATIENT | {"retry_for": 5}) as w:
+    async with wired(server, mode, **{**PATIENT, "retry_for": 5}) as w:
         lease = await w.lock(ttl=30).acquire()
         w.proxy.on(RELEASE, CUT_AFTER)
         w.proxy.on(RELEASE, ERROR("OOM command not allowed when used memory > 'maxmemory'."))
