@@ -84,6 +84,9 @@ class Coordinator(Names):
 
     Raises:
         TypeError: not an asyncio Redis client. ValueError: an argument out of range.
+
+    For users there are ``async with``, `lock`, `close`, `client`, `connections`, `trouble` and `why_closed`. All else
+    is for the modules of this package, and may change with any release.
     """
 
     def __init__(

@@ -85,6 +85,10 @@ class Lease(Recorded):
         identity: the caller's identity, or None.
         weight: how many permits of a semaphore it is; 1 for a lock and for a reader, 2,147,483,647 for a writer.
         lost: an event: ``lost.is_set()``, ``await lost.wait()``.
+
+    For users there are these, `remaining`, `is_lost`, `check`, `extend`, `transaction` and `release`; of a robust lock
+    `abandoned`, `progress`, `record`, `compensate` and `clear_record` as well. All else is for the modules of this
+    package, and may change with any release.
     """
 
     state: State
