@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio._clock import now
-from redis_sync_aio._engine.outcomes import RANGE
+from redis_sync_aio._engine.outcomes import RANGE, WANTED
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -20,8 +20,10 @@ from ..support.gate import _times
 from ..support.proxy import DROP, HOLD_REPLY, FaultProxy, anything
 from ..support.sharing import (
     KEYS,
+    NAME,
     base_of,
     busy,
+    gets_free,
     in_queue,
     on_wanted,
     scripts,
@@ -326,3 +328,23 @@ async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, r
         await told(base_of(lease))
         await lease.release()
         await (await soon(theirs)).release()
+
+
+@pytest.mark.parametrize("pushed", [False, True], ids=["reply", "push"])
+async def test_p2_the_word_comes_before_the_grant(
+    redis: Redis, sync: Coordinator, other: Coordinator, pushed: bool
+) -> None:
+    """P2: as Redis 6.2 may send it, in a packet before the answer: it is not forgotten when that comes."""
+    holder = await AsyncLock(other, NAME).acquire() if pushed else None
+    acquiring = asyncio.create_task(shared(sync).acquire())
+    await turns(1)
+    if holder is not None:
+        await in_queue(redis, 1)
+    [number] = sync.tickets
+    sync.link_pushed(b"%d %d 0 0" % (number, WANTED))
+    if holder is not None:
+        await holder.release()
+    lease = await soon(acquiring)
+    assert base_of(lease).wanted
+    await lease.release()
+    await gets_free(redis)
