@@ -51,6 +51,7 @@ class Base(Lease):
     """
 
     # What each grant looks at is an attribute of the object: one of the class takes the interpreter far longer to find.
+    # (And so do all, if an object has more than 30 of its own.)
     wanted: bool
     """Somebody else waits for it on the server."""
     sound: bool
