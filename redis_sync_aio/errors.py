@@ -32,7 +32,8 @@ class AcquireTimeout(SyncError, TimeoutError):
     The withdrawal of the request was sent before this is raised, on the same connection: nothing stays behind.
 
     ``name`` is the lock's; ``remaining`` is for how many seconds the present holder has it if it does not renew,
-    as far as the server's last answer told (None: not known, or for ever): a hint for ``Retry-After``.
+    as far as this process or the server's last answer can tell (None: not known, or for ever): a hint for
+    ``Retry-After``.
     """
 
     def __init__(self, message: str, *, name: str, remaining: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, Coordinator, LeaseLost, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wait_until
 from redis_sync_aio._clock import now
 
 from ..support.body import FAST, for_ever, lost_in
@@ -77,6 +77,26 @@ async def test_p6_a_ttl_for_one_acquisition(redis: Redis, sync: Coordinator) -> 
         await wait_until(so_long, FAST, timeout=2)
         await wait_until(lambda: ttl * 0.9 < lease.remaining() <= ttl, FAST, timeout=2)  # noqa: B023
     await lease.release()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("timeout", [0, 0.01])
+async def test_who_waits_in_vain_hears_how_long_its_own_process_has_it(
+    sync: Coordinator, share: bool, timeout: float
+) -> None:
+    """Whatever the server said last: the lease was extended since; and None if it has no end."""
+    lock = AsyncLock(sync, NAME, share=share)
+    async with lock.hold() as lease:
+        with pytest.raises(AcquireTimeout):
+            await lock.acquire(timeout=0.01)
+        await lease.extend(300)
+        with pytest.raises(AcquireTimeout) as raised:
+            await lock.acquire(timeout=timeout)
+        assert raised.value.remaining == pytest.approx(300, abs=10)
+    async with AsyncLock(sync, NAME, ttl=None):
+        with pytest.raises(AcquireTimeout) as raised:
+            await lock.acquire(timeout=timeout)
+        assert raised.value.remaining is None
 
 
 async def test_p6_an_extension_does_not_shorten_max_hold(redis: Redis, sync: Coordinator) -> None:
