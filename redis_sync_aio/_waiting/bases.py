@@ -83,7 +83,7 @@ class Bases(ABC):
     # -- handing on ------------------------------------------------------------------------------------
 
     def _may_go_on(self, base: Base, time: float) -> bool:
-        """Return whether another task may have it."""
+        """Return whether another task may have it. What it looks at is looked at in `passed_on`, too."""
         if not base.sound or time >= base.deadline or base.next_fence > base.last_fence:
             return False
         return not base.wanted or (base.budget > 0 and time < base.yield_at and not self._together)
@@ -95,7 +95,7 @@ class Bases(ABC):
         if time >= lease.deadline:
             return False
         if len(shares) == 1:
-            # Most often it may, and there is nothing to weigh: the base lasts as long as the lease, or longer.
+            # Most often it may: there is none of what `_may_go_on` weighs, and the base lasts as long as the lease.
             weigh = base.wanted or not base.sound or base.next_fence > base.last_fence
             if weigh and not self._may_go_on(base, time):
                 return False

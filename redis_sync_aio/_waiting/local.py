@@ -125,9 +125,10 @@ class LocalName:
 
     def holder_remaining(self) -> float | None:
         """Return for how many seconds the present holder has it, as far as is known."""
-        if self.leases and not isinstance(self.keys, PermitKeys):  # it is ours: renewed since anybody asked, perhaps
-            left = max(lease.remaining() for lease in self.leases)
-            return None if left == math.inf else left
+        if not isinstance(self.keys, PermitKeys):
+            left = max((lease.remaining() for lease in self.leases), default=0.0)
+            if left:  # it is ours: renewed since anybody asked, perhaps
+                return None if left == math.inf else left
         return None if self.held_until is None else max(0.0, self.held_until - now())
 
     def timeout_error(self, limit: float | None, weight: int, permits: int, answered: bool = True) -> SyncError:
