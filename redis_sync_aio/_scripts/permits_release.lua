@@ -7,21 +7,21 @@
 --       may have happened, reads GONE accordingly.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
--- Nobody waits, nothing is over or lost: what `drop` and `save` would do, before any function is made.
-local freed = not first[1] and soonest and tonumber(soonest) > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
-if freed then
+local held = soonest and tonumber(soonest) > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
+if held and not first[1] then -- Nobody waits, nothing is over or lost: what `drop` and `save` would do.
   redis.call('ZREM', PERMITS, ARGV[1])
   redis.call('HDEL', STATE, '=' .. ARGV[1])
-  redis.call('HSET', STATE, 'used', used - freed)
+  redis.call('HSET', STATE, 'used', used - held)
   return 1
 end
+-- include: hand_over
 -- include: grants
 -- include: turns
 -- include: expire
 -- include: spend
 if ARGV[2] ~= '' then leave(ARGV[2]) end
 local had = permit(ARGV[1])
-local held = had and had > 0
+held = had and had > 0
 if held then drop(ARGV[1]) end
 if ARGV[3] == '1' then spend(ARGV[1]) end
 settle('')

@@ -18,6 +18,7 @@ from ..scripts import permits as tools
 from ..scripts import test_permit_scripts as suite
 from ..scripts import test_permit_scripts_edges as edges
 from ..scripts import test_permit_sharing as sharing
+from ..scripts import test_permit_short_ways as short_ways
 from ..scripts import test_upgrade_scripts as upgrades
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
@@ -174,7 +175,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "at once although the permits are lost": Mutant(
         "local sound = not soonest and used == 0 or", "local sound = not soonest or"
     ),
-    "at once although the keys end": Mutant("if sound and lasts and", "if sound and"),
+    "at once although the keys end": Mutant("if sound and lasts(next, ttl) and", "if sound and"),
     "at once without a range for who shares": Mutant(" and string.byte(token, -1) ~= 126"),
     "at once with the last fence": Mutant("rises and math.max(fence + 1, now) or fence", "rises and now or fence"),
     "at once with a fence for each reader": Mutant("= rises and math", "= math"),
@@ -182,11 +183,81 @@ MUTANTS: Mapping[str, Mutant] = {
         "if not soonest then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end"
     ),
     "at once without the sum": Mutant("'used', used + weight, 'fence'", "'fence'"),
-    "a short release wakes nobody": Mutant("local freed = not first[1] and soonest", "local freed = soonest"),
+    "a short release wakes nobody": Mutant("if held and not first[1] then", "if held then"),
     "a short release of what is over": Mutant("tonumber(soonest) > now and ARGV[3]", "ARGV[3]"),
     "a short release of a tombstone": Mutant("'^[1-9]%d*'", "'^%d+'"),
     "a short release leaves no tombstone": Mutant(" and ARGV[3] ~= '1' and string", " and string"),
-    "a short release frees nothing": Mutant("used - freed", "used"),
+    "a short release frees nothing": Mutant("used - held)", "used)"),
+    # the short way to the end of the queue
+    "to the end although there is room": Mutant("local full = used >= limit and soonest", "local full = soonest"),
+    "to the end although something is over": Mutant(
+        "soonest and tonumber(soonest) > now and tonumber(soonest)",
+        "soonest and tonumber(soonest)",
+    ),
+    "to the end by a tombstone": Mutant(" and tonumber(soonest) % 1 == 0"),
+    "to the end of no queue": Mutant("local asks = ticket ~= '' and", "local asks ="),
+    "to the end behind himself": Mutant("ticket ~= first[1] and"),
+    "to the end without a poll": Mutant("poll_ms == 0 and"),
+    "to the end although he has one": Mutant("poll_ms == 0 and own == ''", "poll_ms == 0"),
+    "to the end however heavy": Mutant("if full and asks and weight <= limit and", "if full and asks and"),
+    "to the end whatever the limit": Mutant("(asked == limit or asked == 0) and usual", "usual"),
+    "to the end behind anybody": Mutant("and usual(first[1]) and", "and first[1] and"),
+    "to the end behind who goes ahead": Mutant("usual(first[1]) and tonumber(first[2]) > 0", "usual(first[1])"),
+    "to the end without a word to who shares": Mutant("and not redis.call('HGET', STATE, 'shared') then", "then"),
+    "to the end without a look at the memory": Mutant("if type(new) ~= 'table' then return", "if new then return"),
+    "to the end again, and the queue ends": Mutant("if new == 0 or place % 16 == 0 then", "if place % 16 == 0 then"),
+    "to the end, and the queue ends": Mutant("if new == 0 or place % 16 == 0 then", "if new == 0 then"),
+    "to the end, and the queue is kept each time": Mutant("if new == 0 or place % 16 == 0 then", "do"),
+    # the short way from hand to hand
+    "anybody with such a number is usual": Mutant("own_inbox == inbox and"),
+    "anybody with such an inbox is usual": Mutant("own_id == id and"),
+    "the heavy are usual": Mutant(" and tonumber(weight) <= limit then\n    return 'rsa:'", " then\n    return 'rsa:'"),
+    "handed on by who has nothing": Mutant("usual(held and ARGV[2]", "usual(ARGV[2]"),
+    "handed on by who waits, too": Mutant("usual(held and ARGV[2] == '' and first[1])", "usual(held and first[1])"),
+    "handed on to who goes ahead": Mutant("if inbox and tonumber(first[2]) > 0 and", "if inbox and"),
+    "handed on before anybody": Mutant("(next_inbox or not first[3]) and"),
+    "handed on although there is room for more": Mutant(
+        "used - held + weight == limit",
+        "used - held + weight <= limit",
+    ),
+    "handed on although it does not fit": Mutant("used - held + weight == limit", "used - held + weight >= limit"),
+    "handed on although the keys end": Mutant("if lasts(next, ms) and", "if"),
+    "handed on beside a tombstone": Mutant("(not other or other % 1 == 0)", "true"),
+    "handed on with a look at what is gone": Mutant("ends[ends[1] == ARGV[1] and 4 or 2]", "ends[2]"),
+    "handed on with a look at what is later": Mutant("ends[ends[1] == ARGV[1] and 4 or 2]", "ends[4]"),
+    "handed on with the last fence": Mutant(
+        "local next = math.max(fence + 1, now)\n  if lasts",
+        "local next = now\n  if lasts",
+    ),
+    "handed on with a late look": Mutant("other and math.min(math.ceil((other - now) / 1000), ms) or ms", "ms"),
+    "handed on with a look at the others only": Mutant(
+        "math.min(math.ceil((other - now) / 1000), ms) or ms",
+        "math.ceil((other - now) / 1000) or ms",
+    ),
+    "handed on without a word of who is next": Mutant(
+        "(next_inbox == inbox and next_id or 0) .. ' ' .. look",
+        "'0 ' .. look",
+    ),
+    "handed on with word of who is next elsewhere": Mutant(
+        "(next_inbox == inbox and next_id or 0) .. ' ' .. look",
+        "next_id .. ' ' .. look",
+    ),
+    "handed on without a word to who is next elsewhere": Mutant(
+        "if next_id and next_inbox ~= inbox then redis.pcall",
+        "if false then redis.pcall",
+    ),
+    "handed on to the dead": Mutant("and heard > 0 then\n      redis", "and heard >= 0 then\n      redis"),
+    "handed on without being allowed to say so": Mutant(
+        "if type(heard) == 'number' and heard > 0 then",
+        "if heard ~= 0 then",
+    ),
+    "handed on to who goes on waiting": Mutant("redis.call('ZREM', QUEUE, first[1])"),
+    "handed on and kept": Mutant("redis.call('ZREM', PERMITS, ARGV[1])\n      redis.call('HDEL'", "redis.call('HDEL'"),
+    "handed on and remembered": Mutant("      redis.call('HDEL', STATE, '=' .. ARGV[1])\n"),
+    "handed on for ever": Mutant(
+        "if not other then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end\n"
+    ),
+    "handed on without the sum": Mutant("'used', limit, 'fence', its_fence", "'fence', its_fence"),
     # readers that become the writer
     "an upgrade waits its turn": Mutant("ahead = -1", "ahead = nil"),
     "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),
@@ -290,7 +361,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
     return found
 
 
-CHECKS = checks(suite, sharing, edges, upgrades)
+CHECKS = checks(suite, sharing, edges, upgrades, short_ways)
 
 
 async def test_the_scripts_pass_every_check(redis: Client) -> None:

@@ -3,9 +3,8 @@
 if not first[1] and own == '' and (asked == limit or asked == 0) and used + weight <= limit then
   local rises = limit ~= WHOLE or weight == WHOLE -- as `next_fence`, of what is not the first fence
   local next = rises and math.max(fence + 1, now) or fence
-  local lasts = kept >= math.floor(math.max(now, next) / 1000) + math.max(3600000, math.ceil(1.25 * ttl))
   local sound = not soonest and used == 0 or soonest and tonumber(soonest) > now
-  if sound and lasts and string.byte(token, -1) ~= 126 then
+  if sound and lasts(next, ttl) and string.byte(token, -1) ~= 126 then
     local its_fence = string.format('%.0f', next)
     redis.call('ZADD', PERMITS, now + ttl * 1000, token)
     if not soonest then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end
@@ -14,3 +13,4 @@ if not first[1] and own == '' and (asked == limit or asked == 0) and used + weig
   end
 end
 if limit == 0 then limit = asked end
+-- include: at_the_end

@@ -15,10 +15,9 @@ local function drop(token) -- ZREM first: allowed when out of memory, and then s
   soonest = nil
 end
 
-local function keep(ms, new) -- the keys outlive the permits, the fence (if the clock went back), and an hour of rest
-  local time, least = math.floor(now / 1000), math.max(3600000, math.ceil(1.25 * ms))
-  local short = kept < math.max(time, math.floor(fence / 1000)) + least
-  if short then kept = math.max(time, math.ceil(fence / 1000)) + 2 * least end
+local function keep(ms, new) -- as long as `lasts` asks for, and then twice
+  local time, short = math.floor(now / 1000), not lasts(fence, ms)
+  if short then kept = math.max(time, math.ceil(fence / 1000)) + 2 * math.max(3600000, math.ceil(1.25 * ms)) end
   if short or new then redis.call('PEXPIRE', PERMITS, kept - time) end -- first: it is allowed when out of memory
   if short then
     redis.call('HSET', STATE, 'kept', kept)
