@@ -13,7 +13,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakMethod
 
 import redis.exceptions
@@ -23,6 +23,8 @@ from redis.backoff import NoBackoff
 
 from .._cancellation import finished
 from .call import Reply, Words
+
+T = TypeVar("T")
 
 
 class NotAdoptable(Exception):
@@ -47,6 +49,30 @@ def dead_end(transport: asyncio.BaseTransport) -> None:
 _silent: list[socket.socket] = []
 
 
+def bare(error: BaseException) -> BaseException:
+    """Return what came instead of a connection, as it was: ``error``, or what redis-py put into it.
+
+    What the server answers to the handshake over a unix socket it makes a plain ConnectionError, as if none had come.
+    """
+    cause = error.__cause__
+    wrapped = type(error) is redis.exceptions.ConnectionError and isinstance(cause, redis.exceptions.RedisError)
+    return cause if wrapped and cause is not None else error
+
+
+async def pooled(client: Redis) -> Any:
+    """Return a connection of the client's pool; raise what redis-py raises, but `bare`."""
+    pool: Any = client.connection_pool
+    return await _bared(pool.get_connection())
+
+
+async def _bared(connecting: Awaitable[T]) -> T:
+    try:
+        return await connecting
+    except redis.exceptions.ConnectionError as error:
+        failed = bare(error)
+    raise failed  # not inside: the wrapping would be the context of what it wraps
+
+
 async def send_once(client: Redis, words: Words) -> Reply:
     """Run one command on a pooled connection, once.
 
@@ -54,7 +80,7 @@ async def send_once(client: Redis, words: Words) -> Reply:
     come at any await, and again (`insisting`): it does not tear redis-py's books.
     """
     pool: Any = client.connection_pool
-    connection = await pool.get_connection()
+    connection: Any = await pooled(client)
     answer: Reply = None
     try:
         await connection.send_command(*words)
@@ -188,10 +214,10 @@ class Adopted:
 
 
 async def probe(client: Redis) -> None:
-    """Open a connection of ``client`` with one attempt, and close it again; raise what redis-py raises."""
+    """Open a connection of ``client`` with one attempt, and close it again; raise as `pooled`."""
     connection = _new_connection(client.connection_pool)
     try:
-        await connection.connect()
+        await _bared(connection.connect())
     finally:
         await connection.disconnect(nowait=True)
 
@@ -205,12 +231,12 @@ def _new_connection(pool: Any) -> Any:
 async def open_connection(client: Redis) -> Adopted:
     """Open one more connection of ``client``, beside its pool, with one attempt.
 
-    Raises what redis-py raises, and NotAdoptable.
+    Raises as `pooled`, and NotAdoptable.
     """
     pool: Any = client.connection_pool
     connection = _new_connection(pool)
     try:
-        await connection.connect()
+        await _bared(connection.connect())
         return Adopted(pool, connection)
     except BaseException:
         await connection.disconnect(nowait=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import redis.exceptions
 
 from ..errors import CommandRefused
@@ -17,9 +19,10 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.MasterDownError, "MASTERDOWN"),
     (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
     (redis.exceptions.TryAgainError, "TRYAGAIN"),
-    (redis.exceptions.AuthenticationError, "NOAUTH"),
     (redis.exceptions.ExecAbortError, "EXECABORT"),
 )
+_CODE = re.compile(r"[A-Z]{3,} ")
+_NO_CREDENTIALS = re.compile("Authentication required|HELLO must be called with the client already authenticated")
 
 
 def error_answer(error: BaseException) -> ReplyError | None:
@@ -31,10 +34,15 @@ def error_answer(error: BaseException) -> ReplyError | None:
         return error
     if isinstance(error.__context__, redis.exceptions.ReadOnlyError):
         error = error.__context__
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        code: str | None = "NOAUTH" if _NO_CREDENTIALS.match(str(error)) else "WRONGPASS"
+    else:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if code is not None:
         return ReplyError(f"{code} {error}")
-    return ReplyError(str(error)) if isinstance(error, redis.exceptions.ResponseError) else None
+    if not isinstance(error, redis.exceptions.ResponseError):
+        return None
+    return ReplyError(str(error) if _CODE.match(str(error)) else f"ERR {error}")
 
 
 def answered(

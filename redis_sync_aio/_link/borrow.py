@@ -22,7 +22,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 
 from .._cancellation import finished
-from .adopt import write
+from .adopt import pooled, write
 from .call import Reply
 from .client import client_response_timeout
 
@@ -143,8 +143,7 @@ async def borrow(client: Redis, response_timeout: float | None = None) -> Borrow
     None: as long as the client waits for an answer. Raises OUT_OF_REACH. On cancellation a connection that is still
     being opened goes back to the pool by itself.
     """
-    pool: Any = client.connection_pool
-    connecting = _start(pool.get_connection(), "connect")
+    connecting = _start(pooled(client), "connect")
     try:
         await asyncio.wait([connecting])
     except asyncio.CancelledError:

@@ -150,6 +150,7 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory; releases and renewals still work"),
     "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),
     "NOAUTH": (PermissionRefused, "give the client a username and password"),
+    "WRONGPASS": (PermissionRefused, "check the username and password of the client"),
     "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
 }
 # Redis 6.2 wraps the error of a command that a script ran, or that it returns after a pcall; later versions put its

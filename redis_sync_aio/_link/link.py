@@ -36,6 +36,7 @@ from ..backoff import Backoff
 from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from . import troubles
 from .adopt import NotAdoptable, open_connection
+from .answers import answered
 from .call import TRANSIENT, Call, Here, Reply, ReplyError, Talk, error_code, refusal, scripts_refused, warn_of_watch
 from .talks import Converse, Exchange
 from .wire import Wire
@@ -192,9 +193,6 @@ class Link:
                     return
                 except troubles.OUT_OF_REACH as error:
                     self._trouble = error
-                    if "HELLO must be called with the client already authenticated" in str(error):
-                        self._refuse(error)  # redis-py takes this NOAUTH for a connection error
-                        return
                     self._expire_calls()
                     if not self._unsent and not self._retries and not self._owner.link_needed():
                         return
@@ -267,7 +265,7 @@ class Link:
         elif isinstance(error, NotAdoptable):
             known = LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
         else:
-            known = refusal(b"", f"{troubles.code(error)} {error}")
+            known = answered(b"", error) or refusal(b"", f"ERR {error}")
         self._owner.link_refused(known)
         for call in self.take_unsent():
             call.fail(known)

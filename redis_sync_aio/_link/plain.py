@@ -23,7 +23,7 @@ from .._clock import now
 from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed
-from .adopt import dead_end_pool, probe, send_once
+from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import answered, error_answer
 from .borrow import borrow
 from .call import CONFLICT, MOMENT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
@@ -227,4 +227,5 @@ def _context(error: Exception) -> Exception:
     found: BaseException | None = error
     while isinstance(found, (TimeoutError, asyncio.CancelledError)):
         found = found.__cause__ or found.__context__
+    found = None if found is None else bare(found)
     return found if isinstance(found, Exception) else error

@@ -51,15 +51,6 @@ def not_possible(message: str, what: str) -> Exception:
     )
 
 
-def code(error: Exception) -> str:
-    """Return the code of what redis-py raised when it connected."""
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return "NOPERM"
-    if isinstance(error, redis.exceptions.ConnectionError):  # AuthenticationError is one
-        return "NOAUTH"
-    return "ERR"
-
-
 REFUSED = (
     LinkUnavailable,
     NotAdoptable,

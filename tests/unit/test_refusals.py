@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import AuthenticationError, ResponseError
 
 from redis_sync_aio import CommandRefused, OutOfMemory, PermissionRefused, WrongKeyType
+from redis_sync_aio._link.answers import error_answer
 from redis_sync_aio._link.call import error_code, refusal
 
 SCRIPT = "Error running script (call to f_ec10): @user_script:6:"
@@ -32,3 +34,18 @@ def test_error_answers(message: str, code: str, kind: type[CommandRefused]) -> N
     assert type(error) is kind
     assert error.code == code
     assert "name" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (AuthenticationError("invalid username-password pair or user is disabled."), "WRONGPASS invalid username"),
+        (AuthenticationError("Authentication required."), "NOAUTH Authentication required"),
+        (AuthenticationError("HELLO must be called with the client already authenticated, otherwise"), "NOAUTH HELLO"),
+        (ResponseError("DB index is out of range"), "ERR DB index"),
+        (ResponseError("unknown command 'EVALSHA'"), "ERR unknown command"),
+        (ResponseError(f"WRONGTYPE {WRONG}"), "WRONGTYPE Operation"),
+    ],
+)
+def test_codes_that_redis_py_takes_away(error: Exception, answer: str) -> None:
+    assert str(error_answer(error)).startswith(answer)
