@@ -172,7 +172,7 @@ class Attempts:
                 return False
             await abandon(tx, error)
             # P7: the body's own error comes out bare.
-            return isinstance(error, SyncError) and error is tx._trouble and self._passes(error)
+            return isinstance(error, SyncError) and self._passes(tx, error)
         except BaseException:
             self._finish()
             raise
@@ -186,7 +186,7 @@ class Attempts:
             outcome = await tx._commit()
         except SyncError as error:
             await tx._end(drop=False)
-            if error is not tx._trouble or not self._passes(error):
+            if not self._passes(tx, error):
                 raise
         except BaseException:
             await tx._end(drop=True)
@@ -198,7 +198,7 @@ class Attempts:
             elif outcome is None:
                 self._conflicts += 1
                 self._trouble_since = None
-                if not self._again(self._conflict_delays):
+                if not self._again(self._conflict_delays, None):
                     raise self._conflict()
                 if self._has_turn:
                     self._delay = 0.0  # whoever has the turn need not let others pass
@@ -212,9 +212,9 @@ class Attempts:
 
     # -- again, or not ---------------------------------------------------------------------------------
 
-    def _passes(self, error: SyncError) -> bool:
-        """Nothing was done, because of ``error``: return whether to try again."""
-        return passing(error) and self._out_of_trouble()
+    def _passes(self, tx: Transaction, error: SyncError) -> bool:
+        """If nothing was done, because of ``error``: return whether to try again."""
+        return error is tx._trouble and passing(error) and self._out_of_trouble(tx._asked)
 
     async def _unanswered(self, outcome: Unanswered, sent: float) -> None:
         """EXEC may have been executed."""
@@ -223,20 +223,25 @@ class Attempts:
             self._succeeded(None, recovered=True)
         elif executed is None and not self._terms.idempotent:
             raise self._unknown() from outcome.cause
-        elif not self._out_of_trouble():
+        elif not self._out_of_trouble(sent):
             raise (self._unknown() if executed is None else self._void()) from outcome.cause
 
-    def _out_of_trouble(self) -> bool:
-        """Redis was out of reach: plan the next attempt; without a deadline only if that has not gone on for long."""
-        if self._trouble_since is None:
-            self._trouble_since = now()
-        long = self._terms.deadline is None and now() >= self._trouble_since + self._retry_for
-        return not long and self._again(self._trouble_delays)
+    def _out_of_trouble(self, asked: float) -> bool:
+        """Redis, ``asked`` at that time, was out of reach: plan the next attempt.
 
-    def _again(self, delays: Iterator[float]) -> bool:
-        """Plan the next attempt, if there may be one."""
-        delay, ends = next(delays, None), self._terms.deadline
-        late = delay is not None and ends is not None and now() + delay >= self._begun + ends
+        Without a deadline only if that has not gone on for long, counted from when the first command that failed was
+        asked: redis-py may have tried to connect for seconds since then, and before that the body took its time.
+        """
+        if self._trouble_since is None:
+            self._trouble_since = asked
+        return self._again(self._trouble_delays, self._trouble_since + self._retry_for)
+
+    def _again(self, delays: Iterator[float], ends: float | None) -> bool:
+        """Plan the next attempt, if there may be one: it begins before the deadline; without one, before ``ends``."""
+        delay = next(delays, None)
+        if self._terms.deadline is not None:
+            ends = self._begun + self._terms.deadline
+        late = delay is not None and ends is not None and now() + delay >= ends
         if delay is None or late or self._attempts >= self._terms.attempts:
             return False
         self._delay = delay

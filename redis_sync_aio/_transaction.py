@@ -17,6 +17,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.commands import AsyncCoreCommands
 
+from ._clock import now
 from ._link.answers import answered
 from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Packed, Words, borrow, packer
 from ._link.call import TRANSIENT, Reply, refusal
@@ -109,6 +110,8 @@ class Transaction(AsyncCoreCommands):
         self._queue: list[tuple[Packed, Words, dict[str, Any]]] = []
         self._trouble: SyncError | None = None
         """Why it can not commit any more."""
+        self._asked = now()
+        """When it began to wait for the server, most recently."""
 
     # -- for the body ----------------------------------------------------------------------------------
 
@@ -296,6 +299,7 @@ class Transaction(AsyncCoreCommands):
 
     async def _execute(self) -> Replies | Unanswered | None:
         connection = self._opened()
+        self._asked = now()
         packed = [MULTI, *map(self._pack, self._first), *(command for command, _, _ in self._queue), EXEC]
         try:
             multi, *queued, executed = await connection.exchange(packed)
@@ -358,6 +362,7 @@ class Transaction(AsyncCoreCommands):
     @contextmanager
     def _reporting(self) -> Iterator[None]:
         """Before EXEC a lost connection means: nothing was done. Whatever the body makes of it, it can not commit."""
+        self._asked = now()
         try:
             yield
         except OUT_OF_REACH as error:

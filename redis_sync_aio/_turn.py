@@ -11,6 +11,7 @@ from typing import Protocol
 
 from redis.asyncio import Redis
 
+from ._clock import now
 from ._link.borrow import Words
 from ._link.call import Reply
 from ._transaction import Transaction
@@ -57,7 +58,7 @@ class PoliteTransaction(Transaction):
         try:
             await self._take_turn()
         except SyncError as error:
-            self._trouble = error
+            self._trouble, self._asked = error, now()  # to wait for the turn is no trouble
             raise
         self._turns = ()
         return False

@@ -327,6 +327,23 @@ async def test_a_server_out_of_reach_is_not_tried_for_ever(make_client: MakeClie
     await redis.aclose()
 
 
+async def test_no_attempt_begins_after_the_time_for_it() -> None:
+    """The time that redis-py took to connect, again and again, counts, too."""
+    redis = Redis(host="127.0.0.1", port=1, retry=Retry(ConstantBackoff(0.1), 4))
+    async with Coordinator(redis, retry_for=0.3, push="never") as sync:
+        bodies = 0
+
+        async def body(tx: Transaction) -> None:
+            nonlocal bodies
+            bodies += 1
+            await tx.get("n")
+
+        with pytest.raises(Unreachable, match="nothing was written"):
+            await transaction(sync, body, "n")
+        assert bodies == 1
+    await redis.aclose()
+
+
 async def test_a_long_body_is_no_trouble(redis: Redis) -> None:
     """What comes after it is tried again for as long as after a short one."""
     async with Coordinator(redis, retry_for=0.2) as sync:
