@@ -102,6 +102,11 @@ def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
         raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {value!r}")
 
 
+def shown_limit(limit: float | None) -> str:
+    """Return "within so many seconds" for a message. What is left of a time-out would have many digits."""
+    return f"within {limit if limit is None else round(limit, 3)} seconds"
+
+
 def text(value: bytes) -> str:
     """Return bytes from the server as text that can be shown; undecodable bytes are escaped."""
     return value.decode("utf-8", "backslashreplace")

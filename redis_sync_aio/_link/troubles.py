@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis.exceptions
 
-from .._types import text
+from .._types import shown_limit, text
 from ..errors import CommandRefused, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable
 from .call import TRANSIENT, Call, error_code
@@ -18,14 +18,18 @@ def perhaps(call: Call) -> Unreachable:
     )
 
 
-def unanswered(name: bytes, cause: BaseException | None = None, before: SyncError | None = None) -> Unreachable:
+def unanswered(
+    name: bytes, cause: BaseException | None = None, before: SyncError | None = None, within: float | None = None
+) -> Unreachable:
     """Return the error for a command about ``name`` of which nobody knows what became of it.
 
-    ``cause`` is why there is no answer, if that is known; ``before`` the trouble of an earlier attempt.
+    ``cause`` is why there is no answer, if that is known; ``before`` the trouble of an earlier attempt; ``within`` so
+    many seconds, by the caller's wish.
     """
     error = Unreachable(
-        f"Redis did not answer a command for {text(name)!r} in time"
-        + (f": {type(cause).__name__}: {cause}" if cause else "")
+        f"Redis did not answer a command for {text(name)!r} {'in time' if within is None else shown_limit(within)}"
+        + (f": {type(cause).__name__}" if cause else "")
+        + (f": {cause}" if cause and str(cause) else "")
         + (f"; before that it answered {before.code}" if isinstance(before, CommandRefused) else "")
         + "; check the server and the network, or allow more time (retry_for, timeout)"
     )

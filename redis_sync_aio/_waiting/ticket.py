@@ -24,7 +24,8 @@ from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, FOR_EVER, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._engine.outcomes import Look
 from .._link.call import Call
-from ..errors import SyncError, Unreachable
+from .._link.troubles import unanswered
+from ..errors import SyncError
 from ..lease import Lease
 
 if TYPE_CHECKING:
@@ -301,9 +302,7 @@ class Ticket:
             return self.call.trouble
         unheard = not self._queued and now() - self.sent > hub.renewals.patience - EARLY
         if hub.trouble is not None or unheard:
-            error = Unreachable(f"Redis did not answer the request for {self._local.name!r} within {limit} seconds")
-            error.__cause__ = hub.trouble
-            return error
+            return unanswered(self._local.keys.name, hub.trouble, within=limit)
         return self._local.timeout_error(limit, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
