@@ -63,7 +63,8 @@ class LeaseLost(SyncError):
 class LimitMismatch(SyncError, ValueError):
     """The server's limit is another than the caller's, or too small for the weight asked for. Nothing was changed.
 
-    ``expected`` is the caller's limit (None: the server's), ``found`` the server's (None: it knows none yet).
+    ``expected`` is the caller's limit, for a weight that is too heavy since a `resize` the one when it asked (None: the
+    server's); ``found`` the server's (None: it knows none yet).
     """
 
     def __init__(self, message: str, *, name: str, expected: int | None, found: int | None) -> None:

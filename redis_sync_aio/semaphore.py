@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,25 +62,29 @@ class SemaphoreStatistics:
 
 
 class _Refusal:
-    """Makes the error for a request that the server did not admit. Knows the limit of now, and not its semaphore."""
+    """Makes the error for a request that the server did not admit. Knows the limit of now, and not its semaphore.
+
+    ``asked``: the limit when the request was made.
+    """
 
     name = ""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
 
-    def __call__(self, answer: Answer, weight: int) -> SyncError:
-        limit = answer.number
+    def __call__(self, answer: Answer, weight: int, *, asked: int) -> SyncError:
+        limit, expected = answer.number, self.limit
         if limit == 0:
             trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
-        elif answer.outcome is Outcome.TOO_HEAVY:
+        elif answer.outcome is Outcome.TOO_HEAVY or (limit == self.limit and weight > limit):
+            expected = asked
             trouble = f"a weight of {weight} never fits into its limit of {limit}"
         elif limit == self.limit:
             trouble = f"its limit became {limit} while this was asked for: ask again"
         else:
             trouble = f"its limit is {limit}, not {self.limit}: use the same limit everywhere, limit=None, or resize()"
         return LimitMismatch(
-            f"{self.name!r}: {trouble}", name=self.name, expected=self.limit or None, found=limit or None
+            f"{self.name!r}: {trouble}", name=self.name, expected=expected or None, found=limit or None
         )
 
 
@@ -298,7 +303,7 @@ class AsyncSemaphore(Primitive):
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
         self._refused.name = self.name
-        return self._refused
+        return functools.partial(self._refused, asked=self._limit)
 
     def _check_weight(self, weight: int) -> int:
         permits(weight, "weight")

@@ -353,6 +353,19 @@ async def test_a_waiter_heavier_than_the_new_limit_is_told(sync: Coordinator, ot
     await all_free(sem)
 
 
+async def test_a_waiter_too_heavy_since_its_own_object_was_resized_is_told(sync: Coordinator) -> None:
+    """That it never fits: to ask again would be of no use."""
+    sem = semaphore(sync, 4)
+    holder = await sem.acquire(3)
+    tasks = await line_up(sem, 4)
+    await sem.resize(2)
+    with pytest.raises(LimitMismatch, match="a weight of 4 never fits into its limit of 2") as caught:
+        await asyncio.wait_for(tasks[0], 5)
+    assert (caught.value.expected, caught.value.found) == (4, 2)
+    await holder.release()
+    await all_free(sem)
+
+
 async def test_resize_of_a_name_nobody_used(sync: Coordinator, redis: Redis) -> None:
     sem = semaphore(sync, None)
     await sem.resize(3)
