@@ -127,9 +127,15 @@ class AsyncMultiLock(Enterable[MultiLease]):
                 return self._lease(await self._all_or_none(ttl))
             return self._lease(await self._acquire_all(limit, ttl))
         except AcquireTimeout as error:
+            ours = any(lock._leases() for lock in self._locks if lock.name == error.name)
+            why = (
+                f"this process holds {error.name!r}. If it is the very task that asks, it waits for itself; else"
+                if ours
+                else f"others hold {error.name!r} or wait for it;"
+            )
             raise AcquireTimeout(
-                f"the locks {self._shown()} were not to be had together within {limit:g} seconds: others hold "
-                f"{error.name!r} or wait for it; wait longer, or look at statistics() for the holders",
+                f"the locks {self._shown()} were not to be had together within {limit:g} seconds: {why} wait longer, "
+                "or look at statistics() for the holders",
                 name=error.name,
                 remaining=error.remaining,
             ) from error

@@ -21,7 +21,7 @@ from .._engine.outcomes import WHOLE, Look
 from .._keys import Keys, PermitKeys
 from .._link.call import Argument, Call
 from .._shared import Base
-from .._types import text
+from .._types import shown_limit, text
 from ..backoff import Backoff
 from ..errors import AcquireTimeout, SyncError
 from ..lease import Lease
@@ -136,18 +136,22 @@ class LocalName:
 
         ``weight`` and ``permits``: what was wanted, as `Request.weight` and `Request.limit`.
         """
-        trouble = f"was not free within {limit} seconds: "
+        within = shown_limit(limit)
+        own = sum(lease.weight for lease in self.leases)
+        itself = "If it is the very task that asks, it waits for itself"
+        trouble = f"was not free {within}: "
         if not answered:
-            trouble = f"was not granted within {limit} seconds; Redis has not answered yet: allow more time"
-        elif self.leases and not isinstance(self.keys, PermitKeys):
-            trouble += (
-                "this process holds it. If it is the very task that asks, it waits for itself: use AsyncReentrantLock; "
-                "else wait longer"
-            )
+            trouble = f"was not granted {within}; Redis has not answered yet: allow more time"
+        elif own and not isinstance(self.keys, PermitKeys):
+            trouble += f"this process holds it. {itself}: use AsyncReentrantLock; else wait longer"
         elif weight and permits != WHOLE:
             of = f"of its {permits} permits" if permits else "of its permits"
-            trouble = f"did not have {weight} {of} free within {limit} seconds: "
-            trouble += "others hold them or wait for them; wait longer, or look at statistics() for the holders"
+            trouble = f"did not have {weight} {of} free {within}: "
+            whose = f"this process holds {own} of them. {itself}; else" if own else "others hold them or wait for them;"
+            trouble += f"{whose} wait longer, or look at statistics() for the holders"
+        elif own:
+            use = "upgrade() that lease" if weight == WHOLE > own else "go on with that lease"
+            trouble += f"this process holds it. {itself}: {use}; else wait longer"
         else:
             trouble += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
         return AcquireTimeout(f"{self.name!r} {trouble}", name=self.name, remaining=self.holder_remaining())

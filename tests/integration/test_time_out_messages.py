@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Unreachable
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    Coordinator,
+    Unreachable,
+)
 
 NAME = "job"
 
@@ -18,3 +30,57 @@ async def test_a_server_out_of_reach(share: bool) -> None:
             await AsyncLock(sync, NAME, share=share).acquire(timeout=0.2)
         assert f"{NAME!r} within 0.2 seconds: ConnectionError: Error" in str(caught.value)
         assert caught.value.__cause__ is sync.trouble
+
+
+ITSELF = "If it is the very task that asks, it waits for itself"
+
+
+async def message(asked: Any, timeout: float = 0.05) -> str:
+    with pytest.raises(AcquireTimeout) as caught:
+        await asked.acquire(timeout=timeout)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_permits_that_this_process_holds(sync: Coordinator, other: Coordinator, share: bool) -> None:
+    ours, theirs = (AsyncSemaphore(one, NAME, limit=3, share=share) for one in (sync, other))
+    async with ours.hold(2), ours:
+        assert f"this process holds 3 of them. {ITSELF}" in await message(ours)
+        assert "others hold them" in await message(theirs)
+
+
+SIDES: dict[str, Callable[[AsyncReadWriteLock], Any]] = {
+    "read": AsyncReadWriteLock.read,
+    "write": AsyncReadWriteLock.write,
+}
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "use"),
+    [
+        ("read", "write", "upgrade() that lease"),
+        ("write", "read", "go on with that lease"),
+        ("write", "write", "go on with that lease"),
+    ],
+)
+async def test_a_side_that_this_process_holds(
+    sync: Coordinator, other: Coordinator, held: str, asked: str, use: str
+) -> None:
+    ours, theirs = AsyncReadWriteLock(sync, NAME), AsyncReadWriteLock(other, NAME)
+    async with SIDES[held](ours):
+        assert f"this process holds it. {ITSELF}: {use}" in await message(SIDES[asked](ours))
+        assert "others hold it or wait for it" in await message(SIDES[asked](theirs))
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+async def test_one_of_several_that_this_process_holds(sync: Coordinator, other: Coordinator, timeout: float) -> None:
+    async with AsyncLock(sync, "b"):
+        assert f"this process holds 'b'. {ITSELF}" in await message(AsyncMultiLock(sync, ["a", "b"]), timeout)
+        assert "others hold 'b' or wait for it" in await message(AsyncMultiLock(other, ["a", "b"]), timeout)
+
+
+async def test_what_is_left_of_a_time_out_is_rounded(sync: Coordinator, other: Coordinator) -> None:
+    async with AsyncLock(other, "b"):
+        with pytest.raises(AcquireTimeout) as caught:
+            await AsyncMultiLock(sync, ["a", "b"]).acquire(timeout=0.05)
+        assert re.search(r"within 0\.0\d{1,2} seconds", str(caught.value.__cause__))
