@@ -17,7 +17,7 @@ from ._cancellation import stay_due
 from ._clock import now
 from ._guard import Guard
 from ._types import is_async
-from .errors import SyncError
+from .errors import NotHeld, SyncError
 from .lease import HELD, Lease
 
 P = ParamSpec("P")
@@ -85,7 +85,9 @@ class Hold(Generic[L]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         lease = self.lease
-        assert lease is not None
+        if lease is None:
+            await _not_entered("this hold()", error)
+            return
         lease.on_loss = None
         own = error if self._guard is None or not self._guard.finish(error) else None
         if own is not None:
@@ -126,6 +128,17 @@ def _note(error: BaseException, trouble: SyncError) -> None:
         error.add_note(note)
 
 
+async def _not_entered(what: str, error: BaseException | None) -> None:
+    """Raise NotHeld, or attach it to what leaves already (P7)."""
+    trouble = NotHeld(
+        f"{what} was not entered, so there is nothing to leave: use `async with`, or enter_async_context() of an exit "
+        "stack; for a lease from acquire() use push_async_callback(lease.release)"
+    )
+    if error is None:
+        raise trouble
+    _note(error, trouble)
+
+
 class Enterable(ABC, Generic[L]):
     """What every primitive is itself: an ``async with`` over one lease, any number at a time, and a decorator."""
 
@@ -153,6 +166,8 @@ class Enterable(ABC, Generic[L]):
             task, hold = self._holds.popitem()
             if hold.outer is not None:
                 self._holds[task] = hold.outer
+        elif not self._holds:
+            return _not_entered(repr(self), error)  # type: ignore[return-value]
         else:
             hold = ending(self._holds)
         return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]

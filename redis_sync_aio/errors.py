@@ -115,7 +115,10 @@ class StaleFence(SyncError):
 
 
 class NotHeld(SyncError):
-    """A release, or a check, of something that is not held (by this task, or by this identity)."""
+    """A release, or a check, of something that is not held (by this task, or by this identity).
+
+    Also the end of an ``async with`` that did not begin, as after ``push_async_exit(lock)``.
+    """
 
 
 class Unreachable(SyncError, RedisConnectionError):
