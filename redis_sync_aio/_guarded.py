@@ -98,13 +98,15 @@ class GuardedTransaction(Transaction):
                 await self._blame()
 
     async def _blame(self) -> None:
-        """Raise LeaseLost if the lease is what was changed, else Conflict."""
+        """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""
         keys, self._keys, self._to_watch = self._keys, self._guards, list(self._guards)
         await self._send([])
         shown = tuple(map(text, keys[len(self._guards) :]))
+        name = self._lease.name
         raise Conflict(
-            f"others changed {', '.join(map(repr, shown))}, or the lease was renewed at that moment: nothing was "
-            "written. The lease on it still holds: read and write again",
+            f"others changed {', '.join(map(repr, shown))}, or {name!r} itself was touched meanwhile (renewed; a "
+            "semaphore or read/write lock also acquired or released by others): nothing was written. The lease on "
+            f"{name!r} still holds: read and write again, without tx.watch() for what the lock protects",
             attempts=1,
             conflicts=1,
             elapsed=0.0,

@@ -241,7 +241,9 @@ class Lease(Recorded):
         Raises at the end of the block (the first two also at its beginning), and nothing was written:
             LeaseLost: the lease is gone (this is noticed and the body is cancelled as with any loss).
             NotHeld: it was released.
-            Conflict: a key that the body named in ``tx.watch()`` was changed.
+            Conflict: a key that the body named in ``tx.watch()`` was changed. Or, with such a key, the lease was
+                renewed meanwhile (permits: or others acquired or released): EXEC does not tell which. Name none that
+                the lock protects.
             CommandRefused, TransactionMisuse: as `transaction`.
 
         And OutcomeUnknown when the answer was lost, PartlyApplied when a command failed.

@@ -226,7 +226,7 @@ async def test_what_it_read_and_its_costs(it: Wired, own: Coordinator) -> None:
 
 async def test_a_key_of_the_bodys_own_is_a_conflict(it: Wired, own: Coordinator) -> None:
     lease = await AsyncLock(own, f"{it.key}:lock").acquire()
-    with pytest.raises(Conflict, match="The lease on it still holds") as caught:  # noqa: PT012
+    with pytest.raises(Conflict, match=f"The lease on '{it.key}:lock' still holds") as caught:  # noqa: PT012
         async with lease.transaction() as tx:
             await tx.watch(it.key)
             count = int(await tx.get(it.key) or 0)
@@ -236,6 +236,24 @@ async def test_a_key_of_the_bodys_own_is_a_conflict(it: Wired, own: Coordinator)
     assert caught.value.keys == (it.key,)
     lease.check()
     assert await it.direct.get(it.key) == b"1"
+
+
+async def test_a_renewal_is_a_conflict_only_if_a_key_is_watched(redis: Redis) -> None:
+    """Nobody touched that key, and EXEC does not tell: the error does not say that somebody did."""
+    async with AsyncLock(redis, "guard") as lease:
+        async with lease.transaction() as tx:
+            await tx.get("n")
+            await lease.extend(40)
+            tx.multi()
+            tx.set("n", 1)
+        assert tx.replies == (True,)
+        with pytest.raises(Conflict, match=r"'n', or 'guard' itself was touched .*without tx\.watch\(\)"):  # noqa: PT012
+            async with lease.transaction() as tx:
+                await tx.watch("n")
+                await lease.extend(50)
+                tx.multi()
+                tx.set("n", 2)
+    assert await redis.get("n") == b"1"
 
 
 async def test_the_bodys_own_error_and_misuse(redis: Redis) -> None:
