@@ -198,7 +198,7 @@ class Primitive(Enterable[Lease]):
 
     @property
     def name(self) -> str:
-        """The name it was made with."""
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
         return text(self._keys.name)
 
     # -- inside ----------------------------------------------------------------------------------------

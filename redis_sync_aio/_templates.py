@@ -14,7 +14,12 @@ def check_template(template: object, what: str) -> str:
     """Return ``template`` if it is text with whole fields, else raise TypeError or ValueError."""
     if not isinstance(template, str):
         raise TypeError(f"{what} must be str, not {template!r}")
-    _fields(template)
+    try:
+        _fields(template)
+    except ValueError as error:
+        raise ValueError(
+            f"{what} {template!r} is not a template: {error}; write a field as {{argument}}, and double other braces"
+        ) from None
     return template
 
 
@@ -45,9 +50,17 @@ def names_from(function: Callable[..., Any], templates: Sequence[str], *, given:
     def names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return tuple(template.format(**bound.arguments) for template in templates)
+        return tuple(_filled(template, bound.arguments) for template in templates)
 
     return names
+
+
+def _filled(template: str, arguments: Mapping[str, Any]) -> str:
+    try:
+        return template.format(**arguments)
+    except BaseException as error:  # whatever the attributes and formats of the arguments raise
+        error.add_note(f"redis_sync_aio: when the name {template!r} was made of the arguments of the call")
+        raise
 
 
 def _fields(template: str) -> set[str]:

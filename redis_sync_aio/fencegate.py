@@ -92,7 +92,7 @@ class FenceGate:
 
     @property
     def name(self) -> str:
-        """The name it was made with."""
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
         return text(self._keys.name)
 
     async def _ask(self, fence: bytes) -> Reply:

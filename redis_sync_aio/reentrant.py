@@ -181,7 +181,7 @@ class AsyncReentrantLock(Enterable[Lease]):
 
     @property
     def name(self) -> str:
-        """The name of the lock."""
+        """The name of the lock, as text; bytes that are not UTF-8 are shown escaped."""
         return self._lock.name
 
     def __repr__(self) -> str:

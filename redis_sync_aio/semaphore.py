@@ -103,8 +103,8 @@ class AsyncSemaphore(Primitive):
 
     Args:
         client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
-        name: 1 to 8192 bytes; braces must form a whole hash tag, or none. A semaphore and a lock of one name have
-            nothing to do with each other.
+        name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). A
+            semaphore and a lock of one name have nothing to do with each other.
         limit: how many permits there are, 1 to 1,000,000,000; None: as many as the server says.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew: renew leases in the background, in good time, for as long as they are held.

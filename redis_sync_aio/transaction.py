@@ -134,6 +134,7 @@ def watch_retry(
 
     As a decorator: the function's first argument is the `Transaction`; callers leave it out, and get what it returns.
     ``keys`` are text and may refer to the other arguments: ``"stock:{item}"``. (Double the braces of a hash tag there.)
+    It is not for methods, whose first argument is their object: use `transaction` or the loop inside those.
 
     As a loop: ``async for attempt in watch_retry(...)`` and ``async with attempt as tx`` in it. EXEC follows at the end
     of that block, and the loop ends when it was committed; ``attempt.committed`` tells the rest. Leave the block by its

@@ -120,3 +120,16 @@ async def test_synchronized_with_a_bad_name(sync: Coordinator, name: str) -> Non
 
     with pytest.raises(ValueError):
         synchronized(sync, name)(function)
+
+
+async def test_errors_name_the_template(sync: Coordinator) -> None:
+    with pytest.raises(ValueError, match=r"name 'user:\{user' is not a template: expected '}'.*double other braces"):
+        synchronized(sync, "user:{user")
+
+    @synchronized(sync, "user:{user.number}")
+    async def charge(user: str) -> None:
+        pass
+
+    with pytest.raises(AttributeError, match="number") as caught:
+        await charge("bob")
+    assert "'user:{user.number}'" in caught.value.__notes__[0]

@@ -8,11 +8,12 @@ import warnings
 from typing import Any
 
 import pytest
-from redis.asyncio import BlockingConnectionPool, Redis, UnixDomainSocketConnection
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis, UnixDomainSocketConnection
 from redis.exceptions import NoPermissionError
 
 from redis_sync_aio import (
     AsyncLock,
+    Coordinator,
     PartlyApplied,
     PermissionRefused,
     Transaction,
@@ -151,3 +152,18 @@ async def test_a_loop_that_is_left_gives_its_turn_back(redis: Redis) -> None:
         return not await redis.exists(turn_key(b"n"))
 
     await wait_until(free, FAST, timeout=2)
+
+
+async def test_a_pool_that_was_given_to_a_client_outlives_it(server: EmbeddedServer, redis: Redis) -> None:
+    """docs/servers.md: its locks stay held until the pool is disconnected."""
+    pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=server.unix_socket)
+    client = Redis(connection_pool=pool)
+    async with Coordinator(client) as sync:
+        lease = await sync.lock("job").acquire()
+        await client.aclose()
+        await lease.extend(20)
+        assert await redis.get("job") == lease.token.encode()
+        await pool.disconnect()
+        async with asyncio.timeout(2):
+            await lease.lost.wait()
+        assert lease.reason == "closed"
