@@ -22,6 +22,7 @@ from ._clock import now
 from ._engine.lua import Done, LuaEngine, Released, Renewed, read_renew
 from ._keys import Keys
 from ._link.call import Argument, Call
+from ._unanswered import Sent, Span, Unanswered
 from .errors import CommandRefused, LossReason, SyncError, Unreachable
 from .lease import Lease, State
 
@@ -87,6 +88,7 @@ class Renewals:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self.under_way = UnderWay()
+        self._unanswered = Unanswered()
 
     # -- keeping ---------------------------------------------------------------------------------------
 
@@ -155,10 +157,11 @@ class Renewals:
         """Renew ``lease`` by ``ttl`` milliseconds from now."""
         asked, weight = lease.asks(), lease.weight
         lease.renewing = True
-        self._shorten(lease, ttl)
+        sent = self.sends(lease, ttl)
 
         def done(call: Call) -> None:
             lease.renewing = False
+            self.heard(lease, sent, call)
             self.renewed(lease, ttl, call, weight, asked)
 
         self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done, asked, weight)
@@ -191,29 +194,51 @@ class Renewals:
             lease.lose(reason)
             return lease.loss()
         if ttl:
-            self._last(lease, call.sent, min(ttl, lease.ttl_ms))  # a shorter one may have been sent since
+            self._last(lease, self._unanswered.shortest(known_to_server(lease), (call.sent, ttl / 1000)))
             lease.renewed(asked, call.reply)
         return None
 
-    def _shorten(self, lease: Lease, ttl: int) -> None:
-        """P1: the server may do so from now on, whatever becomes of its answer."""
-        time = now()
-        if time + ttl / 1000 < lease.deadline:
-            self._last(lease, time, ttl)
+    def sends(self, lease: Lease, ttl: int) -> Sent:
+        """A renewal is sent now. P1: the server may let it end sooner from now on, whatever becomes of the answer."""
+        permit, span = known_to_server(lease), (now(), ttl / 1000)
+        if sum(span) < max(lease.deadline, permit.deadline):
+            self._last(lease, span)
+        return self._unanswered.add(permit, span)
 
-    def _last(self, lease: Lease, since: float, ttl: int) -> None:
-        """Let it end so many milliseconds after ``since``, and with it what is on the same permit."""
-        lease.period = ttl / 1000
+    def heard(self, lease: Lease, sent: Sent, call: Call) -> None:
+        """``call`` has ended: with the answer to what was sent, or nobody knows."""
+        if call.error is None or (isinstance(call.error, CommandRefused) and not call.ambiguous):
+            self._unanswered.answered(known_to_server(lease), sent)
+        sent.given_up = True
+
+    def _last(self, lease: Lease, span: Span) -> None:
+        """Let it last that long, and with it what is on the same permit."""
+        since, lease.period = span
         lease.deadline = since + lease.period
         lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
         lease.prolonged()
         self.watch(lease)
         if lease.under is not None:
             self._follow(lease.under.permit, lease)
-        over = lease.over
+            lease.deadline = min(lease.deadline, lease.until)
+        self.over_follows(lease)
+
+    def over_follows(self, permit: Lease) -> None:
+        """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
+        over = permit.over
         if over is not None and over.under is not None and over.state is State.HELD:
             over.until = over.under.ends_by()
-            self._follow(over, lease)
+            self._follow(over, permit)
+
+    def upgraded(self, lease: Lease, over: Lease) -> None:
+        """``over`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
+        permit = lease.permit
+        over.under, over.until = lease, lease.ends_by()
+        permit.over = lease.over = over
+        # A renewal that is not answered yet may be executed after the grant.
+        over.deadline = min(over.deadline, over.until, self._unanswered.bound(permit))
+        if over.deadline > permit.deadline:
+            self._follow(permit, over)
 
     def _follow(self, lease: Lease, other: Lease) -> None:
         lease.follow(other)
@@ -226,6 +251,10 @@ class Renewals:
         """Keep ``lease`` no longer: it is lost."""
         self._forget(lease)
         self._put_back(lease)
+        if lease.under is None and lease.reason != "closed" and not lease.reusable and self._unanswered.any(lease):
+            # Nobody has it here, and the server may have prolonged it, or do so yet: others would wait in vain.
+            lease.unfinished = True
+            self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
@@ -234,12 +263,21 @@ class Renewals:
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` now with another ttl."""
         lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
-        self._shorten(lease, ttl)
-        weight = lease.weight
+        weight, sent = lease.weight, self.sends(lease, ttl)
+
+        def answered(call: Call) -> SyncError | None:
+            self.heard(lease, sent, call)
+            if call.error is None and lease.state is State.HELD and read_renew(call.reply) is Renewed.RENEWED:
+                permit = known_to_server(lease)
+                if lease.under in (None, permit):  # else it ends with that task's share of the permit, as before
+                    lease.extended(ttl)
+                    permit.extended(ttl)
+            return self.renewed(lease, ttl, call, weight)
+
         await self.ask(
             lease,
             lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest, weight=weight),
-            lambda call: self.renewed(lease, ttl, call, weight),
+            answered,
         )
 
     async def ask(
@@ -336,6 +374,11 @@ class Renewals:
             return None
         lease.lose("expired" if found == Released.GONE else "taken")
         return lease.loss()
+
+
+def known_to_server(lease: Lease) -> Lease:
+    """Return the lease whose renewal ``lease`` would be: itself, or that of the reader who became the writer."""
+    return lease if lease.under is None else lease.under.permit
 
 
 def _warn_late(lease: Lease, late: float) -> None:

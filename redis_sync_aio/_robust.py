@@ -27,6 +27,7 @@ from .lease import HELD, State
 
 if TYPE_CHECKING:
     from ._renewal import Renewals
+    from ._unanswered import Sent
     from .lease import Lease
 
 MAX_BYTES = 65_536
@@ -79,7 +80,7 @@ class Record:
         """Take the place of the record that is there. It has until ``by`` (local clock)."""
 
         def answered(call: Call) -> SyncError | None:
-            error = _trouble(self._keeper, lease, 0, call)
+            error = _trouble(self._keeper, lease, 0, None, call)
             return error if error is not None else self._adopted(lease, call.reply)
 
         await self._keeper.ask(
@@ -140,12 +141,14 @@ class Record:
         return self._keeper.ask(
             lease,
             lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest),
-            partial(_trouble, self._keeper, lease, ttl),
+            partial(_trouble, self._keeper, lease, ttl, self._keeper.sends(lease, ttl) if ttl else None),
         )
 
 
-def _trouble(keeper: Renewals, lease: Lease, ttl: int, call: Call) -> SyncError | None:
+def _trouble(keeper: Renewals, lease: Lease, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
     """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
+    if sent is not None:
+        keeper.heard(lease, sent, call)
     if lease.state is State.LOST:
         return lease.loss()
     if call.error is not None:

@@ -299,6 +299,11 @@ class Lease(Recorded):
         return self
 
     @property
+    def reusable(self) -> bool:
+        """Whether its token may be in use elsewhere, before or after it."""
+        return self._terms.reusable
+
+    @property
     def upgraded(self) -> bool:
         """Whether the writer's lease is held: it is the one that is renewed."""
         return self.over is not None and self.over.state is HELD
@@ -307,6 +312,10 @@ class Lease(Recorded):
         """Last as long as ``other``, a lease on the same permit."""
         self.period, self.renew_at = other.period, other.renew_at
         self.deadline = min(other.deadline, self.until)
+
+    def extended(self, ttl: int) -> None:
+        """It lasts so many milliseconds from now on, also if ``max_hold`` is less."""
+        self.until = max(self.until, now() + ttl / 1000)
 
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""

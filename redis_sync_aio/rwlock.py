@@ -275,10 +275,7 @@ class _UpgradeSide:
                 permit.upgrader = None
                 raise
             # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
-            upgraded.under = lease
-            permit.over = lease.over = upgraded
-            upgraded.until = lease.ends_by()
-            upgraded.deadline = min(upgraded.deadline, upgraded.until)
+            coordinator_for(self._read._source).renewals.upgraded(lease, upgraded)
             if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
                 upgraded.give_back()
                 self._check(lease, 1, "reader")

@@ -1,0 +1,64 @@
+"""Which renewals have no answer yet, and so until when the server keeps a lease for certain.
+
+Of several renewals that are under way any may be the last one that the server executes, and a shorter one ends the
+lease sooner (P1): while it is not answered nothing that is heard of the others lets the lease last longer than it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+Span: TypeAlias = tuple[float, float]
+"""From when on (local clock), and for how many seconds."""
+
+
+class Sent:
+    """One renewal that was sent."""
+
+    __slots__ = ("given_up", "span")
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        """What it lets the lease last for, or later: from before it was sent for the first time."""
+        self.given_up = False
+        """No answer is waited for any more; it may be executed yet."""
+
+
+class Unanswered:
+    """The renewals without an answer, in the order in which they were sent, by the lease that the server knows."""
+
+    def __init__(self) -> None:
+        self._sent: WeakKeyDictionary[Lease, list[Sent]] = WeakKeyDictionary()
+
+    def add(self, permit: Lease, span: Span) -> Sent:
+        """Note that one is sent now."""
+        sent = Sent(span)
+        self._sent.setdefault(permit, []).append(sent)
+        return sent
+
+    def answered(self, permit: Lease, sent: Sent) -> None:
+        """It was executed, or refused. So no copy is left of what was given up before it."""
+        found = self._sent.get(permit)
+        if found is None or sent not in found:
+            return
+        place = found.index(sent)
+        found[:] = [other for other in found[:place] if not other.given_up] + found[place + 1 :]
+        if not found:
+            del self._sent[permit]
+
+    def any(self, permit: Lease) -> bool:
+        """Return whether the server may have prolonged it without our knowledge, or may do so yet."""
+        return permit in self._sent
+
+    def shortest(self, permit: Lease, known: Span) -> Span:
+        """Return the span that ends first: what is ``known``, or that of one of these."""
+        return min((known, *(sent.span for sent in self._sent.get(permit, ()))), key=sum)
+
+    def bound(self, permit: Lease) -> float:
+        """Return until when each of these lets it last (local clock)."""
+        return min((sum(sent.span) for sent in self._sent.get(permit, ())), default=math.inf)
