@@ -270,8 +270,8 @@ class Renewals:
             if call.error is None and lease.state is State.HELD and read_renew(call.reply) is Renewed.RENEWED:
                 permit = known_to_server(lease)
                 if lease.under in (None, permit):  # else it ends with that task's share of the permit, as before
-                    lease.extended(ttl)
-                    permit.extended(ttl)
+                    for extended in (lease, permit):  # also beyond `max_hold`
+                        extended.until = max(extended.until, call.sent + ttl / 1000)
             return self.renewed(lease, ttl, call, weight)
 
         await self.ask(

@@ -313,10 +313,6 @@ class Lease(Recorded):
         self.period, self.renew_at = other.period, other.renew_at
         self.deadline = min(other.deadline, self.until)
 
-    def extended(self, ttl: int) -> None:
-        """It lasts so many milliseconds from now on, also if ``max_hold`` is less."""
-        self.until = max(self.until, now() + ttl / 1000)
-
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""
         return max(self.until, self.deadline) if self.auto_renew else self.deadline
