@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "_recorded",
             "_renewal",
             "_robust",
+            "_unanswered",
             "_undo",
             "_guard",
             "_hold",
