@@ -106,8 +106,8 @@ class AsyncReadWriteLock:
 
     Args:
         client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
-        name: 1 to 8192 bytes; braces must form a whole hash tag, or none. It has nothing to do with a lock or a
-            semaphore of the same name.
+        name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). It has
+            nothing to do with a lock or a semaphore of the same name.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew: renew leases in the background, in good time, for as long as they are held.
         max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
@@ -246,7 +246,7 @@ class AsyncReadWriteLock:
 
     @property
     def name(self) -> str:
-        """The name it was made with."""
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
         return self._read.name
 
     def __repr__(self) -> str:
