@@ -17,15 +17,19 @@ LATE = 0.05
 
 
 class Timed:
-    """``async with took``, as often as needed: its seconds, and whether the event loop had a stall meanwhile.
+    """``async with took``, as often as needed: its seconds, and for how many of them the event loop stood still.
 
     With a stall it may be the machine that took the time: measure again. What stalls each time is to blame.
+    Where nothing can be done again, ``waited`` is what was asked for: the seconds without those of stalls.
     """
+
+    seconds = 0.0
+    stood = 0.0
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._began = now()
-        self.stalled = False
+        self.stood = 0.0
         self._next()
         return self
 
@@ -38,7 +42,17 @@ class Timed:
         self._next()
 
     def _look(self) -> None:
-        self.stalled |= self._loop.time() - self._due > LATE
+        late = self._loop.time() - self._due
+        if late > LATE:
+            self.stood += late
+
+    @property
+    def stalled(self) -> bool:
+        return self.stood > 0
+
+    @property
+    def waited(self) -> float:
+        return self.seconds - self.stood
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
