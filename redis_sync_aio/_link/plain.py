@@ -49,6 +49,7 @@ class PlainExecutor:
         self._proved = False
         self._silent = False  # the last attempt of all ended without a sign of the server
         self._queues: dict[bytes, deque[Call]] = {}
+        self._timers: dict[Call, asyncio.TimerHandle] = {}  # of calls whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -58,13 +59,15 @@ class PlainExecutor:
         if queue is not None:
             queue.append(call)
             # The one before it may be retried for longer than this one has time.
-            asyncio.get_running_loop().call_later(max(0.0, call.expires - now()), self._expire, call)
+            left = max(0.0, call.expires - now())
+            self._timers[call] = asyncio.get_running_loop().call_later(left, self._expire, call)
         elif not self._closed:
             self._queues[call.name] = deque([call])
             self._start(call.name)
 
     def _expire(self, call: Call) -> None:
-        if call.attempts == 0 and not call.over:
+        del self._timers[call]
+        if not call.over:
             call.fail(self._queues[call.name][0].trouble or unanswered(call.name))
 
     def _start(self, name: bytes) -> None:
@@ -84,6 +87,8 @@ class PlainExecutor:
         queue = self._queues[name]
         try:
             while queue:
+                if timer := self._timers.pop(queue[0], None):
+                    timer.cancel()
                 if not queue[0].over:
                     await self._run(queue[0])
                 queue.popleft()
@@ -214,6 +219,9 @@ class PlainExecutor:
         """Cancel what is under way: it ends with CoordinatorClosed."""
         self._closed = True
         left = [call for queue in self._queues.values() for call in queue]
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
@@ -14,8 +15,9 @@ import pytest_asyncio
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.lock import Lock as RedisLock
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, NotHeld, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._link.call import Call
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -222,6 +224,20 @@ async def test_c10_100_waiters_behind_a_small_pool_are_all_served(
         async with asyncio.timeout(25):
             assert await asyncio.gather(*map(once, range(count))) == list(range(count))
     assert max(seen) <= most, seen
+
+
+@pytest.mark.parametrize("push", PUSHES)
+async def test_nothing_stays_of_a_call_that_was_answered(redis: Redis, push: Push) -> None:
+    """Of those that stood in line behind another about the same name neither, whatever time they had."""
+    name = "nothing stays"
+    async with Coordinator(redis, push=push) as sync:
+        for lease in await asyncio.gather(
+            *(AsyncSemaphore(sync, name, limit=9).acquire(timeout=600) for _ in range(9))
+        ):
+            await lease.release()
+        await asyncio.sleep(0)  # the turn in which the last one was answered
+        gc.collect()
+        assert [one for one in gc.get_objects() if isinstance(one, Call) and one.name == name.encode()] == []
 
 
 async def test_c10_a_client_has_one_connection_more_whatever_it_locks(redis: Redis, make_client: MakeClient) -> None:
