@@ -66,7 +66,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a grant can come from the future": Mutant(Ticket, "pushed", "if granted <= now():", "if True:"),
     "the renewed lease counts from the answer": Mutant(
-        Renewals, "renewed", "self._last(lease, call.sent,", "self._last(lease, now(),"
+        Renewals, "renewed", "(call.sent, ttl / 1000)", "(now(), ttl / 1000)"
     ),
     "a grant is one however late": Mutant(Ticket, "_granted", "since + duration <= now()", "False"),
     "an unanswered renewal is a loss": Mutant(Renewals, "renewed", "elif now() >= lease.deadline:", "else:"),

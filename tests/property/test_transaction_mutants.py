@@ -37,7 +37,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     # again, or not
     "a conflict is not tried again": Mutant(
-        Attempts, "_commit", "if not self._again(self._conflict_delays):", "if True:"
+        Attempts, "_commit", "if not self._again(self._conflict_delays, None):", "if True:"
     ),
     "one attempt more": Mutant(Attempts, "_again", "self._attempts >=", "self._attempts >"),
     "the deadline is ignored": Mutant(Attempts, "_again", "late or self._attempts", "self._attempts"),
@@ -49,7 +49,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the error of the body is swallowed": Mutant(
         Attempts, "leave", "return isinstance(error, SyncError) and", "return not isinstance(error, SyncError) or"
     ),
-    "the body's Unreachable is taken for ours": Mutant(Attempts, "leave", "and error is tx._trouble ", ""),
+    "the body's Unreachable is taken for ours": Mutant(Attempts, "_passes", "error is tx._trouble and ", ""),
     # the marker
     "the marker is not watched": Mutant(
         Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
