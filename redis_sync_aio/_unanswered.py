@@ -61,4 +61,4 @@ class Unanswered:
 
     def bound(self, permit: Lease) -> float:
         """Return until when each of these lets it last (local clock)."""
-        return min((sum(sent.span) for sent in self._sent.get(permit, ())), default=math.inf)
+        return sum(self.shortest(permit, (math.inf, 0.0)))

@@ -14,7 +14,7 @@ from ._clock import now
 from ._hold import Enterable, Hold, OnLost, check_on_lost
 from ._keys import Engine
 from ._link.client import running_loop
-from ._types import Name, Seconds, timeout_seconds
+from ._types import Name, Seconds, shown_limit, timeout_seconds
 from ._waiting.local import LocalName
 from ._waiting.together import try_together
 from .coordinator import Coordinator
@@ -134,7 +134,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
                 else f"others hold {error.name!r} or wait for it;"
             )
             raise AcquireTimeout(
-                f"the locks {self._shown()} were not to be had together within {limit:g} seconds: {why} wait longer, "
+                f"the locks {self._shown()} were not to be had together {shown_limit(limit)}: {why} wait longer, "
                 "or look at statistics() for the holders",
                 name=error.name,
                 remaining=error.remaining,

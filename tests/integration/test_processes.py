@@ -247,7 +247,7 @@ async def test_p6_a4_stopped_beyond_the_ttl(
                 child.stop()
             lease = await asyncio.wait_for(lock.acquire(), 3)
             assert lease.fence > stopped.fence
-            runs = child.ask("runs")
+            runs = child.ask("wall")  # it is in its pipe: answered as soon as it can do anything
             begin = child.go_on()
             if asked is not None:
                 assert (await asked)["lost"] is True  # without an await in between

@@ -25,20 +25,6 @@ PATIENT: dict[str, Any] = {"response_timeout": 5, "client": {"socket_timeout": 5
 sharing = pytest.mark.parametrize("share", [False, True])
 
 
-@modes
-async def test_p1_an_older_answer_is_bound_by_what_is_to_come(server: EmbeddedServer, mode: str) -> None:
-    """What was sent last would make it longer again, and may never be executed."""
-    async with wired(server, mode) as w:
-        lease = await w.lock(ttl=30, auto_renew=False).acquire()
-        first = asyncio.create_task(lease.extend(20))
-        await asyncio.sleep(0)
-        w.proxy.on(RENEW, SWALLOW_REPLY, times=None, skip=1)
-        later = [asyncio.create_task(lease.extend(ttl)) for ttl in (0.4, 30)]
-        await first
-        assert lease.remaining() <= 0.4
-        await asyncio.gather(*later, return_exceptions=True)
-
-
 async def lost_with_an_extension_under_way(w: Wired, identity: str | None = None) -> Lease:
     """It was executed, and its answer is late, when the lease ends as far as its holder knows."""
     lease = await w.lock(ttl=0.4, auto_renew=False).acquire(identity=identity)

@@ -7,7 +7,15 @@ import time
 
 import pytest
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncReadWriteLock, CommandRefused, Coordinator, LeaseLost
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncReadWriteLock,
+    CommandRefused,
+    Coordinator,
+    LeaseLost,
+    Unreachable,
+)
 from redis_sync_aio._keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -52,18 +60,24 @@ async def test_the_next_task_has_a_shorter_ttl(server: EmbeddedServer) -> None:
 
 
 @modes
-async def test_an_older_answer_makes_it_no_longer(server: EmbeddedServer, mode: str) -> None:
-    """The renewal was sent before, and its answer comes after the shorter ttl was asked for."""
+@pytest.mark.parametrize("ttls", [(0.4,), (0.4, 30)], ids=["shorter", "shorter, longer again"])
+async def test_p1_an_older_answer_makes_it_no_longer(
+    server: EmbeddedServer, mode: str, ttls: tuple[float, ...]
+) -> None:
+    """It comes after a shorter ttl was asked for. What would make it longer again may never be executed."""
     async with wired(server, mode) as w:
         lease = await w.lock(ttl=30, auto_renew=False).acquire()
         longer = asyncio.create_task(lease.extend(20))
         await asyncio.sleep(0)
         w.proxy.on(RENEW, SWALLOW_REPLY, times=None, skip=1)
-        shorter = asyncio.create_task(lease.extend(0.4))
+        later = [asyncio.create_task(lease.extend(ttl)) for ttl in ttls]
         await longer
         assert lease.remaining() <= 0.4
         with pytest.raises(LeaseLost):
-            await shorter
+            await later[0]
+        for extending in later[1:]:
+            with pytest.raises((LeaseLost, Unreachable)):  # the latter: its time is up in that very turn
+                await extending
 
 
 @kinds

@@ -392,10 +392,6 @@ class Worker:
         lease = self.leases[slot]
         return {"lost": lease.lost.is_set(), "remaining": lease.remaining(), "fence": lease.fence}
 
-    async def do_runs(self) -> dict[str, object]:
-        """Tell that it runs: what it was asked while it was stopped it answers as soon as it can do anything."""
-        return {}
-
     async def do_wall(self) -> dict[str, object]:
         """Tell the time of the wall clock."""
         return {"wall": time.time()}
