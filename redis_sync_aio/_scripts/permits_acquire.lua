@@ -9,8 +9,8 @@
 -- REPLAY  A token that holds is told so, a ticket that is queued keeps its place, what was undone is SPENT.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
-local token, ttl, ticket, poll_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local weight, asked = tonumber(ARGV[6]), tonumber(ARGV[7])
+local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2] + 0, ARGV[3], ARGV[4] + 0
+local weight, asked = ARGV[6] + 0, ARGV[7] + 0
 -- include: at_once
 -- include: grants
 -- include: turns

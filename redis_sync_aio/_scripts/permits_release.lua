@@ -7,7 +7,7 @@
 --       may have happened, reads GONE accordingly.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
-local held = soonest and tonumber(soonest) > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
+local held = soonest and soonest + 0 > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
 if held and not first[1] then -- Nobody waits, nothing is over or lost: what `drop` and `save` would do.
   redis.call('ZREM', PERMITS, ARGV[1])
   redis.call('HDEL', STATE, '=' .. ARGV[1])

@@ -123,6 +123,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
     "each reader has its own fence": Mutant("local rises = fenced(weight) or fence == 0", "local rises = true"),
     "writers share fences": Mutant("limit ~= WHOLE or weight == WHOLE end", "limit ~= WHOLE end"),
+    "the keys last an hour however long the permit": Mutant("(rest > 3600000 and rest or 3600000)", "3600000"),
+    "the keys last no longer than the fence": Mutant("(last > now and last or now) / 1000", "now / 1000"),
     "a fence ahead of the clock is forgotten": Mutant("math.max(time, math.ceil(fence / 1000))", "time"),
     # out of memory
     "a new grant begins with a harmless write": Mutant(
@@ -170,31 +172,32 @@ MUTANTS: Mapping[str, Mutant] = {
     "at once whatever the limit": Mutant("(asked == limit or asked == 0) and", ""),
     "at once although it does not fit": Mutant("and used + weight <= limit then", "then"),
     "at once although something is over": Mutant(
-        "used == 0 or soonest and tonumber(soonest) > now\n", "used == 0 or soonest\n"
+        "used == 0 or soonest and soonest + 0 > now\n", "used == 0 or soonest\n"
     ),
     "at once although the permits are lost": Mutant(
         "local sound = not soonest and used == 0 or", "local sound = not soonest or"
     ),
     "at once although the keys end": Mutant("if sound and lasts(next, ttl) and", "if sound and"),
     "at once without a range for who shares": Mutant(" and string.byte(token, -1) ~= 126"),
-    "at once with the last fence": Mutant("rises and math.max(fence + 1, now) or fence", "rises and now or fence"),
-    "at once with a fence for each reader": Mutant("= rises and math", "= math"),
+    "at once with the last fence": Mutant("rises and (fence < now and now or fence + 1)", "rises and now"),
+    "at once with a fence that is not stored": Mutant("= next == now and clock", "= clock"),
+    "at once with a fence for each reader": Mutant("= rises and (fence", "= (fence"),
     "at once with permits that never end": Mutant(
-        "if not soonest then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end"
+        "if not soonest then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end"
     ),
     "at once without the sum": Mutant("'used', used + weight, 'fence'", "'fence'"),
     "a short release wakes nobody": Mutant("if held and not first[1] then", "if held then"),
-    "a short release of what is over": Mutant("tonumber(soonest) > now and ARGV[3]", "ARGV[3]"),
+    "a short release of what is over": Mutant("soonest + 0 > now and ARGV[3]", "ARGV[3]"),
     "a short release of a tombstone": Mutant("'^[1-9]%d*'", "'^%d+'"),
     "a short release leaves no tombstone": Mutant(" and ARGV[3] ~= '1' and string", " and string"),
     "a short release frees nothing": Mutant("used - held)", "used)"),
     # the short way to the end of the queue
     "to the end although there is room": Mutant("local full = used >= limit and soonest", "local full = soonest"),
     "to the end although something is over": Mutant(
-        "soonest and tonumber(soonest) > now and tonumber(soonest)",
-        "soonest and tonumber(soonest)",
+        "soonest and soonest + 0 > now and soonest",
+        "soonest and soonest",
     ),
-    "to the end by a tombstone": Mutant(" and tonumber(soonest) % 1 == 0"),
+    "to the end by a tombstone": Mutant(" and soonest % 1 == 0"),
     "to the end of no queue": Mutant("local asks = ticket ~= '' and", "local asks ="),
     "to the end behind himself": Mutant("ticket ~= first[1] and"),
     "to the end without a poll": Mutant("poll_ms == 0 and"),
@@ -202,7 +205,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "to the end however heavy": Mutant("if full and asks and weight <= limit and", "if full and asks and"),
     "to the end whatever the limit": Mutant("(asked == limit or asked == 0) and usual", "usual"),
     "to the end behind anybody": Mutant("and usual(first[1]) and", "and first[1] and"),
-    "to the end behind who goes ahead": Mutant("usual(first[1]) and tonumber(first[2]) > 0", "usual(first[1])"),
+    "to the end behind who goes ahead": Mutant("usual(first[1]) and first[2] + 0 > 0", "usual(first[1])"),
     "to the end without a word to who shares": Mutant("and not redis.call('HGET', STATE, 'shared') then", "then"),
     "to the end without a look at the memory": Mutant("if type(new) ~= 'table' then return", "if new then return"),
     "to the end again, and the queue ends": Mutant("if new == 0 or place % 16 == 0 then", "if place % 16 == 0 then"),
@@ -211,10 +214,10 @@ MUTANTS: Mapping[str, Mutant] = {
     # the short way from hand to hand
     "anybody with such a number is usual": Mutant("own_inbox == inbox and"),
     "anybody with such an inbox is usual": Mutant("own_id == id and"),
-    "the heavy are usual": Mutant(" and tonumber(weight) <= limit then\n    return 'rsa:'", " then\n    return 'rsa:'"),
+    "the heavy are usual": Mutant(" and weight + 0 <= limit then\n    return 'rsa:'", " then\n    return 'rsa:'"),
     "handed on by who has nothing": Mutant("usual(held and ARGV[2]", "usual(ARGV[2]"),
     "handed on by who waits, too": Mutant("usual(held and ARGV[2] == '' and first[1])", "usual(held and first[1])"),
-    "handed on to who goes ahead": Mutant("if inbox and tonumber(first[2]) > 0 and", "if inbox and"),
+    "handed on to who goes ahead": Mutant("if inbox and first[2] + 0 > 0 and", "if inbox and"),
     "handed on before anybody": Mutant("(next_inbox or not first[3]) and"),
     "handed on although there is room for more": Mutant(
         "used - held + weight == limit",
@@ -226,9 +229,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "handed on with a look at what is gone": Mutant("ends[ends[1] == ARGV[1] and 4 or 2]", "ends[2]"),
     "handed on with a look at what is later": Mutant("ends[ends[1] == ARGV[1] and 4 or 2]", "ends[4]"),
     "handed on with the last fence": Mutant(
-        "local next = math.max(fence + 1, now)\n  if lasts",
+        "local next = fence < now and now or fence + 1\n  if lasts",
         "local next = now\n  if lasts",
     ),
+    "handed on with a fence that is not stored": Mutant("= next == now and digits", "= digits"),
     "handed on with a late look": Mutant("other and math.min(math.ceil((other - now) / 1000), ms) or ms", "ms"),
     "handed on with a look at the others only": Mutant(
         "math.min(math.ceil((other - now) / 1000), ms) or ms",
@@ -255,7 +259,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "handed on and kept": Mutant("redis.call('ZREM', PERMITS, ARGV[1])\n      redis.call('HDEL'", "redis.call('HDEL'"),
     "handed on and remembered": Mutant("      redis.call('HDEL', STATE, '=' .. ARGV[1])\n"),
     "handed on for ever": Mutant(
-        "if not other then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end\n"
+        "if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end\n"
     ),
     "handed on without the sum": Mutant("'used', limit, 'fence', its_fence", "'fence', its_fence"),
     # readers that become the writer

@@ -2,12 +2,12 @@
 -- Before any function is made: what only others need is a seventh of the server's time for an uncontended permit.
 if not first[1] and own == '' and (asked == limit or asked == 0) and used + weight <= limit then
   local rises = limit ~= WHOLE or weight == WHOLE -- as `next_fence`, of what is not the first fence
-  local next = rises and math.max(fence + 1, now) or fence
-  local sound = not soonest and used == 0 or soonest and tonumber(soonest) > now
+  local next = rises and (fence < now and now or fence + 1) or fence
+  local sound = not soonest and used == 0 or soonest and soonest + 0 > now
   if sound and lasts(next, ttl) and string.byte(token, -1) ~= 126 then
-    local its_fence = string.format('%.0f', next)
+    local its_fence = next == now and clock[1] .. string.sub('00000' .. clock[2], -6) or string.format('%.0f', next)
     redis.call('ZADD', PERMITS, now + ttl * 1000, token)
-    if not soonest then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end
+    if not soonest then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
     redis.call('HSET', STATE, 'used', used + weight, 'fence', its_fence, '=' .. token, weight .. ' ' .. its_fence)
     return next
   end

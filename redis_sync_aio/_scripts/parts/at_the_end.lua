@@ -1,9 +1,9 @@
 -- All is taken, nothing is over, nobody shares, and the first who waits is of the usual kind: what `settle` and `line_up`
 -- would do. Before most functions are made: half of the server's time for a request that has to wait.
 -- include: usual
-local full = used >= limit and soonest and tonumber(soonest) > now and tonumber(soonest) % 1 == 0 -- by no tombstone
+local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 0 -- by no tombstone
 local asks = ticket ~= '' and ticket ~= first[1] and poll_ms == 0 and own == ''
-if full and asks and weight <= limit and (asked == limit or asked == 0) and usual(first[1]) and tonumber(first[2]) > 0
+if full and asks and weight <= limit and (asked == limit or asked == 0) and usual(first[1]) and first[2] + 0 > 0
   and not redis.call('HGET', STATE, 'shared') then
   local place = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1
   local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)

@@ -4,11 +4,12 @@
 -- include: usual
 local inbox, id, ms, weight, token = usual(held and ARGV[2] == '' and first[1])
 local next_inbox, next_id = usual(inbox and first[3])
-if inbox and tonumber(first[2]) > 0 and (next_inbox or not first[3]) and used - held + weight == limit then
+if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held + weight == limit then
   local other = tonumber(ends[ends[1] == ARGV[1] and 4 or 2])
-  local next = math.max(fence + 1, now)
+  local next = fence < now and now or fence + 1
   if lasts(next, ms) and (not other or other % 1 == 0) then
-    local its_fence, digits = string.format('%.0f', next), clock[1] .. string.sub('00000' .. clock[2], -6)
+    local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
+    local its_fence = next == now and digits or string.format('%.0f', next)
     local look = other and math.min(math.ceil((other - now) / 1000), ms) or ms
     local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
     if next_id then grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look end
@@ -18,7 +19,7 @@ if inbox and tonumber(first[2]) > 0 and (next_inbox or not first[3]) and used - 
       redis.call('ZREM', PERMITS, ARGV[1])
       redis.call('HDEL', STATE, '=' .. ARGV[1])
       redis.call('ZADD', PERMITS, now + ms * 1000, token)
-      if not other then redis.call('PEXPIRE', PERMITS, kept - math.floor(now / 1000)) end
+      if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
       redis.call('HSET', STATE, 'used', limit, 'fence', its_fence, '=' .. token, weight .. ' ' .. its_fence)
       if next_id and next_inbox ~= inbox then redis.pcall('PUBLISH', next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look) end
       return 1

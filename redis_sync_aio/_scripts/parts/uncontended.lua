@@ -8,12 +8,12 @@ if not tail then
     local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
     local fence = sharer(token) and string.format('%.0f', digits + RANGE - 1) or digits
     local before = redis.pcall('SET', FENCE, fence .. ' ' .. token, 'PX', remember(ttl), 'GET')
-    if not before then return tonumber(digits) end
+    if not before then return digits + 0 end
     if type(before) == 'table' then -- FENCE is somebody else's key: change nothing
       redis.call('DEL', NAME)
       return before
     end
-    if string.sub(before, 1, 16) < digits and string.sub(before, 18) ~= token then return tonumber(digits) end
+    if string.sub(before, 1, 16) < digits and string.sub(before, 18) ~= token then return digits + 0 end
     -- The clock went back, or this token was granted before: put all back and look closely.
     redis.call('DEL', NAME)
     redis.call('SET', FENCE, before, 'PX', remember(ttl))

@@ -3,7 +3,7 @@
 local function usual(ticket)
   local its = '^rsa:(%x+)|(%d+)|(%d+)|(%d+)|(.*:(%x+):(%d+))$'
   local inbox, id, ms, weight, token, own_inbox, own_id = string.match(ticket or '', its)
-  if own_id == id and own_inbox == inbox and inbox and tonumber(weight) <= limit then
+  if own_id == id and own_inbox == inbox and inbox and weight + 0 <= limit then
     return 'rsa:' .. inbox, id, ms, weight, token
   end
 end
