@@ -18,7 +18,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._waiting.cohort import IN_ONE_TURN
 
-from ..support.sharing import KEYS, NAME, base_of, gets_free, in_line, shared, soon, turns, waiters
+from ..support.sharing import KEYS, NAME, base_of, gets_free, in_line, nothing_kept, shared, soon, turns, waiters
 
 
 async def leaves(task: asyncio.Task[Lease], how: str) -> None:
@@ -149,7 +149,7 @@ async def test_p3_each_lease_has_its_own_linger(redis: Redis, sync: Coordinator)
         base = base_of(lease)
     await gets_free(redis)
     assert base.rest is None
-    assert not sync.bases
+    await nothing_kept(sync)
 
 
 async def test_p2_a_longer_linger_is_kept(redis: Redis, sync: Coordinator) -> None:

@@ -87,6 +87,11 @@ async def gets_free(redis: Redis) -> None:
     await wait_until(free, FAST, timeout=5)
 
 
+async def nothing_kept(sync: Coordinator) -> None:
+    """Wait until ``sync`` knows of nothing that it shares: a moment after the server does."""
+    await wait_until(lambda: not sync.bases, FAST, timeout=5)
+
+
 async def turns(number: int = 5) -> None:
     """Let the loop turn so often."""
     for _ in range(number):
