@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .._keys import Family, Keys, PermitKeys
 from .._link.call import Argument, Call, Executor, Reply
@@ -17,8 +18,7 @@ from .outcomes import Released as Released
 from .outcomes import Renewed as Renewed
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A decoded answer of an acquire script, other than a plain grant."""
 
     outcome: Outcome
@@ -62,6 +62,9 @@ class PermitsView:
     permits: tuple[Permit, ...]
 
 
+_OUTCOMES = tuple(Outcome)  # by their numbers, at a fraction of what a call of the class takes
+
+
 def plain_grant(reply: Reply) -> bool:
     """Return whether an acquire script granted the whole ttl at once: then its reply is just the fence."""
     return type(reply) is int
@@ -70,7 +73,7 @@ def plain_grant(reply: Reply) -> bool:
 def read_acquire(reply: Reply) -> Answer:
     """Decode any other reply of an acquire script."""
     outcome, number, left, micros, more = reply
-    return Answer(Outcome(outcome), number, _left(left), micros / 1e6, more)
+    return Answer(_OUTCOMES[outcome], number, _left(left), micros / 1e6, more)
 
 
 def read_renew(reply: Reply) -> Renewed:
@@ -112,8 +115,7 @@ def ticket_weight(member: bytes) -> int:
     return int(member.split(b"|", 4)[3])
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """A message in our inbox: a grant (fence > 0), ASK_AGAIN, WANTED, or word that the ticket is next (fence 0)."""
 
     number: int

@@ -22,7 +22,6 @@ from weakref import ref
 
 from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, FOR_EVER, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
-from .._engine.outcomes import Look
 from .._link.call import Call
 from .._link.troubles import unanswered
 from ..errors import SyncError
@@ -178,7 +177,7 @@ class Ticket:
         elif answer.outcome is Outcome.QUEUED:
             self._base = call.sent - answer.server_time
             self._queued = True
-            self._local.queued(answer.left, Look(answer.more))
+            self._local.queued(answer.left, answer.more)
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
         elif answer.outcome >= Outcome.MISMATCH:

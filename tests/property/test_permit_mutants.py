@@ -212,8 +212,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "to the end, and the queue ends": Mutant("if new == 0 or place % 16 == 0 then", "if new == 0 then"),
     "to the end, and the queue is kept each time": Mutant("if new == 0 or place % 16 == 0 then", "do"),
     # the short way from hand to hand
-    "anybody with such a number is usual": Mutant("own_inbox == inbox and"),
-    "anybody with such an inbox is usual": Mutant("own_id == id and"),
+    "anybody with such a number is usual": Mutant("':' .. inbox .. ':' .. id", "':' .. id"),
+    "anybody with such an inbox is usual": Mutant(
+        "string.sub(ticket, -#own) == own", "string.find(ticket, ':' .. inbox .. ':', token, true)"
+    ),
     "the heavy are usual": Mutant(" and weight + 0 <= limit then\n    return 'rsa:'", " then\n    return 'rsa:'"),
     "handed on by who has nothing": Mutant("usual(held and ARGV[2]", "usual(ARGV[2]"),
     "handed on by who waits, too": Mutant("usual(held and ARGV[2] == '' and first[1])", "usual(held and first[1])"),
