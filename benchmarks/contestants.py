@@ -7,6 +7,7 @@ import importlib
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 import redis
@@ -25,7 +26,7 @@ from redis_sync_aio import (
 
 from .contestant import CONNECTIONS, Contestant, Grip, OnClient
 from .market import ByLock, ByTransaction, ByWatch, Market
-from .raw import MultiplexedConnection, RawConnection, RawLock, RawProtocol
+from .raw import MultiplexedConnection, RawConnection, RawLock, RawProtocol, RawSemaphores
 from .semaphore_peers import AsyncRedisRateLimiters, PyRedisSemaphore, SelfLimiters, SortedSet, Steindamm
 from .server_stats import Sends
 
@@ -301,6 +302,24 @@ class RawOneProtocol(_OnOneConnection):
     protocol = RawProtocol
 
 
+class RawSemaphore(Contestant):
+    name = "raw-semaphore"
+    about = "limit: a counter, a list and PUBLISH over a bare protocol; no leases, no fences"
+    kind = "raw"
+    plays = frozenset({"semaphores"})
+    sends = Sends(("evalsha",), {})
+
+    async def open(self) -> None:
+        self._semaphores = await RawSemaphores.open(self.url)
+
+    async def close(self) -> None:
+        await self._semaphores.close()
+
+    def permit(self, key: str, limit: int) -> Grip:
+        name = key.encode()
+        return Grip(partial(self._semaphores.acquire, name, limit), lambda _: self._semaphores.release(name))
+
+
 class AsyncioLock(Contestant):
     name = "asyncio-lock"
     about = "in-process limit: asyncio.Lock"
@@ -351,7 +370,7 @@ class NoLock(OnClient):
 ALL: tuple[type[Contestant], ...] = (
     Ours, OursShared, OursLingering, OursAsLock, CoarseTransaction, CoarseLock, FineLock,
     RedisPy, FineWatch, FifoLock, PythonRedisLock,
-    RawClient, RawOneConnection, RawOneProtocol, AsyncioLock, Hop,
+    RawClient, RawOneConnection, RawOneProtocol, RawSemaphore, AsyncioLock, Hop,
     SelfLimiters, AsyncRedisRateLimiters, PyRedisSemaphore, Steindamm, SortedSet, NoLock,
 )  # fmt: skip
 BY_NAME = {contestant.name: contestant for contestant in ALL}

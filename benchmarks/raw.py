@@ -19,6 +19,17 @@ pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
 COMPARE_AND_DELETE = (
     b"if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"
 )
+TAKE = b"""
+local taken = tonumber(redis.call('get', KEYS[1]) or 0)
+if taken < tonumber(ARGV[1]) then return redis.call('incr', KEYS[1]) end
+redis.call('rpush', KEYS[2], ARGV[2])
+return 0
+"""
+GIVE = b"""
+local first = redis.call('lpop', KEYS[2])
+if not first then return redis.call('decr', KEYS[1]) end
+return redis.call('publish', string.sub(first, 1, 8), string.sub(first, 9))
+"""
 _numbers = itertools.count()
 
 
@@ -153,3 +164,43 @@ class RawProtocol(_OneWriteATurn, asyncio.Protocol):
     async def close(self) -> None:
         self._transport.abort()
         await self._gone
+
+
+class RawSemaphores:
+    """A counter, a list of those who wait, and a PUBLISH by who releases, over a bare protocol.
+
+    It is fair and keeps the limit as long as nobody dies and no message is lost: no permit ends by itself.
+    """
+
+    def __init__(self, protocol: RawProtocol, inbox: bytes, take: bytes, give: bytes) -> None:
+        self._protocol, self._inbox, self._take, self._give = protocol, inbox, take, give
+        self._waiting: dict[bytes, asyncio.Future[None]] = {}
+        protocol.pushed = self._pushed
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        protocol, inbox = await RawProtocol.open(url), os.urandom(4).hex().encode()
+        await protocol.command(b"HELLO", 3)
+        await protocol.command(b"SUBSCRIBE", inbox)
+        take, give = [await protocol.command(b"SCRIPT", b"LOAD", script) for script in (TAKE, GIVE)]
+        return cls(protocol, inbox, take, give)
+
+    async def acquire(self, key: bytes, limit: int) -> None:
+        """Wait for a permit of ``key``."""
+        number = b"%d" % next(_numbers)
+        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
+        words = (b"EVALSHA", self._take, 2, key, key + b":queue", limit, self._inbox + number)
+        if await self._protocol.command(*words):
+            del self._waiting[number]
+        else:
+            await granted
+
+    async def release(self, key: bytes) -> None:
+        """Hand the permit to the first who waits."""
+        await self._protocol.command(b"EVALSHA", self._give, 2, key, key + b":queue")
+
+    def _pushed(self, push: list[Any]) -> None:
+        self._waiting.pop(push[2]).set_result(None)
+
+    async def close(self) -> None:
+        await self._protocol.close()

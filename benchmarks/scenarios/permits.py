@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from ..contestant import Contestant, Grip
+from ..contestant import Contestant, Grip, Kind
 from ..contestants import BY_NAME
 from ..measure import peak
 from ..raw import RawProtocol
@@ -77,12 +77,13 @@ def _play(work: float, bench: Bench, contestant: type[Contestant]) -> Round:
 
 
 _COLUMNS = (Column("peak", "peak of 5", most=True), *COLUMNS)
+_KINDS: tuple[Kind, ...] = ("ours", "peer", "raw", "broken")
 
 SHARE = Scenario(
     "s5", "S5: 2 processes x 16 tasks, semaphore of 5, empty section", partial(_play, 0.0), _COLUMNS,
-    "fair_per_second", game="semaphores",
+    "fair_per_second", kinds=_KINDS, game="semaphores",
 )  # fmt: skip
 SHARE_WITH_WORK = Scenario(
     "s5work", "S5: 2 processes x 16 tasks, semaphore of 5, 1 ms of work", partial(_play, 0.001), _COLUMNS,
-    "fair_per_second", game="semaphores", quick=False,
+    "fair_per_second", kinds=_KINDS, game="semaphores", quick=False,
 )  # fmt: skip
