@@ -237,7 +237,7 @@ async def test_there_is_a_last_look_when_the_time_is_up(becomes_true: bool) -> N
     def condition() -> bool:
         return next(looks) == 1 and becomes_true
 
-    waiting = wait_until(condition, Backoff(initial=60, cap=60), timeout=0.01)
+    waiting = wait_until(condition, Backoff(initial=60, cap=60, jitter=False), timeout=0.01)
     if becomes_true:
         assert await waiting is True
     else:
