@@ -22,8 +22,8 @@ from ..measure import middle, percentile
 from ..runner import Bench, Column, Round, Scenario
 from ..workers import Desk
 
-ITEMS_PER_SECOND = 4000
-"""More than one seller can list."""
+ITEMS_PER_SECOND = 12_000
+"""More than one seller can list: 4,600 on the fastest machine so far."""
 MONEY = 1_000_000_000
 OFFERS = 20
 PAUSE = 0.001
