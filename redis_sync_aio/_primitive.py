@@ -121,8 +121,7 @@ class Primitive(Enterable[Lease]):
             assert lease is not None  # it waits
             lease.task = task
             return lease
-        found = await self._try(self._request(ttl, identity, timeout))  # as `_acquire`, a coroutine less
-        return self._taken() if found is None else found
+        return await self._acquire(self._request(ttl, identity, timeout))
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
         """Return a lease, or None when it is taken or somebody waits for it. One round trip.
