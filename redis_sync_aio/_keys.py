@@ -40,7 +40,7 @@ class Keys:
 
     name: bytes  # as users know it
     all: tuple[bytes, ...]  # in the order in which scripts take them
-    heads: dict[tuple[bytes, int], bytes] = field(default_factory=dict, repr=False, compare=False)
+    heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
     """Packed beginnings of commands on these keys, by script and number of arguments: see `_link.wire`."""
     engine: Engine = "auto"
     """How decisions about them are executed."""

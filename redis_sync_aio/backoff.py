@@ -107,8 +107,7 @@ async def wait_until(
         condition: a function, or a coroutine function that is awaited; called at once and then after
             every delay. Its exceptions come out as they are.
         backoff: the delays between calls.
-        timeout: give up after this many seconds (or timedelta); also cuts a call that is under way. A function that is
-            not awaited is called once more then: the event loop may have stood still since the last call.
+        timeout: give up after this many seconds (or timedelta); also cuts a call that is under way.
 
     Raises:
         TimeoutError: ``timeout`` passed, or ``backoff`` ended, and the result was never true.
@@ -120,11 +119,10 @@ async def wait_until(
     """
     limit = timeout_seconds(timeout)
     delays = iter(backoff)
-    awaited = False
     with anyio.move_on_after(limit) as scope:
         while True:
             result = condition()
-            if awaited := inspect.isawaitable(result):
+            if inspect.isawaitable(result):
                 result = await result
             if result:
                 return result
@@ -132,7 +130,6 @@ async def wait_until(
             if delay is None:
                 raise TimeoutError("the condition was not met before the back-off ended")
             await anyio.sleep(delay)
-    assert scope.cancelled_caught  # nothing else leads out of the loop
-    if not awaited and (result := condition()):
-        return result
-    raise TimeoutError(f"the condition was not met within {limit} seconds")
+    if scope.cancelled_caught:
+        raise TimeoutError(f"the condition was not met within {limit} seconds")
+    raise AssertionError("unreachable")

@@ -75,7 +75,7 @@ class Wire(asyncio.Protocol):
             return
         # The part that is the same for all calls of a script on the same keys with as many arguments is kept with them.
         arguments = pack(call.arguments)  # '*' and how many, in one digit, and CR LF; then the arguments themselves
-        kind = (call.script.sha, len(call.arguments))
+        kind = arguments[:2] + call.script.sha
         head = call.keys.heads.get(kind) or _head(call, kind, len(arguments))
         self._write(call, head + arguments[4:])
 
@@ -161,7 +161,7 @@ class Wire(asyncio.Protocol):
         self._transport.abort()
 
 
-def _head(call: Call, kind: tuple[bytes, int], packed: int) -> bytes:
+def _head(call: Call, kind: bytes, packed: int) -> bytes:
     """Keep and return what comes before the arguments of ``call``, which take ``packed`` bytes by themselves."""
     whole = pack(call.command())
     head = call.keys.heads[kind] = whole[: len(whole) - packed + 4]

@@ -105,28 +105,26 @@ class LocalName:
             self.forget_if_idle()
         elif self._heal is None:
             # The look that was under way may have been this ticket's, and its answer is lost with it.
-            self._look_in(0.0, now())
+            self._look_in(0.0)
 
     def queued(self, left: float | None, look: int) -> None:
         """A ticket is in the queue; the holder's lease ends in ``left`` seconds, if it is not renewed.
 
         ``look`` is a `Look`.
         """
-        hub, time = self.hub, self.busy(left)
-        if look == Look.SOON or not hub.pushes:  # nobody will wake us: poll, with back-off
+        self.busy(left)
+        if look == Look.SOON or not self.hub.pushes:  # nobody will wake us: poll, with back-off
             if self._polls is None:
-                self._polls = iter(hub.poll)
-            self._look_in(next(self._polls, hub.poll.cap), time)
+                self._polls = iter(self.hub.poll)
+            self._look_in(next(self._polls, self.hub.poll.cap))
         else:
             self._polls = None
-            cap = min(hub.poll_cap, hub.claim_ms / 1000) if look == Look.IN_TIME else hub.poll_cap
-            self._look_in(cap if left is None else min(left + EARLY, cap), time)
+            cap = min(self.hub.poll_cap, self.hub.claim_ms / 1000) if look == Look.IN_TIME else self.hub.poll_cap
+            self._look_in(cap if left is None else min(left + EARLY, cap))
 
-    def busy(self, left: float | None) -> float:
-        """Somebody holds it for ``left`` seconds more, if he does not renew. Return the local time."""
-        time = now()
-        self.held_until = None if left is None else time + left
-        return time
+    def busy(self, left: float | None) -> None:
+        """Somebody holds it for ``left`` seconds more, if he does not renew."""
+        self.held_until = None if left is None else now() + left
 
     def holder_remaining(self) -> float | None:
         """Return for how many seconds the present holder has it, as far as is known."""
@@ -164,8 +162,8 @@ class LocalName:
     def announced(self, until: float) -> None:
         """We are next, and the present holder's lease ends at ``until`` (local clock)."""
         self._polls = None
-        self.held_until, time = until, now()
-        self._look_in(min(max(until - time, 0.0) + EARLY, self.hub.poll_cap), time)
+        self.held_until = until
+        self._look_in(min(max(until - now(), 0.0) + EARLY, self.hub.poll_cap))
 
     def recheck(self) -> None:
         """The connection was replaced: every ticket and every lease finds out where it stands."""
@@ -176,8 +174,8 @@ class LocalName:
 
     # -- healing ---------------------------------------------------------------------------------------
 
-    def _look_in(self, delay: float, time: float) -> None:
-        self._look_at = time + delay
+    def _look_in(self, delay: float) -> None:
+        self._look_at = now() + delay
         if self._heal is not None:
             if self._fires_at <= self._look_at:
                 return  # it finds that it is too early, and goes on waiting
@@ -187,10 +185,9 @@ class LocalName:
 
     def _look(self) -> None:
         self._heal = None
-        time = now()
-        early = self._look_at - time
+        early = self._look_at - now()
         if early > EARLY / 2:  # a look before the key has expired would be wasted
-            self._look_in(early, time)
+            self._look_in(early)
             return
         oldest = True
         for ticket in list(self.tickets.values()):

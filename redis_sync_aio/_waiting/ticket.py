@@ -223,6 +223,8 @@ class Ticket:
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
+        # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
+        granted = self._base + push.server_time
         if push.fence == 0:
             self.announced(push.server_time, push.duration)
         elif push.fence == ASK_AGAIN:
@@ -230,8 +232,6 @@ class Ticket:
         else:
             self._drop_call()
             self.wanted |= push.wanted
-            # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
-            granted = self._base + push.server_time
             if granted <= now():
                 self._granted(push.fence, granted, push.duration)
             else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.

@@ -229,23 +229,6 @@ async def test_a_timeout_says_so(timeout: float | timedelta) -> None:
         await wait_until(lambda: False, FAST, timeout=timeout)
 
 
-@pytest.mark.parametrize("becomes_true", [True, False])
-async def test_there_is_a_last_look_when_the_time_is_up(becomes_true: bool) -> None:
-    """The loop may have stood still until then, so that the delay and the timeout ended in the same turn."""
-    looks = itertools.count()
-
-    def condition() -> bool:
-        return next(looks) == 1 and becomes_true
-
-    waiting = wait_until(condition, Backoff(initial=60, cap=60, jitter=False), timeout=0.01)
-    if becomes_true:
-        assert await waiting is True
-    else:
-        with pytest.raises(TimeoutError, match="within"):
-            await waiting
-    assert next(looks) == 2
-
-
 async def test_an_exhausted_backoff_says_so_after_its_last_call() -> None:
     calls = itertools.count()
     with pytest.raises(TimeoutError, match="back-off ended"):
