@@ -18,6 +18,7 @@ Whoever executes a decision with WATCH watches all four keys, as each decision s
 
 The order of every decision: first what is over goes (`_Desk`), then those who wait get what is free, in their order
 (`_Desk.settle`), and only then comes the request itself. So nobody barges, whoever calls first after an expiry.
+(The script that acquires leaves tombstones that are over where nothing is held: no decision depends on them.)
 
 Fences (P8) are a hybrid clock: max(last + 1, server time in microseconds). With a limit of WHOLE, readers weigh 1, a
 writer weighs WHOLE, and readers share the fence of the last writer. A process that shares what it holds among its tasks

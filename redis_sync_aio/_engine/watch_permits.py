@@ -58,7 +58,7 @@ class View:
         new = {token: permit for token, permit in after.permits.items() if before.permits.get(token) != permit}
         fields: list[bytes | int] = []
         for token, permit in new.items():
-            # A tombstone is over half a microsecond earlier: see parts/permits.lua.
+            # A tombstone is over half a microsecond earlier: see parts/state.lua.
             until = permit.until if permit.weight else b"%d.5" % (permit.until - 1)
             found.append((b"ZADD", permits, until, token))
             about = b"%d %d" % (permit.weight, permit.fence)

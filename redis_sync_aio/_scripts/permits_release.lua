@@ -6,14 +6,22 @@
 -- REPLAY  The second run finds the token gone and changes nothing; the caller, who knows whether its first run
 --       may have happened, reads GONE accordingly.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
--- include: permits
-local held = soonest and soonest + 0 > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
-if held and not first[1] then -- Nobody waits, nothing is over or lost: what `drop` and `save` would do.
-  redis.call('ZREM', PERMITS, ARGV[1])
-  redis.call('HDEL', STATE, '=' .. ARGV[1])
-  redis.call('HSET', STATE, 'used', used - held)
-  return 1
+-- include: queue
+if not first[1] and ARGV[3] ~= '1' then -- Nobody waits, nothing is over or lost: what `drop` and `save` would do.
+  local known = redis.call('HMGET', STATE, 'used', field)
+  local held = string.match(known[2] or '', '^[1-9]%d*')
+  local soonest = held and redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2]
+  local clock = soonest and redis.call('TIME')
+  if soonest and soonest + 0 > clock[1] * 1000000 + clock[2] then
+    redis.call('ZREM', PERMITS, ARGV[1])
+    redis.call('HDEL', STATE, field)
+    redis.call('HSET', STATE, 'used', known[1] - held)
+    return 1
+  end
 end
+-- include: state
+-- include: ends
+local held = soonest and soonest + 0 > now and ARGV[3] ~= '1' and string.match(own, '^[1-9]%d*')
 -- include: hand_over
 -- include: grants
 -- include: turns

@@ -115,7 +115,7 @@ class History(Compared[PermitSnapshot]):
     # -- both, and compare -------------------------------------------------------------------------------
 
     def stored(self) -> PermitSnapshot:
-        """Read what is on the server."""
+        """Read what is on the server; without tombstones that are over, which nobody has to look for."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(STATE).zrange(PERMITS, 0, -1, withscores=True)
         pipe.zrange(QUEUE, 0, -1, withscores=True).zrange(POLLS, 0, -1, withscores=True)
@@ -127,7 +127,8 @@ class History(Compared[PermitSnapshot]):
         permits: dict[bytes, Permit] = {}
         for token, score in until:
             weight, fence, *attempt = state.pop(b"=" + token).split()
-            permits[token] = Permit(int(weight), int(fence), ceil(score), *attempt)  # a tombstone ends half earlier
+            if int(weight) or score > self.now:
+                permits[token] = Permit(int(weight), int(fence), ceil(score), *attempt)  # a tombstone ends half earlier
         known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
         known["shared"] = state.pop(b"shared", b"") == b"1"
         assert not state, "fields without a permit"

@@ -171,11 +171,11 @@ MUTANTS: Mapping[str, Mutant] = {
     "at once whatever its token has": Mutant("if not first[1] and own == '' and", "if not first[1] and"),
     "at once whatever the limit": Mutant("(asked == limit or asked == 0) and", ""),
     "at once although it does not fit": Mutant("and used + weight <= limit then", "then"),
-    "at once although something is over": Mutant(
-        "used == 0 or soonest and soonest + 0 > now\n", "used == 0 or soonest\n"
-    ),
-    "at once although the permits are lost": Mutant(
-        "local sound = not soonest and used == 0 or", "local sound = not soonest or"
+    "at once although something is over": Mutant("idle or soonest and soonest + 0 > now", "idle or soonest"),
+    "at once although the permits are lost": Mutant("idle or soonest and", "idle or not soonest or"),
+    "at once by what is held, unseen": Mutant("local idle = used == 0", "local idle = true"),
+    "what is over stays although nothing is held": Mutant(
+        "if idle then soonest = redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2] end"
     ),
     "at once although the keys end": Mutant("if sound and lasts(next, ttl) and", "if sound and"),
     "at once without a range for who shares": Mutant(" and string.byte(token, -1) ~= 126"),
@@ -183,14 +183,20 @@ MUTANTS: Mapping[str, Mutant] = {
     "at once with a fence that is not stored": Mutant("= next == now and clock", "= clock"),
     "at once with a fence for each reader": Mutant("= rises and (fence", "= (fence"),
     "at once with permits that never end": Mutant(
-        "if not soonest then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end"
+        "if idle then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end"
     ),
     "at once without the sum": Mutant("'used', used + weight, 'fence'", "'fence'"),
-    "a short release wakes nobody": Mutant("if held and not first[1] then", "if held then"),
-    "a short release of what is over": Mutant("soonest + 0 > now and ARGV[3]", "ARGV[3]"),
-    "a short release of a tombstone": Mutant("'^[1-9]%d*'", "'^%d+'"),
-    "a short release leaves no tombstone": Mutant(" and ARGV[3] ~= '1' and string", " and string"),
-    "a short release frees nothing": Mutant("used - held)", "used)"),
+    "a short release wakes nobody": Mutant("if not first[1] and ARGV[3]", "if ARGV[3]"),
+    "a short release of what is over": Mutant(
+        "if soonest and soonest + 0 > clock[1] * 1000000 + clock[2] then", "if soonest then"
+    ),
+    "a short release of a tombstone": Mutant("known[2] or '', '^[1-9]%d*'", "known[2] or '', '^%d+'"),
+    "a short release leaves no tombstone": Mutant("if not first[1] and ARGV[3] ~= '1' then", "if not first[1] then"),
+    "a short release frees nothing": Mutant("known[1] - held)", "known[1])"),
+    "handed on although something is over": Mutant(
+        "local held = soonest and soonest + 0 > now and", "local held = soonest and"
+    ),
+    "handed on without a tombstone": Mutant(" and ARGV[3] ~= '1' and string", " and string"),
     # the short way to the end of the queue
     "to the end although there is room": Mutant("local full = used >= limit and soonest", "local full = soonest"),
     "to the end although something is over": Mutant(
@@ -259,7 +265,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "handed on to who goes on waiting": Mutant("redis.call('ZREM', QUEUE, first[1])"),
     "handed on and kept": Mutant("redis.call('ZREM', PERMITS, ARGV[1])\n      redis.call('HDEL'", "redis.call('HDEL'"),
-    "handed on and remembered": Mutant("      redis.call('HDEL', STATE, '=' .. ARGV[1])\n"),
+    "handed on and remembered": Mutant("      redis.call('HDEL', STATE, field)\n"),
     "handed on for ever": Mutant(
         "if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end\n"
     ),

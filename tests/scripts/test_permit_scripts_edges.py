@@ -321,6 +321,25 @@ async def test_p9_the_cost_does_not_grow_with_the_permits_held(redis: Client) ->
 # -- tombstones --------------------------------------------------------------------------------------------
 
 
+async def test_tombstones_that_are_over_stay_until_the_next_release(redis: Client) -> None:
+    """Who finds nothing held does not look for them; unless one is his own, which is over like any other."""
+    await granted(redis, b"a")
+    assert await release(redis, b"a") == 1
+    for token in (b"x", b"y"):
+        await release(redis, token, pending=True)
+    await expire(redis, b"x", b"y")
+    await granted(redis, b"a")
+    assert await redis.zrange(PERMITS, 0, -1) == [b"x", b"y", b"a"]
+    assert await release(redis, b"a") == 1
+    assert await redis.exists(PERMITS) == 0
+    for token in (b"x", b"y"):
+        await release(redis, token, pending=True)
+    await expire(redis, b"x", b"y")
+    await granted(redis, b"x")
+    assert await holders(redis) == {b"x": 1}
+    assert await redis.zrange(PERMITS, 0, -1) == [b"x"]
+
+
 @pytest.mark.parametrize("undone", [0, 1, 63])
 async def test_what_was_undone_does_not_tell_when_to_look(redis: Client, undone: int) -> None:
     """A tombstone that is over frees nothing, so nobody looks then: not who asks, not who waits, not the next one."""

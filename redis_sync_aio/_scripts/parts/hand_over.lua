@@ -17,7 +17,7 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held +
     if type(heard) == 'number' and heard > 0 then
       redis.call('ZREM', QUEUE, first[1])
       redis.call('ZREM', PERMITS, ARGV[1])
-      redis.call('HDEL', STATE, '=' .. ARGV[1])
+      redis.call('HDEL', STATE, field)
       redis.call('ZADD', PERMITS, now + ms * 1000, token)
       if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
       redis.call('HSET', STATE, 'used', limit, 'fence', its_fence, '=' .. token, weight .. ' ' .. its_fence)

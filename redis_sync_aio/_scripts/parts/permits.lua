@@ -1,22 +1,5 @@
--- Shared by every script of permits (semaphores, readers and writers).
--- PERMITS: token -> until when (us). STATE: limit, used (sum of the weights), fence, kept (until when the keys last,
--- ms), shared ('1' once a process that shares was granted something), and '=token' -> 'weight fence' of each permit,
--- 'weight fence attempt' while its reader is the writer, by that attempt.
--- Of a range of fences '=token' has the first, `fence` the last. Weight 0: the tombstone of a request that was undone;
--- it is over half a microsecond earlier, so that it is told from a permit where only that is read.
--- Here all is read that most calls need: a key of another type stops the script before it changes anything (and in
--- `grants` POLLS).
-local PERMITS, STATE, QUEUE, POLLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local QUEUE_TTL, WHOLE = 600000, 2147483647 -- a limit of WHOLE: readers weigh 1, a writer weighs it all
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 until 2255
-local state = redis.call('HMGET', STATE, 'limit', 'used', 'fence', 'kept', '=' .. ARGV[1])
-local limit, used, fence = (state[1] or 0) + 0, (state[2] or 0) + 0, (state[3] or 0) + 0 -- tonumber takes 75 ns more
-local kept, own, saved = (state[4] or 0) + 0, state[5] or '', used
-local ends = redis.call('ZRANGE', PERMITS, 0, 1, 'WITHSCORES')
-local soonest = ends[2] -- nil: unknown again, after a change
-local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') -- the same
-local function lasts(last, ms) -- do the keys outlive such a permit, that fence (if the clock went back), and an hour of rest?
-  local rest = 1.25 * ms
-  return kept >= (last > now and last or now) / 1000 + (rest > 3600000 and rest or 3600000)
-end
+-- All is read that most scripts of permits (semaphores, readers and writers) need: a key of another type stops the script
+-- before it changes anything (and in `grants` POLLS).
+-- include: queue
+-- include: state
+-- include: ends
