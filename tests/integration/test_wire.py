@@ -62,6 +62,7 @@ from ..support.proxy import (
     script,
 )
 from ..support.resp import Predicate
+from ..support.timed import Timed
 
 KNOWN = (*(kind.script(part) for kind in KINDS for part in PARTS), load("force"), load("permits_resize"))
 """Every script, but those that the compatible lock has to itself."""
@@ -335,12 +336,15 @@ async def sweep(server: EmbeddedServer, cases: Iterable[Case], **options: Any) -
         async with at_once:
             await case.run(server, **options)
 
-    ends = await asyncio.gather(*map(run, cases), return_exceptions=True)
+    async with Timed() as took:
+        ends = await asyncio.gather(*map(run, cases), return_exceptions=True)
     wrong = [(case, end) for case, end in zip(cases, ends, strict=True) if end is not None]
     for case, end in wrong:
         print(f"-- {case}")
         traceback.print_exception(end)
-    assert not wrong, "\n".join(f"{case}: {end!r}" for case, end in wrong)
+    assert not wrong, "\n".join(
+        [f"the loop stood still for {took.stood:.2f} s of {took.seconds:.2f}", *(f"{c}: {end!r}" for c, end in wrong)]
+    )
     return sum(case.acted for case in cases)
 
 

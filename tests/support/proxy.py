@@ -141,7 +141,9 @@ class Rule:
         self.action = action
         self.hits = 0  # that matched, the skipped ones too
         self.acted = 0  # that the action was taken for
-        self.fired = asyncio.Event()  # has closed, answered, dropped; begins to hold, delay, swallow
+        self.fired = (
+            asyncio.Event()
+        )  # has closed, answered, dropped; begins to hold, delay, swallow; or it is too late to
         self.release = asyncio.Event()  # lets what HOLD and HOLD_REPLY keep go on
 
     def cancel(self) -> None:
@@ -189,6 +191,7 @@ class _Link:
         self.client, self._server = Socket(self), Socket(self)
         self._up, self._down = _Lane(self, self._from_client), _Lane(self, self._from_server)
         self._dialogue: Dialogue[Passage] = Dialogue()
+        self._rules: set[Rule] = set()  # that act here
 
     async def run(self) -> None:
         try:
@@ -224,6 +227,8 @@ class _Link:
             self.closed = True
             self.client.close()
             self._server.close()
+            for rule in self._rules:  # a client that gave up waits for no reply
+                rule.fired.set()
             if self.task is not None and self.task is not asyncio.current_task():
                 self.task.cancel()
             self.proxy.changed()
@@ -253,6 +258,7 @@ class _Link:
             self._server.write_eof()
         else:
             rule = self.proxy.rule_for(frame.items)
+            self._rules.add(rule)
             await rule.action.request(Passage(self, frame, rule, rule.action, self._forward_up))
 
     async def _from_server(self, frame: Frame) -> None:

@@ -27,6 +27,7 @@ from tests.support.proxy import (
     HOLD_REPLY,
     SWALLOW_REPLY,
     SWALLOW_REQUEST,
+    Action,
     FaultProxy,
     Rule,
 )
@@ -120,6 +121,16 @@ class TestActions:
         assert [await wire.receive() for _ in range(2)] == [b":1\r\n", b"$1\r\n2\r\n"]
         assert rule.fired.is_set()
         assert (rule.hits, proxy.commands["INCR"]) == (1, 2)
+
+    @pytest.mark.parametrize("action", [DUPLICATE, CUT_AFTER, HOLD_REPLY], ids=["duplicate", "cut after", "hold reply"])
+    async def test_a_client_that_gives_up_before_the_reply(self, proxy: FaultProxy, wire: Wire, action: Action) -> None:
+        """What was to become of the reply is not waited for."""
+        rule = proxy.on("BLPOP", action)
+        wire.send("BLPOP", "k", 0)
+        await proxy.until(lambda: proxy.commands["BLPOP"] > 0)
+        assert not rule.fired.is_set()
+        await proxy.cut()
+        assert (rule.fired.is_set(), rule.acted) == (True, 1)
 
     async def test_error_comes_in_its_turn(self, proxy: FaultProxy, wire: Wire, direct: Redis) -> None:
         before, rule = proxy.on("PING", HOLD_REPLY), proxy.on("INCR", ERROR("READONLY You can't write"))
