@@ -138,6 +138,7 @@ def judged(results: Sequence[Result], cost: Cost) -> tuple[dict[str, float], lis
         "starved": found.starved,
         "p99_wait_ms": found.p99_wait * 1000,
         "max_wait_ms": found.max_wait * 1000,
+        "section_ms": sum(over - got for task in holds for _, got, over in task) / total / 1e6,
         "commands_per_grant": cost.commands / total,
         "reads_per_grant": cost.reads / total,
         "cpu_us_per_grant": sum(result[2] for result in results) / total * 1e6,
@@ -153,6 +154,7 @@ COLUMNS = (
     Column("starved", "starved"),
     Column("p99_wait_ms", "p99 wait ms", 1),
     Column("max_wait_ms", "max wait ms", 1),
+    Column("section_ms", "mean section ms", 3),  # a sleep takes longer in a loop that something wakes
     Column("commands_per_grant", "commands a grant", 2),
     Column("reads_per_grant", "server reads a grant", 2),
     Column("cpu_us_per_grant", "client CPU µs a grant", 1),
