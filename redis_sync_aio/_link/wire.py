@@ -26,8 +26,9 @@ pack: PackCommand = cast("PackCommand", hiredis.pack_command)
 class Wire(asyncio.Protocol):
     """Commands of all tasks in one write per turn of the event loop (or per `FULL`); replies matched in order.
 
-    A command is written at once, a turn earlier, when nothing is pending and the one before was answered before
-    another was sent: it is likely to stay alone, too.
+    They are written behind the tasks that what arrived wakes, as those are likely to send something: at the end of
+    that turn, and not at the beginning of the next one. A command is written at once when nothing is pending and the
+    one before was answered before another was sent: it is likely to stay alone, too.
 
     Invariant: ``pending`` holds the calls that were written and not answered, oldest first; a reply always
     belongs to the first of them. Pushes (RESP3) are told apart by their type and belong to nobody.
@@ -49,6 +50,7 @@ class Wire(asyncio.Protocol):
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
+        self._due = False  # will be written in this turn of the loop, or in the next one
         self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
@@ -106,10 +108,12 @@ class Wire(asyncio.Protocol):
         out.append(data)
         if alone or len(out) == FULL:
             self._flush()
-        elif len(out) == 1:
+        elif not self._due:
+            self._due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._due = False
         out, self._out = self._out, []
         if out and not self.closed_by_us and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
@@ -137,6 +141,9 @@ class Wire(asyncio.Protocol):
                 receiver.put(reply)
             else:
                 _resolve(receiver, reply)
+        if self._company > 1 and not self._due:  # whom that woke is in line before
+            self._due = True
+            self._loop.call_soon(self._flush)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._adopted.lost(exc)

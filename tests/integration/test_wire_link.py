@@ -12,6 +12,7 @@ from redis.credentials import CredentialProvider
 
 from redis_sync_aio import AsyncLock, CommandRefused, Coordinator, CoordinatorClosed, LeaseLost, Unreachable, wait_until
 from redis_sync_aio._clock import now
+from redis_sync_aio._link.wire import Wire
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -342,3 +343,33 @@ async def test_wire_of_another_lock_does_not_matter(server: EmbeddedServer) -> N
         await good.release()
         await (await bad).release()
         await w.check_free(good.fence)
+
+
+async def test_p3_what_woken_tasks_send_leaves_in_the_turn_that_wakes_them(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer wakes tasks that release at once: in the same turn of the loop that is written."""
+    seen: list[str | int] = []
+    flush = Wire._flush
+
+    def spy(wire: Wire) -> None:
+        if wire._out:
+            seen.append(len(wire._out))
+        flush(wire)
+
+    async with server.client() as client, Coordinator(client) as sync:
+        locks = [AsyncLock(sync, f"turn:{number}") for number in range(5)]
+        loop = asyncio.get_running_loop()
+
+        async def pair(lock: AsyncLock) -> None:
+            lease = await lock.acquire()
+            loop.call_soon(seen.append, "the next turn")
+            await lease.release()
+
+        await asyncio.gather(*map(pair, locks))  # scripts and connection are there now
+        seen.clear()
+        monkeypatch.setattr(Wire, "_flush", spy)
+        await asyncio.gather(*map(pair, locks))
+    assert seen[0] == 5, "the acquires together"
+    assert seen[1] != "the next turn"
+    assert (sum(it for it in seen if isinstance(it, int)), seen.count("the next turn")) == (10, 5)
