@@ -50,7 +50,7 @@ class Wire(asyncio.Protocol):
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
-        self._due = False  # will be written in this turn of the loop, or in the next one
+        self._due = False  # `_flush` is in line
         self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
@@ -141,7 +141,7 @@ class Wire(asyncio.Protocol):
                 receiver.put(reply)
             else:
                 _resolve(receiver, reply)
-        if self._company > 1 and not self._due:  # whom that woke is in line before
+        if self._company > 1 and not self._due:  # behind whom that woke; one alone writes at once
             self._due = True
             self._loop.call_soon(self._flush)
 

@@ -141,9 +141,7 @@ class Rule:
         self.action = action
         self.hits = 0  # that matched, the skipped ones too
         self.acted = 0  # that the action was taken for
-        self.fired = (
-            asyncio.Event()
-        )  # has closed, answered, dropped; begins to hold, delay, swallow; or it is too late to
+        self.fired = asyncio.Event()  # has closed, answered, dropped; begins to hold, delay, swallow; or its link ended
         self.release = asyncio.Event()  # lets what HOLD and HOLD_REPLY keep go on
 
     def cancel(self) -> None:
