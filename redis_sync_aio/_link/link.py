@@ -131,6 +131,7 @@ class Link:
             return
         if code == "NOSCRIPT" and self._wire is not None:
             call.sent = now()
+            call.attempts -= 1  # it was not executed
             self._wire.send(call, with_source=True)
         elif call.keys.engine == "auto" and scripts_refused(message) and self._wire is not None:
             if not self._no_scripts:

@@ -10,8 +10,18 @@ import pytest
 from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
-from redis_sync_aio import AsyncLock, CommandRefused, Coordinator, CoordinatorClosed, LeaseLost, Unreachable, wait_until
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncSemaphore,
+    CommandRefused,
+    Coordinator,
+    CoordinatorClosed,
+    LeaseLost,
+    Unreachable,
+    wait_until,
+)
 from redis_sync_aio._clock import now
+from redis_sync_aio._keys import permit_keys
 from redis_sync_aio._link.wire import Wire
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
@@ -373,3 +383,18 @@ async def test_p3_what_woken_tasks_send_leaves_in_the_turn_that_wakes_them(
     assert seen[0] == 5, "the acquires together"
     assert seen[1] != "the next turn"
     assert (sum(it for it in seen if isinstance(it, int)), seen.count("the next turn")) == (10, 5)
+
+
+async def test_p12_who_comes_before_the_script_is_known_leaves_no_tombstones(server: EmbeddedServer) -> None:
+    """A copy that was refused was not executed: the one that brings the source is the first, and nothing is undone."""
+    async with server.client() as client, Coordinator(client) as sync:
+        crowd = [AsyncSemaphore(sync, "newcomers", limit=2) for _ in range(6)]
+
+        async def pair(semaphore: AsyncSemaphore) -> None:
+            await (await semaphore.acquire()).release()
+
+        await pair(crowd[0])
+        await client.script_flush()
+        await asyncio.gather(*map(pair, crowd))
+        permits = permit_keys(b"newcomers", "sem").all[0]
+        assert await client.zrange(permits, 0, -1) == []
