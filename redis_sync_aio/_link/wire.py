@@ -50,7 +50,7 @@ class Wire(asyncio.Protocol):
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
-        self._due = False  # `_flush` is in line
+        self._due = False  # `_end_turn` is in line
         self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
@@ -110,10 +110,13 @@ class Wire(asyncio.Protocol):
             self._flush()
         elif not self._due:
             self._due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._due = False
+        self._flush()
 
     def _flush(self) -> None:
-        self._due = False
         out, self._out = self._out, []
         if out and not self.closed_by_us and not self._transport.is_closing():
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
@@ -143,7 +146,7 @@ class Wire(asyncio.Protocol):
                 _resolve(receiver, reply)
         if self._company > 1 and not self._due:  # behind whom that woke; one alone writes at once
             self._due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._end_turn)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._adopted.lost(exc)
