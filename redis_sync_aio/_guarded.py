@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 from redis.asyncio import Redis
 
 from ._body import abandon, enter, leave
+from ._clock import now
 from ._engine.lua import WHOLE
+from ._engine.talk import microseconds
 from ._keys import PermitKeys
 from ._link.borrow import Words
 from ._link.call import Reply
@@ -50,6 +52,7 @@ class GuardedTransaction(Transaction):
     async def __aenter__(self) -> Self:
         self._check_open("a second `async with`")
         self._lease.check()
+        self._begun = now()
         self._task = enter(self._client)
         return self
 
@@ -75,6 +78,7 @@ class GuardedTransaction(Transaction):
         the token has to be compared again. Bounded by the deadline of the lease: `check` looks at the clock.
         """
         self._check_commit()
+        conflicts = 0
         while True:
             try:
                 self._lease.check()
@@ -93,11 +97,12 @@ class GuardedTransaction(Transaction):
                 raise self._unknown() from outcome.cause
             if outcome is not None:
                 return outcome
+            conflicts += 1
             await self._begin_again()
             if self._keys != self._guards:
-                await self._blame()
+                await self._blame(conflicts)
 
-    async def _blame(self) -> None:
+    async def _blame(self, conflicts: int) -> None:
         """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""
         keys, self._keys, self._to_watch = self._keys, self._guards, list(self._guards)
         await self._send([])
@@ -108,8 +113,8 @@ class GuardedTransaction(Transaction):
             "semaphore or read/write lock also acquired or released by others): nothing was written. The lease on "
             f"{name!r} still holds: read and write again, without tx.watch() for what the lock protects",
             attempts=1,
-            conflicts=1,
-            elapsed=0.0,
+            conflicts=conflicts,
+            elapsed=now() - self._begun,
             keys=shown,
         )
 
@@ -128,7 +133,7 @@ class GuardedTransaction(Transaction):
 
     async def _answered(self, replies: Sequence[Reply]) -> bool:
         clock, *rest = replies
-        time = int(clock[0]) * 1_000_000 + int(clock[1])
+        time = microseconds(clock)
         answers = iter(rest)
         for member in self._members:
             reason = _judge(member, [next(answers) for _ in _questions(member)], time)

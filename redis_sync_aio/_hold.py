@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType, TracebackType
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from ._cancellation import stay_due
 from ._clock import now
 from ._guard import Guard
-from ._types import is_async
+from ._types import is_async, one_of
 from .errors import NotHeld, SyncError
 from .lease import HELD, Lease
 
@@ -172,7 +172,7 @@ class Enterable(ABC, Generic[L]):
             hold = ending(self._holds)
         return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
 
-    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
 
         Raises TypeError at decoration for anything else (an object whose ``__call__`` is one will do, too).
@@ -219,6 +219,5 @@ def _is_lost(hold: Hold[L]) -> bool:
 
 def check_on_lost(value: OnLost) -> OnLost:
     """Return ``value``, or raise ValueError."""
-    if value not in ("cancel", "event"):
-        raise ValueError(f'on_lost must be "cancel" or "event", not {value!r}')
+    one_of(value, get_args(OnLost), "on_lost")
     return value

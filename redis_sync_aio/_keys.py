@@ -1,4 +1,4 @@
-"""The names of everything on the server. No other module spells a key or a channel.
+"""The names of everything on the server. No other module spells a key or a channel (scripts spell `rsa:`).
 
     NAME            string    the holder's token, exactly as other Redis locks write it
     {NAME}:queue    zset      tickets of those who wait; score = order of arrival
@@ -8,7 +8,8 @@
     {NAME}:gate     string    the highest fence that a gate has accepted
     {NAME}:sem…     zset      permits of a semaphore: token -> until when (us, server time)
     {NAME}:rw…      zset      the same of a read/write lock
-      …:state       hash      limit, sum of the weights, last fence; weight and fence of each permit
+      …:state       hash      limit, sum of the weights, last fence, until when the keys last, whether a process shares;
+                              weight and fence of each permit
       …:queue, …:polls        as above
     {KEY}:turn      string    lock of the transactions on KEY that take turns; with queue, fence and polls
     {KEY}:commit:…  string    whether one transaction on KEY was committed: "done" or "void"

@@ -93,7 +93,8 @@ class Primitive(Enterable[Lease]):
                 gets the same lease again, from any process, and may release it from any process.
 
         Raises:
-            AcquireTimeout: others held it all the time.
+            AcquireTimeout: it was not granted in time: others held it, or Redis had not answered yet (``timeout`` was
+                shorter than the coordinator's ``response_timeout``).
             Unreachable: Redis did not answer (within ``timeout``, or ``retry_for`` of the coordinator).
             CommandRefused: the server answered with an error (out of memory, no permission, wrong key type …).
             CoordinatorClosed, WrongContext: the coordinator can not be used, or was closed meanwhile.
@@ -265,7 +266,7 @@ class Primitive(Enterable[Lease]):
 
     def _taken(self) -> NoReturn:
         raise AcquireTimeout(
-            f"{self.name!r} is taken, and timeout=0 does not wait",
+            f"{self.name!r} is taken, and timeout=0 does not wait: give it a timeout, or use try_acquire()",
             name=self.name,
             remaining=None if self._local_name is None else self._local_name.holder_remaining(),
         )

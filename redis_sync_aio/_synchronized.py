@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 from redis.asyncio import Redis
 
@@ -21,16 +21,26 @@ def synchronized(
     client: Redis | Coordinator,
     name: str,
     *,
-    ttl: Seconds = 30.0,
+    ttl: Seconds | None = 30.0,
     timeout: Seconds | None = None,
-) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
     """Decorate a coroutine function: calls with the same ``name`` run one at a time, everywhere.
 
-    ``name`` may refer to the function's arguments: ``"user:{user_id}"``. ``timeout`` as in `AsyncLock.acquire`.
+    Each call is the body of an ``async with`` over an `AsyncLock` of its own, with all that promises.
+
+    Args:
+        client: a `redis.asyncio.Redis`, or a `Coordinator`.
+        name: the lock's; it may refer to the function's arguments: ``"user:{user_id}"``.
+        ttl: of the lease, which is renewed while the function runs: seconds or timedelta, 0.01 to ten years; None: no
+            end.
+        timeout: seconds or timedelta a call waits at most; 0: it does not wait; None: for ever.
 
     Raises:
         TypeError, ValueError: at decoration, for bad arguments, or when ``name`` refers to something that is not an
             argument of the function.
+
+    A call raises what the function raises, and what `AsyncLock.acquire` and the end of its ``async with`` do. On
+    cancellation it has released the lock, or not acquired it.
 
     Example:
         @synchronized(redis, "user:{user_id}", timeout=5)
@@ -40,7 +50,7 @@ def synchronized(
     AsyncLock(client, without_fields(template), ttl=ttl)  # bad arguments fail here
     timeout_seconds(timeout)
 
-    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         names = names_from(function, [template])
 
         @functools.wraps(function)

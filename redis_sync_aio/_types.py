@@ -78,12 +78,12 @@ def is_async(function: object) -> bool:
     return iscoroutinefunction(function) or iscoroutinefunction(called)
 
 
-def count(value: object, what: str) -> int:
-    """Return ``value`` if it is a whole number from 0 on; raises TypeError or ValueError."""
+def count(value: object, what: str, least: int = 0) -> int:
+    """Return ``value`` if it is a whole number from ``least`` on; raises TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be a whole number, not {value!r}")
-    if value < 0:
-        raise ValueError(f"{what} must not be negative, not {value!r}")
+    if value < least:
+        raise ValueError(f"{what} must be {least} or more, not {value!r}")
     return value
 
 

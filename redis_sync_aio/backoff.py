@@ -10,11 +10,12 @@ import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeVar, overload
 
 import anyio
 
-from ._types import Seconds, seconds, timeout_seconds
+from ._types import Seconds, count, seconds, timeout_seconds
 
 T = TypeVar("T")
 
@@ -52,6 +53,8 @@ class Backoff:
     random: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.factor, timedelta):
+            raise TypeError(f"factor must be a number, not {self.factor!r}")
         for name in ("initial", "factor", "cap"):
             object.__setattr__(self, name, seconds(getattr(self, name), name))
         object.__setattr__(self, "deadline", timeout_seconds(self.deadline, "deadline"))
@@ -62,10 +65,7 @@ class Backoff:
         if self.cap < self.initial:
             raise ValueError(f"cap must be at least initial ({self.initial!r} s), not {self.cap!r}")
         if self.attempts is not None:
-            if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):
-                raise TypeError(f"attempts must be an int or None, not {self.attempts!r}")
-            if self.attempts < 0:
-                raise ValueError(f"attempts must not be negative, not {self.attempts!r}")
+            count(self.attempts, "attempts")
 
     def bound(self, attempt: int) -> float:
         """Return the largest delay before retry number ``attempt`` (the first is 0), in seconds."""

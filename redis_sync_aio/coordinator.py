@@ -39,7 +39,7 @@ from ._renewal import Renewals
 from ._types import Seconds, count, positive_seconds, ttl_ms
 from ._waiting.names import Names
 from .backoff import Backoff
-from .errors import CoordinatorClosed, LinkUnavailable, SyncError, WrongContext
+from .errors import CoordinatorClosed, LinkUnavailable, SyncError, WrongContext, copied
 
 if TYPE_CHECKING:
     from .lock import AsyncLock
@@ -79,8 +79,8 @@ class Coordinator(Names):
         poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10.
         poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder.
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
-            tested as often while needed. So a black hole is noticed within twice this time. Seconds or
-            timedelta; default: the client's ``socket_timeout``, else 5.
+            tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
+            second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5.
 
     Raises:
         TypeError: not an asyncio Redis client. ValueError: an argument out of range.
@@ -219,7 +219,7 @@ class Coordinator(Names):
 
     async def _close(self) -> None:
         self.on_close()
-        self._give_up(CoordinatorClosed(f"the coordinator was closed while waiting: {self._why_closed}"))
+        self._give_up(f"the coordinator can not be used any more: {self._why_closed}")
         self.renewals.stop()
         await self.renewals.under_way.drained(self._response_timeout)
         await self._executor.close()
@@ -314,7 +314,7 @@ class Coordinator(Names):
     @property
     def trouble(self) -> Exception | None:
         """Why Redis can not be reached at the moment, if it can not."""
-        return None if self._link is None else self._link.trouble
+        return self._link.trouble if self._loop is not None and self._link is not None else None
 
     # -- what the link tells ---------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class Coordinator(Names):
             self._fall_back(error)
             return
         for ticket in list(self.tickets.values()):
-            ticket.withdraw(error)
+            ticket.withdraw(copied(error))
 
     def _fall_back(self, error: SyncError) -> None:
         logger.warning('redis_sync_aio polls instead of being woken (push="never" silences this): %s', error)
@@ -368,7 +368,7 @@ class Coordinator(Names):
             return
         self._client_closed = True
         self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
-        self._give_up(CoordinatorClosed(f"the wait ended: {self._why_closed}"))
+        self._give_up(f"the coordinator can not be used any more: {self._why_closed}")
 
     def _client_closes(self) -> None:
         """Word from the witness. A link that is up learns it by itself, once its connection is closed."""

@@ -1,14 +1,17 @@
-"""Every error this package raises, in one tree.
+"""The errors of locks, leases and transactions, in one tree.
 
 Each message names the lock, says what was expected and what was found, and what to do about it.
 ``SyncError`` catches them all; the second base of a class is what callers would catch anyway
 (``TimeoutError`` for a time-out, redis-py's ``ConnectionError`` for a server out of reach).
+They can be pickled and copied. Not among them: bad arguments are TypeError, ValueError or RuntimeError;
+`redis_sync_aio.embedded` has errors of its own, and `redis_sync_aio.compat` raises redis-py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Literal, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -23,13 +26,36 @@ EXPLAINED: dict[LossReason, str] = {
 
 
 class SyncError(Exception):
-    """Base of every error raised by redis_sync_aio."""
+    """Base of every error of a lock, a lease or a transaction."""
+
+    def __reduce__(self) -> tuple[Callable[..., SyncError], tuple[object, ...], dict[str, object]]:
+        """Pickle and copy it with its attributes; by default the class is called with ``args`` alone."""
+        return _restore, (type(self), self.args), vars(self)
+
+
+def _restore(kind: type[SyncError], args: tuple[object, ...]) -> SyncError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def copied(error: E) -> E:
+    """Return another error that says the same, to be raised in another task: a traceback and notes are one task's."""
+    twin = copy(error)
+    twin.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        twin.__notes__ = [*notes]
+    return twin
 
 
 class AcquireTimeout(SyncError, TimeoutError):
-    """The lock was not granted within ``timeout``: others held it all the time.
+    """The lock was not granted within ``timeout``: others held it, or Redis had not answered yet, as the message says.
 
-    The withdrawal of the request was sent before this is raised, on the same connection: nothing stays behind.
+    The request is being withdrawn when this is raised; with pushed wake-ups the withdrawal was sent already, behind the
+    request and on the same connection. So nothing stays behind.
 
     ``name`` is the lock's; ``remaining`` is for how many seconds the present holder has it if it does not renew,
     as far as this process or the server's last answer can tell (None: not known, or for ever): a hint for
@@ -63,8 +89,8 @@ class LeaseLost(SyncError):
 class LimitMismatch(SyncError, ValueError):
     """The server's limit is another than the caller's, or too small for the weight asked for. Nothing was changed.
 
-    ``expected`` is the caller's limit, for a weight that is too heavy since a `resize` the one when it asked (None: the
-    server's); ``found`` the server's (None: it knows none yet).
+    ``expected`` is the limit that the caller gave (None: it was left to the server); if a `resize` made a waiting
+    request too heavy, the limit when it asked. ``found`` is the server's (None: it knows none yet).
     """
 
     def __init__(self, message: str, *, name: str, expected: int | None, found: int | None) -> None:
@@ -124,6 +150,8 @@ class NotHeld(SyncError):
 class Unreachable(SyncError, RedisConnectionError):
     """Redis did not answer within the time allowed, after bounded retries: the outcome is not known.
 
+    Of a transaction it is: nothing was written (`OutcomeUnknown` is raised when that is not certain).
+
     What an abandoned request may have left on the server is withdrawn as soon as the server is back,
     and otherwise ends with its ttl.
     """
@@ -131,6 +159,8 @@ class Unreachable(SyncError, RedisConnectionError):
 
 class CommandRefused(SyncError):
     """The server answered with an error, so nothing was changed.
+
+    Unless the message says that an earlier copy of the command may have been executed: the answer to that was lost.
 
     ``code`` is the first word of the server's answer, for instance ``"OOM"`` or ``"MISCONF"``.
     """
@@ -141,11 +171,17 @@ class CommandRefused(SyncError):
 
 
 class PermissionRefused(CommandRefused):
-    """The ACL user may not run a command, use a key or a channel: see docs/servers.md for the rule."""
+    """The ACL user may not run a command, use a key or a channel, or its credentials are missing or wrong.
+
+    docs/servers.md has the least rule.
+    """
 
 
 class OutOfMemory(CommandRefused):
-    """The server is at ``maxmemory``: nothing new can be acquired. Releases and renewals still work."""
+    """The server is at ``maxmemory``: nothing new can be acquired.
+
+    By scripts releases and renewals still work; by WATCH (``engine="watch"``) those of permits do not.
+    """
 
 
 class WrongKeyType(CommandRefused):

@@ -32,7 +32,7 @@ class FenceGate:
     A gate is forgotten when it was not passed for ``ttl``. That is harmless as long as no holder is paused for longer:
     fences are times in microseconds, so whoever comes later brings a greater one, unless it slept all the time.
 
-    It needs scripts: where they are not allowed `accept` raises PermissionRefused.
+    It needs scripts: where there are none, or not for this user, `accept` raises CommandRefused.
 
     Args:
         client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.

@@ -25,7 +25,7 @@ from ._guarded import GuardedTransaction
 from ._keeper import Keeper, Releaser, Terms
 from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
-from .errors import EXPLAINED, LeaseLost, LossReason, NotHeld
+from .errors import EXPLAINED, LeaseLost, LossReason, NotHeld, copied
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -80,7 +80,8 @@ class Lease(Recorded):
 
     Attributes:
         name: name of the lock.
-        token: the value under the lock's key, unique to this acquisition, or the caller's identity.
+        token: the value under the lock's key, unique to this acquisition, or the caller's identity. The same for tasks
+            that share a lease, for leases of one reentrant owner, and for a reader and its upgrade.
         fence: see above.
         identity: the caller's identity, or None.
         weight: how many permits of a semaphore it is; 1 for a lock and for a reader, 2,147,483,647 for a writer.
@@ -216,7 +217,10 @@ class Lease(Recorded):
         Raises:
             LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
             NotHeld: it was released, or the lock has no ttl.
-            Unreachable: no answer by the deadline, the earlier one of both.
+            Unreachable: no answer within ``retry_for`` of the coordinator, or by the deadline (the earlier one of both)
+                if that is sooner.
+            CommandRefused: the server answered with an error; the deadline stays as it was.
+            WrongContext: in another event loop or process. TypeError, ValueError: ``ttl`` is no time, or out of range.
 
         On cancellation the extension may or may not happen.
         """
@@ -360,7 +364,7 @@ class Lease(Recorded):
             if error is None:
                 outcome.set_result(None)
             else:
-                outcome.set_exception(error)
+                outcome.set_exception(copied(error))
 
     def lose(self, reason: LossReason) -> None:
         """Note that the lease is gone: wake `lost` and cancel the body."""

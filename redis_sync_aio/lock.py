@@ -28,7 +28,8 @@ class LockStatistics:
         holder: token or identity of the holder; None when it is free.
         remaining: seconds until the holder's lease ends if it is not renewed; None when the lock is free, or
             held without a ttl.
-        fence: fence of the latest grant; None when none is remembered.
+        fence: fence of the latest grant; None when none is remembered. Of a process that shares its lease it is the
+            last one of those reserved for its tasks.
         foreign: held by a client that is not of this package (it knows no queue and no fence).
         waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
             one stands for all its tasks; those of this process are counted one by one.
@@ -75,7 +76,7 @@ class AsyncLock(Primitive):
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
         engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
             scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
-            decision; "lua": PermissionRefused instead. Both work on the same lock at the same time.
+            decision; "lua": CommandRefused instead. Both work on the same lock at the same time.
         robust: keep a record of the work, so that a holder whose predecessor ended without a release is told
             (`Lease.abandoned`, `Lease.record`). An acquisition takes one round trip more, and raises LeaseLost if the
             lock was lost within that. Make all locks of the name robust: one that is not excludes them as ever,

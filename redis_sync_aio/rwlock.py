@@ -31,8 +31,10 @@ class ReadWriteStatistics:
         writer: token or identity of the writer; None when nobody writes.
         readers: how many read.
         reading: tokens or identities of the readers, those whose lease ends first at the front, 100 at most.
-        fence: fence of the latest writer; None when none is remembered.
-        waiters: how many requests are queued, including those whose process died unnoticed.
+        fence: fence of the latest writer; None when none is remembered. Of a process that shares its lease it is the
+            last one of those reserved for its tasks.
+        waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
+            one stands for all its tasks; those of this process are counted one by one.
         waiting: ("read" or "write", token or identity) of the first waiters, in order, 100 at most.
     """
 
@@ -59,9 +61,9 @@ class Side(Primitive):
         lease = await acquire(local, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             local.drop(lease)
+            has, use = ("writing", "downgrade() it") if lease.weight == WHOLE else ("reading", "upgrade() it")
             raise WouldDeadlock(
-                f"{text(lease.wire_token)!r} holds {self.name!r} already, for "
-                f"{'writing' if lease.weight == WHOLE else 'reading'}: go on with that lease, or upgrade() it"
+                f"{text(lease.wire_token)!r} holds {self.name!r} already, for {has}: go on with that lease, or {use}"
             )
         return lease
 
@@ -115,7 +117,7 @@ class AsyncReadWriteLock:
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
         engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
             scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
-            decision; "lua": PermissionRefused instead. Both work on the same lock at the same time.
+            decision; "lua": CommandRefused instead. Both work on the same lock at the same time.
         share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
             among themselves: see `AsyncLock` and docs/local-sharing.md.
         linger: for how many seconds (or timedelta) what tasks share is kept when none has it; 0: not at all.
@@ -324,7 +326,9 @@ class _UpgradeSide:
 
     def _in_use(self, lease: Lease, remaining: float | None) -> AcquireTimeout:
         return AcquireTimeout(
-            f"others read {lease.name!r}, and the timeout is over", name=lease.name, remaining=remaining
+            f"others read {lease.name!r}, and the timeout is over: wait longer, or look at statistics()",
+            name=lease.name,
+            remaining=remaining,
         )
 
     async def downgrade(self, lease: Lease) -> None:
@@ -342,13 +346,15 @@ class _UpgradeSide:
         lease.check_place()
         lease.check()
         if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
-            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}: {lease!r}")
+            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}")
 
     def _refused(self, answer: Answer, lease: Lease) -> SyncError:
         if answer.outcome is not Outcome.GONE:
             return self._deadlock()
         return LeaseLost(
-            f"the lease on {lease.name!r} was lost before it could be upgraded", name=lease.name, reason="expired"
+            f"the lease on {lease.name!r} was lost before it could be upgraded: read again under a new one",
+            name=lease.name,
+            reason="expired",
         )
 
     def _deadlock(self) -> WouldDeadlock:

@@ -43,12 +43,15 @@ class SemaphoreStatistics:
     """What the server knows of a semaphore at one moment.
 
     Attributes:
-        limit: how many permits there are; None when nobody has used it yet (or for an hour or more).
+        limit: how many permits there are; None when nobody has used it yet, or for so long that it is
+            forgotten.
         held: how many of them are held; more than ``limit`` for a while after it was lowered.
         available: how many are free. Those who wait come first.
         holders: who holds them, those whose lease ends first at the front, 100 at most.
-        fence: fence of the latest grant; None when none is remembered.
-        waiters: how many requests are queued, including those whose process died unnoticed.
+        fence: fence of the latest grant; None when none is remembered. Of a process that shares its lease it is the
+            last one of those reserved for its tasks.
+        waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
+            one stands for all its tasks; those of this process are counted one by one.
         waiting: tokens or identities of the first waiters, in order, 100 at most.
     """
 
@@ -78,7 +81,7 @@ class _Refusal:
             trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
         elif answer.outcome is Outcome.TOO_HEAVY or (limit == self.limit and weight > limit):
             expected = asked
-            trouble = f"a weight of {weight} never fits into its limit of {limit}"
+            trouble = f"a weight of {weight} never fits into its limit of {limit}: ask for less, or resize() it"
         elif limit == self.limit:
             trouble = f"its limit became {limit} while this was asked for: ask again"
         else:
@@ -98,8 +101,8 @@ class AsyncSemaphore(Primitive):
     a fence, renewal, and loss.
 
     The limit is kept by the server: whoever comes first sets it, whoever comes with another one gets LimitMismatch,
-    ``limit=None`` takes what is there, and `resize` changes it for all. It is forgotten an hour after the last use at
-    the earliest.
+    ``limit=None`` takes what is there, and `resize` changes it for all. It is forgotten
+    one to two hours after the last grant, renewal or resize, later with a ttl of more than 48 minutes.
 
     Args:
         client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
@@ -113,7 +116,7 @@ class AsyncSemaphore(Primitive):
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
         engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
             scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
-            decision; "lua": PermissionRefused instead. Both work on the same semaphore at the same time.
+            decision; "lua": CommandRefused instead. Both work on the same semaphore at the same time.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
             see `AsyncLock` and docs/local-sharing.md. A lower limit reaches them with the next renewal.
         linger: for how many seconds (or timedelta) a shared permit is kept when no task has it; 0: not at all.
@@ -187,7 +190,7 @@ class AsyncSemaphore(Primitive):
                 same permits again (their number does not change), from any process, and may release them from any.
 
         Raises:
-            AcquireTimeout: they were not free all the time.
+            AcquireTimeout: they were not granted in time.
             LimitMismatch: the server's limit is another one, or too small for the weight; nothing was changed.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
             TypeError, ValueError: a bad argument; nothing was sent.

@@ -20,8 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from redis.asyncio import Redis, RedisCluster
-from redis.crc import key_slot
+from redis.asyncio import Redis
 
 from ._attempts import Attempt, Attempts, Committed, Terms
 from ._keys import turn_key
@@ -29,7 +28,7 @@ from ._link.client import check_client, encode
 from ._link.plain import RETRY_FOR
 from ._templates import check_template, names_from
 from ._transaction import Transaction
-from ._types import Name, Seconds, require_bool, text, timeout_seconds
+from ._types import Name, Seconds, count, require_bool, timeout_seconds
 from .backoff import Backoff
 from .coordinator import Coordinator
 from .lease import Lease
@@ -248,8 +247,6 @@ def _terms(
     exactly_once: bool,
     escalate_after: int | None,
 ) -> Terms:
-    if isinstance(redis, RedisCluster):
-        _check_slots(_encoded(redis, keys))
     check_client(redis)
     if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff or None, not {backoff!r}")
@@ -262,21 +259,13 @@ def _terms(
         turn_key(key)  # raises when its braces do not allow for keys beside it
     return Terms(
         encoded,
-        _count(attempts, "attempts"),
+        count(attempts, "attempts", least=1),
         timeout_seconds(deadline, "deadline"),
         backoff or BACKOFF,
         idempotent,
         require_bool(exactly_once, "exactly_once"),
-        None if escalate_after is None else _count(escalate_after, "escalate_after"),
+        None if escalate_after is None else count(escalate_after, "escalate_after", least=1),
     )
-
-
-def _count(value: int, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{what} must be 1 or more, not {value!r}")
-    return value
 
 
 def _encoded(client: Redis, keys: tuple[Name, ...]) -> tuple[bytes, ...]:
@@ -284,11 +273,3 @@ def _encoded(client: Redis, keys: tuple[Name, ...]) -> tuple[bytes, ...]:
     if not keys:
         raise ValueError("no keys: name those that the body reads, so that they can be watched")
     return tuple(dict.fromkeys(encode(client, key, "a key") for key in keys))
-
-
-def _check_slots(keys: tuple[bytes, ...]) -> None:
-    if len({key_slot(key) for key in keys}) > 1:
-        raise ValueError(
-            f"the keys {', '.join(repr(text(key)) for key in keys)} lie in different hash slots: a transaction works "
-            "in one. Give them the same hash tag, as in 'stock:{1}' and 'price:{1}'"
-        )

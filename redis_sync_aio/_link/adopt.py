@@ -174,7 +174,6 @@ class Adopted:
     """A connection that redis-py opened and we drive."""
 
     def __init__(self, pool: Any, connection: Any) -> None:
-        self._pool = pool
         self._connection = connection
         reader, writer = self._connection._reader, self._connection._writer
         if not isinstance(writer, asyncio.StreamWriter):

@@ -55,8 +55,8 @@ class ReplyError(Exception):
 class Call:
     """A command, sent until it is answered or until ``expires``; then ``done(call)`` runs, exactly once.
 
-    Every command of this package is idempotent for its token, so a call whose connection was lost is sent
-    again as it is. ``ambiguous`` says that an earlier copy may have been executed.
+    Every command of this package but ``force`` is idempotent for its token, so a call whose connection was lost is
+    sent again as it is. ``ambiguous`` says that an earlier copy may have been executed.
 
     Invariant: ``over`` is set before ``done`` is called; after that the call is never sent or done again.
     """
@@ -147,7 +147,7 @@ class Executor(Protocol):
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
 
 _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
-    "OOM": (OutOfMemory, "free memory or raise maxmemory; releases and renewals still work"),
+    "OOM": (OutOfMemory, "free memory or raise maxmemory"),
     "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),
     "NOAUTH": (PermissionRefused, "give the client a username and password"),
     "WRONGPASS": (PermissionRefused, "check the username and password of the client"),
@@ -179,7 +179,7 @@ def error_code(message: str) -> str:
 
 
 def warn_of_watch(message: str) -> None:
-    """Say once that scripts were refused."""
+    """Log that scripts were refused; the caller does so once."""
     logger.warning('redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %s', message)
 
 
@@ -197,6 +197,8 @@ def refusal(
     if code == "WRONGTYPE" and keys:
         message += f": one of {', '.join(map(text, keys))} is somebody else's"
     kind, advice = _REFUSALS.get(code, (CommandRefused, "" if again else "nothing was changed"))
+    if code == "ERR" and scripts_refused(message):
+        advice = 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need them'
     if again:
         advice += ("; " if advice else "") + "an earlier copy, of which the answer was lost, may have been executed"
     what = f"a command for {text(name)!r}" if name else "the connection"

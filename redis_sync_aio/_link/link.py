@@ -33,7 +33,7 @@ from .._clock import now
 from .._keys import INBOX_PREFIX
 from .._types import text
 from ..backoff import Backoff
-from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
+from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable, copied
 from . import troubles
 from .adopt import NotAdoptable, open_connection
 from .answers import answered
@@ -174,9 +174,7 @@ class Link:
         """A defect must not become a hang: whoever waits for the connection gets the unexpected error."""
         if not task.cancelled() and (error := task.exception()) is not None:
             for call in self.take_unsent():
-                failed = Unreachable(f"connecting failed unexpectedly: {type(error).__name__}: {error}")
-                failed.__cause__ = error
-                call.fail(failed)
+                call.fail(troubles.unanswered(call.name, error))
 
     async def _connect(self) -> None:
         """Try until connected, refused for good, or no longer needed."""
@@ -269,7 +267,7 @@ class Link:
             known = answered(b"", error) or refusal(b"", f"ERR {error}")
         self._owner.link_refused(known)
         for call in self.take_unsent():
-            call.fail(known)
+            call.fail(copied(known))
 
     def take_unsent(self) -> list[Call]:
         """Hand over all calls that wait for a connection or for their next attempt."""

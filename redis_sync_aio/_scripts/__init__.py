@@ -1,4 +1,4 @@
-"""Every change on the server is one Lua script in a file of this folder; here they are loaded.
+"""Every decision on the server is one Lua script in a file of this folder; here they are loaded.
 
 A line ``-- include: part`` is replaced by ``parts/part.lua``. The header of each file documents its keys,
 arguments, replies, cost, and why running it twice is safe. Comments do not travel to the server.

@@ -9,7 +9,7 @@
 --       soon = 1: no release will wake us (a foreign holder, or a reservation): look again soon
 -- REPLAY  A token that holds the lock is told so and a ticket that is queued keeps its place: nothing
 --       changes. A copy that arrives after the release finds the token in FENCE and is SPENT.
--- COST  O(log waiters)
+-- COST  O(log waiters), and as much per dead waiter it drops
 -- include: keys
 local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local tail, settled = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]

@@ -1,5 +1,5 @@
--- Take the lock away from whoever holds it; the next living waiter gets it. A process that shared it is told to give it
--- back: it finds that it is gone, and does not hand it on until its next renewal.
+-- Take the lock away from whoever holds it; the next living waiter gets it. A process that shared it is told that it is
+-- wanted: so it stops handing it on within its slice, rather than at its next renewal, which finds that it is gone.
 -- KEYS  name, queue, fence, polls
 -- REPLY 1 if it was held, 0 if not
 -- REPLAY  Not for automatic repetition: the second run would hit the next holder. It is sent once.

@@ -5,7 +5,7 @@
 --       {1 OURS, server time in us, before, seq, progress, undo}: see parts/record.lua; seq is an integer
 -- REPLAY  The record says what was found, so the second run answers the same. A copy that arrives after the
 --       release, or after another grant to the same identity, changes nothing.
--- COST  O(1). It begins with a write that is allowed when the server is out of memory: who was handed the lock gets it
+-- COST  as renew. It begins with a write that is allowed when the server is out of memory: who was handed the lock gets it
 -- include: keys
 -- include: lock
 -- include: record

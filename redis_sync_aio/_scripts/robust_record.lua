@@ -5,7 +5,7 @@
 -- REPLY {0 GONE | 1 RECORDED | 2 TAKEN, server time in us}
 -- REPLAY  Sets the same remaining time again, and records the same. A copy that arrives after a later record (its seq
 --       is less), or after another grant to the same identity, records nothing.
--- COST  O(1). It begins with a write that is allowed when the server is out of memory
+-- COST  as renew. It begins with a write that is allowed when the server is out of memory
 -- include: keys
 -- include: lock
 -- include: record

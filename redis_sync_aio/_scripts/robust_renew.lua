@@ -3,7 +3,7 @@
 -- ARGV  1 token  2 ttl_ms
 -- REPLY {0 GONE | 1 RENEWED | 2 TAKEN, server time in us}
 -- REPLAY  Sets the same remaining times again.
--- COST  O(1); PEXPIRE is allowed when the server is out of memory
+-- COST  as renew; PEXPIRE is allowed when the server is out of memory
 -- include: keys
 -- include: lock
 -- include: record

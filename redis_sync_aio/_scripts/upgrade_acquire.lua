@@ -1,6 +1,6 @@
 -- Let a reader become the writer as soon as it is alone: it is ahead of the queue, and nobody new gets in.
 -- KEYS  permits, state, queue, polls
--- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 (of the lock)  6 attempt: what tells this upgrade
+-- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 (not read)  6 attempt: what tells this upgrade
 --       from others of the same token; of a ticket that is not polled for its 'inbox|id'
 -- REPLY fence (GRANTED for the whole ttl), or as permits_acquire: 0 BUSY  2 QUEUED  3 OWN (this attempt made it the
 --       writer)  4 SPENT (undone before)  7 DEADLOCK (its permit, or another reader, is or waits to be the writer's)

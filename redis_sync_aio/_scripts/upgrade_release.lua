@@ -4,7 +4,7 @@
 --       find its attempt SPENT  4 attempt: only what that upgraded; none: only what was acquired for writing
 -- REPLY 0 GONE (the token holds nothing)  1 this attempt does not write (any more)
 -- REPLAY  A token that reads stays one that reads, and one that was upgraded since stays the writer's.
--- COST  O(log permits + log waiters), and as much for every waiter granted
+-- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: permits
 -- include: grants
 -- include: turns

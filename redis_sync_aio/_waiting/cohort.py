@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from .._clock import now
 from .._shared import Base, SharedLease, Task
-from ..errors import LimitMismatch, SyncError, Unreachable
+from ..errors import LimitMismatch, SyncError, Unreachable, copied
 from ..lease import Lease
 from .bases import Answer, Bases
 from .ticket import Request, Ticket
@@ -301,7 +301,7 @@ class Cohort(Bases):
             late = opening.number if isinstance(error, Unreachable) else self._asked + 1
             for future, _, after in self.line:
                 if after < late and not future.done():
-                    future.set_exception(error)
+                    future.set_exception(copied(error))
                     self._gone += 1
         self._trim()
         self._ask()
@@ -312,7 +312,7 @@ class Cohort(Bases):
         line, self.line = self.line, deque()
         for future, _, _ in line:
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(copied(error))
             else:
                 self._gone -= 1
 

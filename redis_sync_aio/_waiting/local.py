@@ -23,7 +23,7 @@ from .._link.call import Argument, Call
 from .._shared import Base
 from .._types import shown_limit, text
 from ..backoff import Backoff
-from ..errors import AcquireTimeout, SyncError
+from ..errors import AcquireTimeout, CoordinatorClosed, SyncError, copied
 from ..lease import Lease
 from .cohort import Cohort
 
@@ -251,12 +251,13 @@ class LocalName:
         names = [share.task.get_name() for share in shares if share.task is not None and share.wire_token == token]
         return names[0] if names else None
 
-    def give_up(self, error: SyncError) -> None:
-        """End all that wait, with ``error``."""
+    def give_up(self, why: str) -> None:
+        """End all that wait, with CoordinatorClosed."""
+        error = CoordinatorClosed(f"the wait for {self.name!r} ended: {why}")
         for cohort in self.cohorts.values():
             cohort.give_up(error)
         for ticket in list(self.tickets.values()):
-            ticket.withdraw(error)
+            ticket.withdraw(copied(error))
 
     def resting(self) -> list[Base]:
         """Return what is held and no task has."""

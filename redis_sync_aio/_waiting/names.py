@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 from .._engine.lua import WANTED, Push
 from .._keys import Keys
 from .._shared import Base
-from ..errors import SyncError
 from ..lease import Lease
 from .local import Hub, LocalName
 from .ticket import Ticket
@@ -100,10 +99,10 @@ class Names(ABC):
             base.cohort.give_back(base)
         return bool(resting)
 
-    def _give_up(self, error: SyncError) -> None:
+    def _give_up(self, why: str) -> None:
         """End all that wait, and take all leases from those who have them."""
         for local in list(self.locals.values()):
-            local.give_up(error)
+            local.give_up(why)
         for lease in self._all_leases():
             lease.unfinished = True
             self.renewals.release(lease)

@@ -110,6 +110,8 @@ async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[
         error = task.exception()
         assert type(error) is CoordinatorClosed
         assert word in str(error)
+        assert repr(NAME) in str(error)
+    assert len({id(task.exception()) for task in waiting}) == len(waiting), "each its own: notes and tracebacks are"
 
 
 # -- close() of a coordinator ------------------------------------------------------------------------------
@@ -167,6 +169,7 @@ async def test_p12_close_again(kind: Kind, sync: Coordinator) -> None:
 
 async def test_p12_close_never_used(kind: Kind, client: Redis) -> None:
     sync = Coordinator(client)
+    assert (sync.trouble, sync.connections, sync.why_closed) == (None, 0, None)
     await sync.close()
     with pytest.raises(CoordinatorClosed):
         await kind.make(sync, NAME).acquire()

@@ -17,6 +17,7 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     Unreachable,
+    WouldDeadlock,
 )
 
 NAME = "job"
@@ -70,6 +71,18 @@ async def test_a_side_that_this_process_holds(
     async with SIDES[held](ours):
         assert f"this process holds it. {ITSELF}: {use}" in await message(SIDES[asked](ours))
         assert "others hold it or wait for it" in await message(SIDES[asked](theirs))
+
+
+@pytest.mark.parametrize(
+    ("has", "asks", "use"),
+    [("write", "read", r"for writing: .*downgrade\(\) it"), ("read", "write", "reading: .*upgrade")],
+)
+async def test_an_identity_that_has_the_other_side(sync: Coordinator, has: str, asks: str, use: str) -> None:
+    lock = AsyncReadWriteLock(sync, NAME)
+    lease = await SIDES[has](lock).acquire(identity="me")
+    with pytest.raises(WouldDeadlock, match=use):
+        await SIDES[asks](lock).acquire(identity="me")
+    await lease.release()
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])

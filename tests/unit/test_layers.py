@@ -1,4 +1,4 @@
-"""The shape of the package, checked by walking the syntax tree of every module (blueprint, sections 6 and 7)."""
+"""The shape of the package (docs/architecture.md), checked by walking the syntax tree of every module."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_primitive",),
     (
         *("lock", "semaphore", "rwlock", "reentrant", "multilock", "_synchronized", "compat", "transaction"),
-        *("fencegate", "compensation"),
+        *("fencegate", "compensation", "types"),
     ),
     ("__init__",),
     ("cli", "embedded", "__main__"),
