@@ -16,11 +16,11 @@ from typing import Any, NoReturn, get_args
 
 from redis.asyncio import Redis
 
-from ._engine.lua import FOR_EVER, Answer, Released
+from ._engine.lua import FOR_EVER, Answer, LuaEngine, Released
 from ._hold import Enterable, Hold, OnLost, check_on_lost
 from ._implicit import coordinator_for
 from ._keys import Engine, Keys
-from ._link.call import Argument, Reply
+from ._link.call import Argument, Call, Reply
 from ._link.client import check_client, encode
 from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
 from ._waiting.cohort import Cohort
@@ -174,9 +174,17 @@ class Primitive(Enterable[Lease]):
             if lease.wire_token == token:
                 await lease.release()
                 return
-        closing = self._closing
-        found = await self._ask(lambda engine, *rest: engine.release(self._keys, token, b"", *rest, closing=closing))
-        if found != Released.RELEASED:
+        sent: list[Call] = []
+
+        def send(engine: LuaEngine, time: float, expires: float, done: Callable[[Call], None]) -> Call:
+            closing = self._closing
+            call = engine.release(self._keys, token, b"", time, expires, done, closing=closing, reusable=True)
+            sent.append(call)
+            return call
+
+        found = await self._ask(send)
+        # P4: a copy of this very release may have been executed, and its answer lost.
+        if found != Released.RELEASED and not sent[0].ambiguous:
             instead = await self._holders()
             raise NotHeld(
                 f"{self.name!r} is not held by {text(token)!r} but by {instead}: nothing was changed"

@@ -41,9 +41,8 @@ Ask: TypeAlias = Callable[[LuaEngine, float, float, Done], Call]
 class UnderWay:
     """Counts the releases and withdrawals without an answer yet; a closing coordinator waits for them."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._drained: asyncio.Event | None = None
+    _count = 0
+    _drained: asyncio.Event | None = None
 
     def started(self) -> None:
         """One more was sent."""
@@ -122,6 +121,7 @@ class Renewals:
                 # A renewal that was sent in good time and has no answer yet: nobody could be reached.
                 lease.lose("unreachable" if lease.renewing else "expired")
                 continue
+            lease.look_at_shares(time)
             if not lease.upgraded:
                 if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
                     if late > lease.period / 3:
@@ -208,7 +208,7 @@ class Renewals:
     def heard(self, lease: Lease, sent: Sent, call: Call) -> None:
         """``call`` has ended: with the answer to what was sent, or nobody knows."""
         if call.error is None or (isinstance(call.error, CommandRefused) and not call.ambiguous):
-            self._unanswered.answered(known_to_server(lease), sent)
+            self._unanswered.answered(known_to_server(lease), sent, call.ambiguous)
         sent.given_up = True
 
     def _last(self, lease: Lease, span: Span) -> None:
@@ -306,8 +306,8 @@ class Renewals:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         time = now()
         expires = min(lease.deadline, time + self._retry_for)
-        done, closing = self._release_answered, lease.closing()
-        self._engine().release(lease.keys, lease.wire_token, b"", time, expires, done, lease, lease.replayed, closing)
+        about = (lease.keys, lease.wire_token, b"", time, expires)
+        self._engine().release(*about, self._release_answered, lease, lease.replayed, lease.closing(), lease.reusable)
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.under_way.started()
         self._forget(lease)
@@ -357,6 +357,8 @@ class Renewals:
         lease.release_ended(error)
         if error is not None and lease.state is State.HELD:
             self._put_back(lease)
+            if lease.deadline < math.inf:  # its end may be waited for, and no tick looks at it
+                self.loop.call_later(max(0.0, lease.deadline - now()), _not_released, lease)
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
         if lease.state is State.LOST:  # closed, or found lost, meanwhile
@@ -379,6 +381,11 @@ class Renewals:
 def known_to_server(lease: Lease) -> Lease:
     """Return the lease whose renewal ``lease`` would be: itself, or that of the reader who became the writer."""
     return lease if lease.under is None else lease.under.permit
+
+
+def _not_released(lease: Lease) -> None:
+    if lease.state is State.HELD:  # else its release was tried again
+        lease.lose("expired")
 
 
 def _warn_late(lease: Lease, late: float) -> None:

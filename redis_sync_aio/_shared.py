@@ -125,6 +125,12 @@ class Base(Lease):
         for share in self.shares:
             share.deadline = min(share.ends, self.deadline)
 
+    def look_at_shares(self, time: float) -> None:
+        """End those whose own time is up; their timers do not count time asleep."""
+        for share in list(self.shares):
+            if time >= share.ends:
+                share.lose("expired")
+
     def release_ended(self, error: Exception | None) -> None:
         """Note the outcome of the release."""
         self._unlisted()

@@ -2,6 +2,9 @@
 
 Of several renewals that are under way any may be the last one that the server executes, and a shorter one ends the
 lease sooner (P1): while it is not answered nothing that is heard of the others lets the lease last longer than it.
+
+A copy of one whose connection was lost may be executed at any time, also when another copy of it was answered. So what
+is heard later lets the lease last no longer than that copy would from then on.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Unanswered:
 
     def __init__(self) -> None:
         self._sent: WeakKeyDictionary[Lease, list[Sent]] = WeakKeyDictionary()
+        self._stray: WeakKeyDictionary[Lease, float] = WeakKeyDictionary()  # seconds of the shortest stray copy
 
     def add(self, permit: Lease, span: Span) -> Sent:
         """Note that one is sent now."""
@@ -41,12 +45,19 @@ class Unanswered:
         self._sent.setdefault(permit, []).append(sent)
         return sent
 
-    def answered(self, permit: Lease, sent: Sent) -> None:
-        """It was executed, or refused. So no copy is left of what was given up before it."""
+    def answered(self, permit: Lease, sent: Sent, ambiguous: bool) -> None:
+        """It was executed, or refused. So what was given up before it is not under way any more.
+
+        But for stray copies: of that, and if it is ``ambiguous`` of this one.
+        """
         found = self._sent.get(permit)
         if found is None or sent not in found:
             return
         place = found.index(sent)
+        stray = [other for other in found[:place] if other.given_up] + ([sent] if ambiguous else [])
+        if stray:
+            seconds = min(other.span[1] for other in stray)
+            self._stray[permit] = min(seconds, self._stray.get(permit, math.inf))
         found[:] = [other for other in found[:place] if not other.given_up] + found[place + 1 :]
         if not found:
             del self._sent[permit]
@@ -56,7 +67,9 @@ class Unanswered:
         return permit in self._sent
 
     def shortest(self, permit: Lease, known: Span) -> Span:
-        """Return the span that ends first: what is ``known``, or that of one of these."""
+        """Return the span that ends first: what is ``known``, cut by a stray copy, or that of one of these."""
+        since, seconds = known
+        known = since, min(seconds, self._stray.get(permit, math.inf))
         return min((known, *(sent.span for sent in self._sent.get(permit, ()))), key=sum)
 
     def bound(self, permit: Lease) -> float:

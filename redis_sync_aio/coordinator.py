@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("redis_sync_aio")
 
+MOST_POLL_CAP = 300.0
+"""Seconds: the queue of who waits lives for twice as long after the latest look."""
+
 Send: TypeAlias = Callable[[LuaEngine, float, float, Callable[[Call], None]], Call]
 
 Push: TypeAlias = Literal["auto", "always", "never"]
@@ -76,7 +79,8 @@ class Coordinator(Names):
         slice: and not after so long. Seconds or timedelta.
         retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
             raised; its last attempt has 0.05 seconds at least. Seconds or timedelta, default 10.
-        poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10.
+        poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10; more
+            than 300 counts as 300.
         poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder.
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
             tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
@@ -111,7 +115,7 @@ class Coordinator(Names):
         self.burst = count(burst, "burst")
         self.slice = positive_seconds(slice, "slice")
         self.retry_for = positive_seconds(retry_for, "retry_for")
-        self.poll_cap = positive_seconds(poll_cap, "poll_cap")
+        self.poll_cap = min(positive_seconds(poll_cap, "poll_cap"), MOST_POLL_CAP)
         if poll is not None and not isinstance(poll, Backoff):
             raise TypeError(f"poll must be a Backoff or None, not {poll!r}")
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)

@@ -142,8 +142,12 @@ class Lease(Recorded):
         self.weight = terms.weight or 1
         self.shared = terms.identity is not None  # others may use the same token
         self.auto_renew = terms.auto_renew
-        self.renew_at = deadline - period * 2 / 3 if terms.auto_renew else deadline
-        self.until = math.inf if terms.max_hold is None else deadline - period + terms.max_hold
+        # Without an end, also where an identity joins a lease that has none, there is nothing to renew.
+        self.renew_at = deadline - period * 2 / 3 if terms.auto_renew and period < math.inf else deadline
+        self.until = math.inf
+        if terms.max_hold is not None:
+            self.until = (deadline - period if period < math.inf else now()) + terms.max_hold
+            self.deadline = min(deadline, self.until)
 
     @property
     def name(self) -> str:
@@ -216,7 +220,7 @@ class Lease(Recorded):
 
         Raises:
             LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
-            NotHeld: it was released, or the lock has no ttl.
+            NotHeld: it was released, or has no end.
             Unreachable: no answer within ``retry_for`` of the coordinator, or by the deadline (the earlier one of both)
                 if that is sooner.
             CommandRefused: the server answered with an error; the deadline stays as it was.
@@ -227,7 +231,7 @@ class Lease(Recorded):
         ms = ttl_ms(ttl)
         self._keeper.check_place()
         self.check()
-        if self.ttl_ms == 0:
+        if self.deadline == math.inf:
             raise NotHeld(f"{self.name!r} was acquired with ttl=None: there is no end to extend")
         await self._keeper.extend(self, ms)
 
@@ -330,6 +334,9 @@ class Lease(Recorded):
 
     def prolonged(self) -> None:
         """It has another deadline."""
+
+    def look_at_shares(self, time: float) -> None:
+        """End those of the tasks that share it whose own time is up."""
 
     def forsake(self) -> None:
         """Nobody wants it: start the release, unless others may live on it, because it was their lease before."""

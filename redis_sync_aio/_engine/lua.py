@@ -212,19 +212,20 @@ class LuaEngine:
         about: object = None,
         pending: bool = False,
         closing: tuple[Argument, ...] = (),
+        reusable: bool = False,
     ) -> Call:
         """Give up what ``token`` holds and its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be under way, and is to find its token spent.
         ``closing``: what is to become of the record of a robust lock; empty: it was not adopted. Of an upgrade: the
-        attempt.
+        attempt. ``reusable``: the next request may have the same token, and must not come before this.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if closing or keys.closing:
             words += closing or keys.closing
         call = Call(keys, self._scripts[keys.family].release, words, sent, expires, done)
         call.about = about
-        call.undoes = pending or ticket != b""
+        call.undoes = pending or reusable or ticket != b""
         self.executor.send(call)
         return call
 

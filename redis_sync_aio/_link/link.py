@@ -38,6 +38,7 @@ from . import troubles
 from .adopt import NotAdoptable, open_connection
 from .answers import answered
 from .call import TRANSIENT, Call, Here, Reply, ReplyError, Talk, error_code, refusal, scripts_refused, warn_of_watch
+from .retries import Retries
 from .talks import Converse, Exchange
 from .wire import Wire
 
@@ -45,7 +46,6 @@ logger = logging.getLogger("redis_sync_aio")
 
 RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
 RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
-RETRY = Backoff(initial=0.01, cap=0.25)
 
 
 class LinkOwner(Protocol):
@@ -90,7 +90,7 @@ class Link:
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
-        self._retries: dict[Call, asyncio.TimerHandle] = {}
+        self._retries = Retries(self._loop, self._send_now)
         self._watch: asyncio.TimerHandle | None = None
         self._client_id: int | None = None  # of the newest connection
         self._trouble: Exception | None = None
@@ -106,6 +106,10 @@ class Link:
 
     def send(self, call: Call) -> None:
         """Send ``call`` now, or as soon as there is a connection."""
+        if not (self._retries.delayed and self._retries.keeps_behind(call)):
+            self._send_now(call)
+
+    def _send_now(self, call: Call) -> None:
         wire = self._wire
         if wire is None:
             self._unsent.append(call)
@@ -144,29 +148,19 @@ class Link:
             if now() >= call.expires:
                 call.fail(troubles.time_is_up(call))
                 return
-            self._retry_later(call)
+            self._retries.add(call)
             if code == "READONLY":
                 self._drop(f"the server is a replica now: {message}")
         else:
             call.fail(refusal(call.name, message, self._no_scripts, call.keys.all, call.ambiguous))
-
-    def _retry_later(self, call: Call) -> None:
-        delay = RETRY.bound(call.attempts) * (0.5 + RETRY.random() / 2)
-
-        def again() -> None:
-            del self._retries[call]
-            if not call.over:
-                call.sent = now()
-                self.send(call)
-
-        self._retries[call] = self._loop.call_later(delay, again)
 
     # -- connecting ------------------------------------------------------------------------------------
 
     def connect(self) -> None:
         """Start connecting, unless that is done or under way."""
         if self._wire is None and self._connecting is None and not self._closed:
-            self._connecting = self._loop.create_task(self._connect(), name="redis_sync_aio link")
+            # Not by the loop's factory: an eager task may be over before it is known here.
+            self._connecting = asyncio.Task(self._connect(), loop=self._loop, name="redis_sync_aio link")
             self._connecting.add_done_callback(self._connect_ended)
             self._start_watch()
 
@@ -193,7 +187,7 @@ class Link:
                 except troubles.OUT_OF_REACH as error:
                     self._trouble = error
                     self._expire_calls()
-                    if not self._unsent and not self._retries and not self._owner.link_needed():
+                    if not self._unsent and not self._retries.delayed and not self._owner.link_needed():
                         return
                     await asyncio.sleep(delay)
                 else:
@@ -235,10 +229,12 @@ class Link:
                 raise troubles.not_possible(str(error), what) from error
         await self._heard
         if await published > 1 and self._client_id is not None:
-            # Two hear us, so the old connection lives, and on this very server: after a restart or a failover
-            # its id would be somebody else's.
+            # Two have subscribed (who subscribed to a pattern heard it, too, but is not counted), so the old connection
+            # lives, and on this very server: after a restart or a failover its id would be somebody else's.
             with suppress(ReplyError):
-                await wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
+                _, subscribers = await wire.ask((b"PUBSUB", b"NUMSUB", self._inbox))
+                if subscribers > 1:
+                    await wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
         try:
             self._client_id = int(await client_id)
         except ReplyError:
@@ -271,11 +267,8 @@ class Link:
 
     def take_unsent(self) -> list[Call]:
         """Hand over all calls that wait for a connection or for their next attempt."""
-        calls = [call for call in (*self._unsent, *self._retries) if not call.over]
-        for timer in self._retries.values():
-            timer.cancel()
+        calls = [call for call in (*self._unsent, *self._retries.take()) if not call.over]
         self._unsent.clear()
-        self._retries.clear()
         return calls
 
     # -- losing ----------------------------------------------------------------------------------------
@@ -338,7 +331,7 @@ class Link:
             elif not pending and self._owner.link_needed() and time - wire.heard > self._response_timeout:
                 self._pinged = time
                 wire.ask((b"PING",))
-        if self._wire is not None or self._connecting is not None or self._retries:
+        if self._wire is not None or self._connecting is not None or self._retries.delayed:
             self._start_watch()
 
     def _expire_calls(self) -> None:
@@ -349,7 +342,7 @@ class Link:
             if not perhaps or call.had_its_time(time):
                 under_way.append(call)
                 call.ambiguous |= perhaps
-        for call in (*self._unsent, *self._retries, *under_way):
+        for call in (*self._unsent, *self._retries.calls(), *under_way):
             if not call.over and time >= call.expires:
                 call.fail(troubles.time_is_up(call, self._trouble))
         self._unsent = deque(call for call in self._unsent if not call.over)

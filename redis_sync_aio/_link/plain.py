@@ -71,7 +71,8 @@ class PlainExecutor:
             call.fail(self._queues[call.name][0].trouble or unanswered(call.name))
 
     def _start(self, name: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(self._work(name), name="redis_sync_aio calls")
+        # Not by the loop's factory: an eager task would run inside `send`.
+        task = asyncio.Task(self._work(name), loop=asyncio.get_running_loop(), name="redis_sync_aio calls")
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, name))
 

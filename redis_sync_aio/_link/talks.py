@@ -69,6 +69,11 @@ class Talks:
         self._current: Call | None = None
         self._talk: Talk
         self._proved = False
+        self._ended_with_connection = False
+
+    def end(self) -> None:
+        """The connection has ended: what waits for its next attempt is begun anew on another."""
+        self._ended_with_connection = True
 
     def add(self, call: Call) -> None:
         """Execute ``call`` after the earlier ones about the same name."""
@@ -135,6 +140,8 @@ class Talks:
             call.answer(reply)
 
     def _again(self, name: bytes) -> None:
+        if self._ended_with_connection:
+            return
         self._ready.append(name)
         self._begin()
 

@@ -149,6 +149,7 @@ class Wire(asyncio.Protocol):
             self._loop.call_soon(self._end_turn)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.talks.end()
         self._adopted.lost(exc)
         if not self.gone.done():
             self.gone.set_result(None)
@@ -163,6 +164,7 @@ class Wire(asyncio.Protocol):
     def dead_end(self) -> None:
         """Lead nowhere (in a forked child)."""
         self.closed_by_us = True
+        self.talks.end()
         dead_end(self._transport)
 
     def abort(self) -> None:

@@ -236,6 +236,11 @@ class Cohort(Bases):
         """How many tasks wait here; more, while a task that is cancelled has not run since."""
         return len(self.line) - max(self._gone, 0)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody waits here, or it has anything, or a ticket."""
+        return bool(self.waiting or self.bases or self.openings)
+
     # -- another limit ---------------------------------------------------------------------------------
 
     def resized(self, old: int, new: int) -> None:
@@ -257,7 +262,7 @@ class Cohort(Bases):
         """Be the cohort of those who come with ``limit`` from now on; return False if another one is."""
         key, cohorts = (self._weight, limit), self.local.cohorts
         found = cohorts.get(key)
-        if found is not None and found is not self and (found.waiting or found.bases or found.openings):
+        if found is not None and found is not self and found.in_use:
             return False
         # A new dict: somebody goes through this one.
         self.local.cohorts = {known: cohort for known, cohort in cohorts.items() if cohort not in (self, found)}

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .ticket import Request, Ticket
 
 
+MANY = 16
+
+
 class Hub(Protocol):
     """What a name needs of its coordinator."""
 
@@ -66,6 +69,7 @@ class LocalName:
         "_fires_at",
         "_heal",
         "_look_at",
+        "_many",
         "_polls",
         "cohorts",
         "held_until",
@@ -83,6 +87,7 @@ class LocalName:
         self.tickets: dict[int, Ticket] = {}  # oldest first
         self.leases: dict[Lease, None] = {}  # on the server
         self.cohorts: dict[tuple[int, int], Cohort] = {}  # by weight and limit of what they want
+        self._many = MANY  # of them: time to forget those that nobody uses
         self._heal: asyncio.TimerHandle | None = None
         self._look_at = 0.0  # local clock
         self._fires_at = 0.0  # when the timer fires: not later than that
@@ -221,6 +226,9 @@ class LocalName:
         key = (request.weight, request.limit)
         found = self.cohorts.get(key)
         if found is None:
+            if len(self.cohorts) >= self._many:  # there may be one for each weight that was ever asked for
+                self.cohorts = {known: cohort for known, cohort in self.cohorts.items() if cohort.in_use}
+                self._many = max(MANY, 2 * len(self.cohorts))
             found = self.cohorts[key] = Cohort(self, request)
         return found
 

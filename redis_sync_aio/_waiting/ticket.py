@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from .._clock import EARLY, now
-from .._engine.lua import ASK_AGAIN, FOR_EVER, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
+from .._engine.lua import ASK_AGAIN, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
 from .._link.troubles import unanswered
 from ..errors import SyncError
@@ -160,7 +160,7 @@ class Ticket:
         elif call.error is not None:
             self._fail(call.error, call)
         elif plain_grant(call.reply):
-            self._granted(call.reply, call.sent, self._request.ttl_ms / 1000)
+            self._granted(call.reply, call.sent, self._request.ttl_ms / 1000 or _NEVER)
         else:
             self._decided(read_acquire(call.reply), call)
 
@@ -171,7 +171,7 @@ class Ticket:
             self.unheard = True
             # Another request of the same identity may live on this grant.
             new = request.identity is None or answer.number == self._ours
-            self._granted(answer.number, call.sent, answer.left or 0.0, new)
+            self._granted(answer.number, call.sent, _NEVER if answer.left is None else answer.left, new)
             if self._lease is not None and request.weight:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
@@ -233,7 +233,7 @@ class Ticket:
             self._drop_call()
             self.wanted |= push.wanted
             if granted <= now():
-                self._granted(push.fence, granted, push.duration)
+                self._granted(push.fence, granted, push.duration or _NEVER)
             else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.
                 self._ours = push.fence
                 self.recheck()
@@ -250,19 +250,19 @@ class Ticket:
             self.call = None
 
     def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
-        """The server holds the lock for us since ``since`` (local clock, or earlier)."""
+        """The server holds the lock for us since ``since`` (local clock, or earlier), and for so many seconds.
+
+        An identity may have it for another time than it asked for: it joins what another request was granted.
+        """
         request, local = self._request, self._local
-        ttl_ms = request.ttl_ms
-        for_ever = ttl_ms == FOR_EVER
-        if not for_ever and since + duration <= now():
+        deadline = since + duration
+        if deadline <= now():
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
             if not request.reusable:
                 self._undo_all()
             self._again()
             return
-        deadline = _NEVER if for_ever else since + duration
-        period = _NEVER if for_ever else duration
-        lease = self._lease = local.hold(request, self._token, fence, deadline, period)
+        lease = self._lease = local.hold(request, self._token, fence, deadline, duration)
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
         if not new:

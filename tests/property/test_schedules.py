@@ -105,6 +105,7 @@ def elsewhere(
     about: object = None,
     pending: bool = False,
     closing: object = (),
+    reusable: bool = False,
 ) -> Call:
     """As `LuaEngine.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
     call = Call(keys, self._scripts[keys.family].release, (token, ticket, b"0"), sent, expires, done)

@@ -16,6 +16,7 @@ if not tail then
     if string.sub(before, 1, 16) < digits and string.sub(before, 18) ~= token then return digits + 0 end
     -- The clock went back, or this token was granted before: put all back and look closely.
     redis.call('DEL', NAME)
-    redis.call('SET', FENCE, before, 'PX', remember(ttl))
+    local ahead = math.max(0, math.ceil((string.sub(before, 1, 16) - digits) / 1000)) -- it is kept until the clock catches up
+    redis.call('SET', FENCE, before, 'PX', remember(ttl) + ahead)
   end
 end

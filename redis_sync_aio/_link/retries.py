@@ -1,0 +1,72 @@
+"""Calls that the server refused for now: sent again after a while, with whatever was sent about the same name since."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from .._clock import now
+from ..backoff import Backoff
+from ..errors import copied
+from .call import Call
+
+RETRY = Backoff(initial=0.01, cap=0.25)
+
+
+class Delayed:
+    """Those about one name."""
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self.timer = timer
+        self.refused: list[Call] = []
+        self.behind: list[Call] = []
+
+    def calls(self) -> list[Call]:
+        """Return all of them, in the order in which they were sent."""
+        return [*self.refused, *self.behind]
+
+
+class Retries:
+    """See the top of this module. ``send`` sends one again."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[Call], None]) -> None:
+        self._loop = loop
+        self._send = send
+        self.delayed: dict[bytes, Delayed] = {}  # by name
+
+    def keeps_behind(self, call: Call) -> bool:
+        """Keep a new call if an earlier one about its name waits here; return whether it does."""
+        found = self.delayed.get(call.name)
+        if found is None:
+            return False
+        if (trouble := found.refused[0].trouble) is not None:
+            call.trouble = copied(trouble)
+        found.behind.append(call)
+        return True
+
+    def add(self, call: Call) -> None:
+        """Send ``call`` again after a while."""
+        found = self.delayed.get(call.name)
+        if found is None:
+            delay = RETRY.bound(call.attempts) * (0.5 + RETRY.random() / 2)
+            found = self.delayed[call.name] = Delayed(self._loop.call_later(delay, self._again, call.name))
+        found.refused.append(call)
+
+    def _again(self, name: bytes) -> None:
+        for call in self.delayed.pop(name).calls():
+            if not call.over:
+                call.sent = now()
+                self._send(call)
+
+    def calls(self) -> Iterator[Call]:
+        """Return all calls that wait here."""
+        for found in self.delayed.values():
+            yield from found.calls()
+
+    def take(self) -> list[Call]:
+        """Hand all of them over."""
+        calls = list(self.calls())
+        for found in self.delayed.values():
+            found.timer.cancel()
+        self.delayed.clear()
+        return calls

@@ -1,0 +1,86 @@
+"""P1, P6, FAULTS C1, D3: a copy of a command that is executed long after another copy of it was answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from redis_sync_aio import LeaseLost, Unreachable
+from redis_sync_aio._scripts import load
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.factories import KINDS, SHARED_LOCK, Client, Kind
+from ..support.proxy import HOLD, SWALLOW_REQUEST, anything
+from .test_wire import RENEW, wired
+from .test_wire import quiet_loop as quiet_loop
+
+
+@pytest_asyncio.fixture
+async def limited(redis: Redis) -> AsyncIterator[dict[str, str]]:
+    """A user whose connections can not end one another: an old one lives on, with what is in its buffers."""
+    rights = ("on", ">secret", "~*", "&*", "+@all", "-client|kill")
+    client: Client = redis
+    await client.execute_command("ACL", "SETUSER", "limited", *rights)
+    yield {"username": "limited", "password": "secret"}
+    await client.execute_command("ACL", "DELUSER", "limited")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK], ids=str)
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_p1_of_a_shorter_renewal(server: EmbeddedServer, limited: dict[str, str], mode: str, kind: Kind) -> None:
+    """The lease was made longer again since. Until its next renewal it lasts no longer than that copy lets it."""
+    async with wired(server, mode, kind=kind, client=limited) as w:
+        lease = await w.lock(ttl=20).acquire()
+        await lease.extend(20)
+        rule = w.proxy.on(RENEW, HOLD, times=1)
+        await lease.extend(0.5)  # by its second copy
+        await lease.extend(20)
+        assert lease.remaining() <= 0.5
+        rule.release.set()
+        for _ in range(12):
+            await asyncio.sleep(0.1)
+            assert await w.elsewhere().try_acquire() is None
+            await w.check_held(lease)
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+async def test_p8_of_an_acquire_when_the_fence_is_ahead_of_the_clock(server: EmbeddedServer) -> None:
+    """The fence is remembered until the clock has caught up, also behind a copy that was refused as spent."""
+    async with wired(server) as w:
+        seconds, micros = await w.direct.time()
+        fence = w.kind.keys(w.name).all[2]
+        hours = 3_600_000
+        ahead = seconds * 1_000_000 + micros + 5 * hours * 1000
+        await w.direct.set(fence, b"%016d before" % ahead, px=6 * hours)
+        lease = await w.lock(ttl=30).acquire()
+        assert lease.fence == ahead + 1
+        await lease.release()
+        assert await w.direct.pttl(fence) > 5.9 * hours
+        client: Client = w.direct
+        words = (*w.kind.keys(w.name).all, lease.token, 30000, "", 0, 0)
+        late = await client.eval(load("acquire").source, 4, *words)
+        assert late[0] == 4, "SPENT"
+        assert await w.direct.pttl(fence) > 5.9 * hours
+        again = await w.lock().acquire()
+        assert again.fence > lease.fence
+        await again.release()
+
+
+async def test_p6_a_release_that_failed_ends_with_its_lease(server: EmbeddedServer) -> None:
+    """And whoever waits for the loss is told."""
+    async with wired(server, retry_for=0.2) as w:
+        lease = await w.lock(ttl=1).acquire()
+        lost = asyncio.create_task(lease.lost.wait())
+        await asyncio.sleep(0)
+        w.proxy.on(anything, SWALLOW_REQUEST, times=None)
+        with pytest.raises(Unreachable):
+            await lease.release()
+        assert lease.remaining() > 0
+        await asyncio.wait_for(lost, 5)
+        with pytest.raises(LeaseLost):
+            lease.check()
