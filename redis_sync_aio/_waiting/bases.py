@@ -30,7 +30,7 @@ Waiting: TypeAlias = tuple[Answer, Request, int]
 class Bases(ABC):
     """The bases of a cohort, and the keeper of their shares.
 
-    Invariant: nobody is in ``line`` while a base rests (readers: but for the rest of a turn).
+    Invariant: nobody is in ``line`` while a base rests, but for the rest of a turn in which it was taken often.
     """
 
     def __init__(self, local: LocalName, request: Request) -> None:

@@ -74,7 +74,7 @@ class Cohort(Bases):
 
     Invariants: of those in ``line`` some are done (cancelled, or their time was up); ``_gone`` is how many of them we
     heard of, less those that left the line before that. It is empty while a base rests, but for the rest of a turn in
-    which many read. Whoever waits has a base, or an opening, before him.
+    which it was taken often. Whoever waits has a base, or an opening, before him.
     """
 
     def __init__(self, local: LocalName, request: Request) -> None:
@@ -84,6 +84,7 @@ class Cohort(Bases):
         self.openings: list[Opening] = []
         self._trying = 0  # of them, for those who do not wait: they are of no use to the line
         self._taken_at_once = 0
+        self._tries: list[tuple[Answer, Request]] = []  # of those who do not wait: answered when this turn ends
         self._latest: Request | None = None  # that was made one of the process
 
     # -- acquiring -------------------------------------------------------------------------------------
@@ -106,23 +107,25 @@ class Cohort(Bases):
         return lease
 
     def enter(self, request: Request) -> Answer | None:
-        """Take what rests, join the readers, or stand in the line; return None if only after this turn of the loop.
+        """Take what rests, join the readers, or stand in the line; return None if another cohort is for it now.
 
         A task that is cancelled while it awaits the answer has to `abandon` it.
         """
         if request.limit != self.limit:
-            return None  # ours was changed: there is another cohort of such requests
+            return None  # ours was changed
         answer: Answer = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
-        if self.resting or self._together:
-            if self._taken_at_once >= IN_ONE_TURN:
-                if not (self._together and request.wait):
-                    return None
-            elif not self.waiting and (lease := self._at_once(request)) is not None:
+        often = False
+        if (self.resting or self._together) and not self.waiting:
+            often = self._taken_at_once >= IN_ONE_TURN
+            if often and not request.wait:
+                self._tries.append((answer, request))
+                return answer
+            if not often and (lease := self._at_once(request)) is not None:
                 answer.set_result(lease)
                 return answer
         if request.wait:
             self.line.append((answer, request, self._asked))
-            if self._room > 0:
+            if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
                 self._ask()
         elif self.waiting or self._room <= 0:
             answer.set_result(None)
@@ -148,13 +151,16 @@ class Cohort(Bases):
 
     def _turn_ended(self) -> None:
         self._taken_at_once = 0
-        if self._together and self.line:  # those who came after the last one that might join in this turn
+        if self.line:  # those who came after the last one that might have it in this turn
             time = now()
-            for base in self.bases:
-                if self._may_go_on(base, time):
-                    if base in self.resting:
-                        self.resting.remove(base)
-                    self._hand_on(base)
+            for base in list(self.bases if self._together else self.resting):
+                if self._may_go_on(base, time) and self._hand_on(base) and base in self.resting:
+                    self.resting.remove(base)
+            self._ask()
+        tries, self._tries = self._tries, []
+        for answer, request in tries:
+            if not answer.done():
+                answer.set_result(None if self.waiting else self._at_once(request))
 
     def _ask(self) -> None:
         """Have as many tickets out as there are tasks in the line, or as are of use."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wait_until
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, _renewal, wait_until
 from redis_sync_aio._clock import now
 
 from ..support.body import FAST, for_ever, lost_in
@@ -330,3 +330,23 @@ async def test_p5_what_is_granted_to_nobody_may_be_lost(redis: Redis, sync: Coor
     await theirs.release()
     await (await soon(waiting)).release()
     await gets_free(redis)
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_p6_time_asleep_counts_for_max_hold(
+    sync: Coordinator, monkeypatch: pytest.MonkeyPatch, share: bool
+) -> None:
+    """It is noticed within a second of waking up, though the timers of the loop stood still."""
+    asleep = 0.0
+    monkeypatch.setattr(_renewal, "now", lambda: now() + asleep)
+    lock = shared(sync, ttl=60, max_hold=30, share=share)
+
+    async def body(lease: Lease) -> None:
+        nonlocal asleep
+        if share:
+            base_of(lease).deadline += 60  # as if it had been renewed, by somebody else's ttl
+        asleep = 31
+        await for_ever()
+
+    async with asyncio.timeout(5):
+        await lost_in(lock.hold(), body)

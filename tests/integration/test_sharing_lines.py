@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -197,3 +199,71 @@ async def test_p3_a_crowd_of_readers_lets_a_writer_in(redis: Redis, sync: Coordi
         await lease.release()
     await (await soon(writing)).release()
     await gets_free(redis)
+
+
+SHARED: dict[str, Callable[[Coordinator], Any]] = {
+    "lock": lambda sync: shared(sync, linger=60),
+    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=1, share=True, linger=60),
+    "writers": lambda sync: AsyncReadWriteLock(sync, NAME, share=True, linger=60).write(),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+async def test_p2_sections_that_do_not_suspend_keep_nobody_out(sync: Coordinator, what: str) -> None:
+    """P2, P5: a task that takes what rests again and again, within one turn of the loop, is not ahead for ever."""
+    lock = SHARED[what](sync)
+    passed, inside = 0, list[int]()
+
+    async def take_often() -> None:
+        nonlocal passed
+        while len(inside) < 3 and passed < 100 * IN_ONE_TURN:
+            async with lock:
+                passed += 1
+
+    async def once(timeout: float | None) -> None:
+        async with lock.hold(timeout=timeout):
+            inside.append(passed)
+
+    async def tried() -> None:
+        lease = await lock.try_acquire()
+        inside.append(passed)
+        if lease is not None:
+            await lease.release()
+
+    async with lock as lease:
+        base_of(lease)._reserved(lease.fence + 1, 1_000_000)  # as many as if it had been renewed meanwhile
+    await asyncio.gather(take_often(), once(5), once(None), tried())
+    assert max(inside) <= 3 * IN_ONE_TURN
+
+
+async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync: Coordinator) -> None:
+    """The one who was put off is cancelled before the turn ends: it rests on, and is not lost."""
+    lock = shared(sync, linger=60)
+    async with lock as lease:
+        base = base_of(lease)
+    waiting = asyncio.create_task(lock.acquire())
+    asyncio.get_running_loop().call_soon(waiting.cancel)
+    for _ in range(IN_ONE_TURN):  # in this very turn; those two are next
+        async with lock:
+            pass
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    await turns(3)
+    (cohort,) = next(iter(sync.locals.values())).cohorts.values()
+    assert (cohort.resting, cohort.waiting) == ([base], 0)
+    async with lock as lease:
+        assert base_of(lease) is base
+
+
+async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
+    """What is known of the tasks that wanted so many does not outlast them, however long the name is in use."""
+    semaphore = AsyncSemaphore(sync, NAME, limit=1_000_000, share=True)
+    async with semaphore, semaphore.hold(3):
+        for weight in range(4, 300):
+            async with semaphore.hold(weight):
+                pass
+        (local,) = sync.locals.values()
+        assert len(local.cohorts) < 20
+        async with semaphore.hold(3) as again:
+            assert again.weight == 3
+        assert (await semaphore.statistics()).held == 4

@@ -1,0 +1,117 @@
+"""P1, P3, P12, FAULTS C6, C7: one connection takes another one's place."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import timedelta
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncLock, Coordinator, Unreachable, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+from ..support.factories import WATCHED_LOCK, Client
+from ..support.proxy import HOLD, HOLD_REPLY, command
+from .test_wire import SOON, Wired, wired
+from .test_wire import quiet_loop as quiet_loop
+
+
+async def reconnected(w: Wired) -> None:
+    opened = w.sync.connections
+    await w.proxy.cut()
+    await wait_until(lambda: w.sync.connections > opened, SOON, timeout=5)
+
+
+@pytest.mark.parametrize("lives", [False, True])
+async def test_only_our_own_old_connection_is_killed(
+    server: EmbeddedServer, make_client: MakeClient, lives: bool
+) -> None:
+    """After a restart its id is somebody else's. Who hears all channels is not taken for it."""
+    async with wired(server) as w:
+        monitor = make_client().pubsub()
+        await monitor.psubscribe("*")
+        stranger = make_client(single_connection_client=True)
+        await stranger.initialize()
+        link = w.sync._link
+        assert link is not None
+        lease = await w.lock().acquire()
+        if lives:
+            inbox = make_client().pubsub()
+            await inbox.subscribe(link._inbox)  # stands for the old connection
+            await wait_until(lambda: inbox.subscribed, SOON, timeout=5)
+            assert inbox.connection is not None
+            await inbox.get_message(timeout=5)
+            client: Client = inbox.connection
+            await client.send_command("CLIENT", "ID")
+            link._client_id = await client.read_response()
+        else:
+            link._client_id = await stranger.client_id()
+        known = link._client_id
+        await reconnected(w)
+
+        async def gone() -> bool:
+            return known not in [int(one["id"]) for one in await w.direct.client_list()]
+
+        assert await gone() is lives
+        await w.check_held(lease)
+        await lease.release()
+        await monitor.aclose()  # type: ignore[no-untyped-call]
+
+
+async def test_p1_p6_by_watch_the_time_of_a_talk_is_its_own(server: EmbeddedServer) -> None:
+    """A conflict's pause that outlasts its connection does not touch what was begun anew on the next one."""
+    async with wired(server, kind=WATCHED_LOCK) as w:
+        fence = w.kind.keys(w.name).all[2]
+        for _ in range(12):
+            await (await w.lock(ttl=5).acquire()).release()
+            acquiring = asyncio.create_task(w.lock(ttl=5, auto_renew=False).acquire())
+            for _ in range(8):  # until the pause is at its longest
+                rule = w.proxy.on(command("EXEC"), HOLD, times=1)
+                await rule.fired.wait()
+                await w.direct.set(fence, await w.direct.get(fence) or b"")
+                rule.release.set()
+            await asyncio.sleep(0.001)
+            await w.proxy.cut()
+            slow = w.proxy.on(command("EXEC"), HOLD_REPLY, skip=1, times=1)  # the first: a proof
+            await slow.fired.wait()
+            await asyncio.sleep(0.03)
+            slow.release.set()
+            lease = await acquiring
+            left = await w.direct.pttl(w.name) / 1000
+            assert lease.remaining() <= left + 0.001
+            await lease.release()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")
+async def test_p12_eager_tasks(make_client: MakeClient) -> None:
+    """A connection that fails at once, in an eager task, is tried again with the next command."""
+    client = make_client()
+    pool: Client = client.connection_pool
+    make = pool.make_connection
+    loop = asyncio.get_running_loop()
+
+    def failing() -> None:
+        pool.make_connection = make
+        raise RuntimeError("no credentials yet")
+
+    async with Coordinator(client, retry_for=5) as sync:
+        sync.check()
+        pool.make_connection = failing
+        loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+        try:
+            with pytest.raises(Unreachable, match="no credentials yet"):
+                await AsyncLock(sync, "eager").acquire()
+            async with asyncio.timeout(2), AsyncLock(sync, "eager"):
+                pass
+        finally:
+            loop.set_task_factory(None)
+
+
+def test_p3_nobody_looks_less_often_than_the_queue_lasts() -> None:
+    """A queue is kept for ten minutes after the latest look."""
+    client = Redis()
+    assert Coordinator(client, poll_cap=timedelta(hours=1)).poll_cap == 300
+    assert Coordinator(client, poll_cap=20).poll_cap == 20
