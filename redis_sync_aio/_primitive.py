@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args
 
 from redis.asyncio import Redis
 
-from ._engine.lua import FOR_EVER, Answer, LuaEngine, Released
+from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, Released
 from ._hold import Enterable, Hold, OnLost, check_on_lost
 from ._implicit import coordinator_for
 from ._keys import Engine, Keys
@@ -270,11 +270,13 @@ class Primitive(Enterable[Lease]):
 
     async def _acquire(self, request: Request) -> Lease:
         lease = await self._try(request)
-        return self._taken() if lease is None else lease
+        return self._taken(request) if lease is None else lease
 
-    def _taken(self) -> NoReturn:
+    def _taken(self, request: Request) -> NoReturn:
+        permits = request.weight and request.limit != WHOLE
+        trouble = f"did not have {request.weight} of its permits free" if permits else "is taken"
         raise AcquireTimeout(
-            f"{self.name!r} is taken, and timeout=0 does not wait: give it a timeout, or use try_acquire()",
+            f"{self.name!r} {trouble}, and timeout=0 does not wait: give it a timeout, or use try_acquire()",
             name=self.name,
             remaining=None if self._local_name is None else self._local_name.holder_remaining(),
         )

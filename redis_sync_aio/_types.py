@@ -104,7 +104,9 @@ def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
 
 def shown_limit(limit: float | None) -> str:
     """Return "within so many seconds" for a message. What is left of a time-out would have many digits."""
-    return f"within {limit if limit is None else round(limit, 3)} seconds"
+    if limit == 0:
+        return "at once"
+    return f"within {limit if limit is None or limit < 0.001 else round(limit, 3)} seconds"
 
 
 def text(value: bytes) -> str:

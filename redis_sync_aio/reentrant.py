@@ -14,7 +14,7 @@ from ._keys import Engine
 from ._link.client import running_loop
 from ._types import Name, Seconds, timeout_seconds, ttl_ms
 from .coordinator import Coordinator
-from .errors import NotHeld, WrongContext
+from .errors import AcquireTimeout, NotHeld, WrongContext
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
@@ -99,7 +99,12 @@ class AsyncReentrantLock(Enterable[Lease]):
         key = self._key(owner)
         bundle = Bundle.find(key)
         if bundle is None:
-            bundle = Bundle(key, (await self._lock.acquire(timeout=timeout, ttl=ttl),))
+            try:
+                bundle = Bundle(key, (await self._lock.acquire(timeout=timeout, ttl=ttl),))
+            except AcquireTimeout as error:
+                if not self._lock._leases():
+                    raise
+                raise self._held_here(error) from error
         elif ttl is not None:
             ttl_ms(ttl)
         return bundle.enter(Share)
@@ -138,7 +143,7 @@ class AsyncReentrantLock(Enterable[Lease]):
         body's own exception, a cancellation from outside, LeaseLost, the error of the release.
         """
         self._lock.hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
-        hash(owner)
+        self._check_owner(owner)
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
         return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl, owner=owner), chosen)
 
@@ -189,8 +194,23 @@ class AsyncReentrantLock(Enterable[Lease]):
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _held_here(self, error: AcquireTimeout) -> AcquireTimeout:
+        return AcquireTimeout(
+            f"{self.name!r} was not granted in time: another task, or owner, of this process holds it. If "
+            "that waits for this one (its child, say), let both have the same owner: acquire(owner=...); else wait longer",
+            name=error.name,
+            remaining=error.remaining,
+        )
+
+    def _check_owner(self, owner: Hashable | None) -> None:
+        try:
+            hash(owner)
+        except TypeError:
+            raise TypeError(f"the owner of {self.name!r} must be hashable, not {owner!r}") from None
+
     def _key(self, owner: Hashable | None) -> Hashable:
         loop = running_loop()
+        self._check_owner(owner)
         if owner is None:
             owner = asyncio.current_task()
             if owner is None:

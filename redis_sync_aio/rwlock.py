@@ -319,14 +319,22 @@ class _UpgradeSide:
             refused=lambda answer, _: self._refused(answer, lease),
         )
         local = coordinator_for(self._read._source).local(self._keys)
-        upgraded = await acquire(local, request)
+        try:
+            upgraded = await acquire(local, request)
+        except AcquireTimeout as error:
+            raise self._in_use(lease, error.remaining) from error
         if upgraded is None:
             raise self._in_use(lease, local.holder_remaining())
         return upgraded
 
     def _in_use(self, lease: Lease, remaining: float | None) -> AcquireTimeout:
+        why = "others read it;"
+        if any(other is not lease for other in self._read._held()):
+            why = (
+                "this process reads by another lease, too. If it is of the task that asks, that waits for itself; else"
+            )
         return AcquireTimeout(
-            f"others read {lease.name!r}, and the timeout is over: wait longer, or look at statistics()",
+            f"{lease.name!r} could not be upgraded in time: {why} wait longer, or look at statistics()",
             name=lease.name,
             remaining=remaining,
         )

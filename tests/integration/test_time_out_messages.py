@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
+    AsyncReentrantLock,
     AsyncSemaphore,
     Coordinator,
     Unreachable,
@@ -36,9 +38,9 @@ async def test_a_server_out_of_reach(share: bool) -> None:
 ITSELF = "If it is the very task that asks, it waits for itself"
 
 
-async def message(asked: Any, timeout: float = 0.05) -> str:
+async def message(asked: Any, timeout: float = 0.05, **options: Any) -> str:
     with pytest.raises(AcquireTimeout) as caught:
-        await asked.acquire(timeout=timeout)
+        await asked.acquire(timeout=timeout, **options)
     return str(caught.value)
 
 
@@ -83,6 +85,41 @@ async def test_an_identity_that_has_the_other_side(sync: Coordinator, has: str, 
     with pytest.raises(WouldDeadlock, match=use):
         await SIDES[asks](lock).acquire(identity="me")
     await lease.release()
+
+
+async def test_weights_that_are_not_free_at_once(sync: Coordinator) -> None:
+    semaphore = AsyncSemaphore(sync, NAME, limit=4)
+    async with semaphore:
+        assert "did not have 4 of its permits free, and timeout=0 does not wait" in await message(
+            semaphore, 0, weight=4
+        )
+
+
+async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Coordinator, other: Coordinator) -> None:
+    ours, theirs = (AsyncReentrantLock(one, NAME) for one in (sync, other))
+    async with ours:
+        told: str = await asyncio.create_task(message(ours))
+        assert "another task, or owner, of this process holds it" in told
+        assert "acquire(owner=...)" in told
+        assert "AsyncReentrantLock" not in told
+        assert "others hold it" in await message(theirs)
+        with pytest.raises(TypeError, match="owner of 'job' must be hashable"):
+            await ours.acquire(owner=[])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+@pytest.mark.parametrize("share", [False, True])
+async def test_an_upgrade_beside_another_reader(
+    sync: Coordinator, other: Coordinator, timeout: float, share: bool
+) -> None:
+    lock, elsewhere = (AsyncReadWriteLock(one, NAME, share=share) for one in (sync, other))
+    async with lock.read() as first:
+        async with elsewhere.read():
+            with pytest.raises(AcquireTimeout, match="could not be upgraded in time: others read it; wait longer"):
+                await lock.upgrade(first, timeout=timeout).__aenter__()
+        async with lock.read():
+            with pytest.raises(AcquireTimeout, match="this process reads by another lease, too"):
+                await lock.upgrade(first, timeout=timeout).__aenter__()
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])

@@ -23,6 +23,8 @@ PATIENT: dict[str, Any] = {
     "response_timeout": 5,
 }
 """An answer may take longer than all attempts together."""
+LONGER = {**PATIENT, "retry_for": 1.5}
+"""There is a second attempt, even if the machine stands still for a moment."""
 
 
 def refused_then_silent(w: Wired, match: Match) -> None:
@@ -67,7 +69,7 @@ async def test_refused_all_the_time(server: EmbeddedServer, mode: str) -> None:
 @modes
 async def test_refused_and_then_silent(server: EmbeddedServer, mode: str) -> None:
     """D9: the last attempt may have been executed, so nobody says that nothing was changed."""
-    async with wired(server, mode, **PATIENT) as w:
+    async with wired(server, mode, **LONGER) as w:
         refused_then_silent(w, ACQUIRE)
         with pytest.raises(Unreachable, match="before that it answered READONLY"):
             await w.lock().acquire()
@@ -80,7 +82,7 @@ async def test_refused_and_then_silent(server: EmbeddedServer, mode: str) -> Non
 @modes
 async def test_a_release_refused_and_then_silent(server: EmbeddedServer, mode: str) -> None:
     """P4: it was executed; the second one finds the key gone, and knows why."""
-    async with wired(server, mode, **PATIENT) as w:
+    async with wired(server, mode, **LONGER) as w:
         lease = await w.lock(ttl=30).acquire()
         refused_then_silent(w, RELEASE)
         with pytest.raises(Unreachable, match="before that it answered READONLY"):
