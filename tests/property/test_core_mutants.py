@@ -68,7 +68,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the renewed lease counts from the answer": Mutant(
         Renewals, "renewed", "(call.sent, ttl / 1000)", "(now(), ttl / 1000)"
     ),
-    "a grant is one however late": Mutant(Ticket, "_granted", "since + duration <= now()", "False"),
+    "a grant is one however late": Mutant(Ticket, "_granted", "deadline <= now()", "False"),
     "an unanswered renewal is a loss": Mutant(Renewals, "renewed", "elif now() >= lease.deadline:", "else:"),
     "a refused renewal is a loss": Mutant(
         Renewals,

@@ -43,6 +43,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "who waits is not asked for": Mutant(Bases, "give_back", "self._ask()"),
     "its room is counted twice": Mutant(Bases, "_leave_room", "if base.takes_room:", "if True:"),
     "what is left behind is handed on": Mutant(Bases, "part_with", "base.sound = False"),
+    "who takes it often goes on": Mutant(Cohort, "enter", "self._taken_at_once >= IN_ONE_TURN", "False"),
+    "who was put off gets nothing": Mutant(Cohort, "_turn_ended", "self._hand_on(base)", "False"),
+    "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if not answer.done():", "if False:"),
     "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
     # P3 wake-up
     "a renewal tells nothing": Mutant(Base, "renewed", "self.told_wanted()"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Lease, LeaseLost
+from redis_sync_aio._waiting.cohort import IN_ONE_TURN
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .core_checks import Check, Sim
@@ -86,6 +87,39 @@ async def check_burst(sim: Sim) -> None:
         await (await in_time(third)).release()
         for task in tasks[2:]:
             await (await in_time(task)).release()
+
+
+async def check_who_takes_it_often_in_one_turn_is_put_off(sim: Sim) -> None:
+    async with sim.coordinators():
+        one, taken, inside = lock(sim, linger=600), 0, 0
+        async with one as lease:
+            base_of(lease)._reserved(lease.fence + 1, 1_000_000)
+
+        async def often(pauses: bool) -> None:
+            nonlocal taken
+            while not inside and taken < 20 * IN_ONE_TURN:
+                async with one:
+                    taken += 1
+                if pauses and taken % IN_ONE_TURN == 0:  # or it stands in the line itself
+                    await asyncio.sleep(0)
+
+        async def once(lease: Lease | None) -> None:
+            nonlocal inside
+            inside = inside or taken
+            if lease is not None:
+                await lease.release()
+
+        async def wait() -> None:
+            await once(await one.acquire())
+
+        async def look() -> None:
+            await once(await one.try_acquire())
+
+        for other, pauses in ((wait, False), (wait, True), (look, False), (look, True)):
+            taken = inside = 0
+            async with asyncio.timeout(20):
+                await asyncio.gather(often(pauses), other())
+            assert inside <= 2 * IN_ONE_TURN, "P2"
 
 
 async def check_slice(sim: Sim) -> None:
