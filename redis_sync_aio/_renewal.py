@@ -306,8 +306,8 @@ class Renewals:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         time = now()
         expires = min(lease.deadline, time + self._retry_for)
-        about = (lease.keys, lease.wire_token, b"", time, expires)
-        self._engine().release(*about, self._release_answered, lease, lease.replayed, lease.closing(), lease.reusable)
+        send, done, closing = self._engine().release, self._release_answered, lease.closing()
+        send(lease.keys, lease.wire_token, b"", time, expires, done, lease, lease.replayed, closing, lease.reusable)
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.under_way.started()
         self._forget(lease)

@@ -42,6 +42,7 @@ class State(Enum):
 
 
 HELD, RELEASED = State.HELD, State.RELEASED
+_ENDLESS = math.inf
 
 
 class Lost:
@@ -143,10 +144,10 @@ class Lease(Recorded):
         self.shared = terms.identity is not None  # others may use the same token
         self.auto_renew = terms.auto_renew
         # Without an end, also where an identity joins a lease that has none, there is nothing to renew.
-        self.renew_at = deadline - period * 2 / 3 if terms.auto_renew and period < math.inf else deadline
-        self.until = math.inf
+        self.renew_at = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
+        self.until = _ENDLESS
         if terms.max_hold is not None:
-            self.until = (deadline - period if period < math.inf else now()) + terms.max_hold
+            self.until = (deadline - period if period < _ENDLESS else now()) + terms.max_hold
             self.deadline = min(deadline, self.until)
 
     @property

@@ -90,7 +90,7 @@ class Link:
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
-        self._retries = Retries(self._loop, self._send_now)
+        self._retries = Retries(self._loop, self.send)
         self._watch: asyncio.TimerHandle | None = None
         self._client_id: int | None = None  # of the newest connection
         self._trouble: Exception | None = None
@@ -106,10 +106,8 @@ class Link:
 
     def send(self, call: Call) -> None:
         """Send ``call`` now, or as soon as there is a connection."""
-        if not (self._retries.delayed and self._retries.keeps_behind(call)):
-            self._send_now(call)
-
-    def _send_now(self, call: Call) -> None:
+        if self._retries.delayed and self._retries.keeps_behind(call):
+            return
         wire = self._wire
         if wire is None:
             self._unsent.append(call)
