@@ -28,7 +28,10 @@ OnLost: TypeAlias = Literal["cancel", "event"]
 
 
 class Hold(Generic[L]):
-    """An ``async with`` over one lease; made by ``hold()``, used once.
+    """An ``async with`` over one lease; made by ``hold()``, used once: a second time raises RuntimeError.
+
+    Entering acquires, with the errors and the cancellation of `AsyncLock.acquire`; leaving releases, and raises as
+    `AsyncLock.hold` says.
 
     May be entered in one task and left in another (fixtures, exit stacks, generators).
     """

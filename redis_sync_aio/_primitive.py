@@ -159,7 +159,10 @@ class Primitive(Enterable[Lease]):
         Raises:
             NotHeld: this process holds no lease of it; or it is not held by that identity (then nothing
                 was changed).
-            LeaseLost, Unreachable: as `Lease.release`.
+            LeaseLost, Unreachable, CommandRefused: as `Lease.release`.
+            CoordinatorClosed, WrongContext: the coordinator can not be used. TypeError, ValueError: a bad identity.
+
+        On cancellation the release goes on in the background.
         """
         if identity is None:
             held = self._held()

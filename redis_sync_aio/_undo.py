@@ -108,14 +108,14 @@ def check_registry(registry: Mapping[str, UndoStep]) -> Mapping[str, UndoStep]:
     return registry
 
 
-def check_names(names: Iterable[str], registry: Mapping[str, UndoStep]) -> None:
-    """Raise UnknownStep unless all ``names`` are registered."""
+def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: str) -> None:
+    """Raise UnknownStep unless all ``names`` are registered. ``lock``: whose record it is."""
     unknown = tuple(dict.fromkeys(name for name in names if name not in registry))
     if unknown:
         known = ", ".join(sorted(registry)) or "nothing"
         raise UnknownStep(
-            f"undo steps without a function: {', '.join(unknown)}; the registry has {known}. Nothing was run: register "
-            "them (also under old names that may still be recorded)",
+            f"undo steps of {lock!r} without a function: {', '.join(unknown)}; the registry has {known}. Nothing was "
+            "run: register them (also under old names that may still be recorded)",
             steps=unknown,
         )
 
@@ -196,7 +196,7 @@ async def undo_recorded(lease: Lease, record: Record, function: UndoStep, step: 
 
 async def compensate(lease: Lease, record: Record, registry: Mapping[str, UndoStep], timeout: float) -> None:
     """See `Lease.compensate`."""
-    check_names((step.name for step in record.steps), check_registry(registry))
+    check_names((step.name for step in record.steps), check_registry(registry), lease.name)
     undoing = Undoing(timeout)
     for step in reversed(tuple(record.steps)):
         if undoing.cancelled is not None or not lease.remaining():

@@ -68,7 +68,7 @@ class Backoff:
             count(self.attempts, "attempts")
 
     def bound(self, attempt: int) -> float:
-        """Return the largest delay before retry number ``attempt`` (the first is 0), in seconds."""
+        """Return the largest delay before retry number ``attempt`` (from 0 on), in seconds."""
         if self.factor == 1:
             return self.initial
         try:
@@ -107,9 +107,11 @@ async def wait_until(
         condition: a function, or a coroutine function that is awaited; called at once and then after
             every delay. Its exceptions come out as they are.
         backoff: the delays between calls.
-        timeout: give up after this many seconds (or timedelta); also cuts a call that is under way.
+        timeout: give up after this many seconds (or timedelta), 0 or more; also cuts a call that is under way. None:
+            never.
 
     Raises:
+        TypeError, ValueError: ``timeout`` is no such time.
         TimeoutError: ``timeout`` passed, or ``backoff`` ended, and the result was never true.
 
     On cancellation nothing is left behind: no task is started.

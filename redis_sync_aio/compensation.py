@@ -51,10 +51,13 @@ class Compensation:
     Args:
         lease: a lease of ``AsyncLock(..., robust=True)``; None: nothing is recorded.
         registry: `UndoSteps`, or another mapping of names to coroutine functions, for steps pushed by name.
-        timeout: seconds or timedelta for each step; with n steps the undoing takes n times that at most.
+        timeout: seconds or timedelta for each step, default 10; with n steps the undoing takes n times that at most.
 
     Raises:
-        TypeError, ValueError: a bad argument. NotRobust: the lease is of a lock that keeps no record.
+        TypeError, ValueError: a bad argument. NotRobust: the lease is of a lock that keeps no record. LeaseLost,
+            NotHeld: it is lost, or was released. WrongContext: in another event loop or process.
+        Leaving it after a body that ended normally raises LeaseLost, NotHeld, Unreachable or CommandRefused if recorded
+        steps could not be dropped: then they are still recorded.
 
     Example:
         async with Compensation() as undo:
@@ -127,7 +130,7 @@ class Compensation:
         lease, record = self._lease, self._record
         if lease is None or record is None:
             raise TypeError(f"the step {name!r} can be recorded only with a lease: Compensation(lease, registry)")
-        check_names((name,), self._registry)
+        check_names((name,), self._registry, lease.name)
         check_arguments(self._registry[name], name, **arguments)
         step = Step(name, checked(arguments, f"arguments of {name!r}"))
         run = partial(undo_recorded, lease, record, self._registry[name], step)

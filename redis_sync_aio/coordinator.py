@@ -75,22 +75,28 @@ class Coordinator(Names):
             waiter costs the others; an event loop that stalls longer than this right after a hand-over loses
             the lease. Seconds or timedelta, 0.01 to ten years, default 2.
         burst: a lease that tasks of this process share is handed on so often, once others wait for it at the server;
-            then it is their turn. 0: the order of the server is strict, and nothing is shared.
-        slice: and not after so long. Seconds or timedelta.
+            then it is their turn. Default 64; 0: the order of the server is strict, and nothing is shared.
+        slice: and not after so long. Seconds or timedelta, more than 0, default 0.005.
         retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
             raised; its last attempt has 0.05 seconds at least. Seconds or timedelta, default 10.
         poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10; more
             than 300 counts as 300.
-        poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder.
+        poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder. Default:
+            ``Backoff(initial=0.01, cap=0.1)``.
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
             tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
             second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5.
 
     Raises:
-        TypeError: not an asyncio Redis client. ValueError: an argument out of range.
+        TypeError: not an asyncio Redis client, or an argument of the wrong type. ValueError: one out of range.
 
     For users there are ``async with``, `lock`, `close`, `client`, `connections`, `trouble` and `why_closed`. All else
     is for the modules of this package, and may change with any release.
+
+    Example:
+        async with Coordinator(redis, claim=5) as coordinator:
+            async with coordinator.lock("orders:7"):
+                ...
     """
 
     def __init__(
@@ -201,7 +207,8 @@ class Coordinator(Names):
         Bodies that still run are cancelled with LeaseLost (reason "closed"), waiters get CoordinatorClosed.
         Takes a round trip; ``response_timeout`` at most when Redis is out of reach.
 
-        On cancellation the closing goes on and the cancellation is raised when it is done.
+        Raises WrongContext in another event loop. On cancellation the closing goes on and the cancellation is raised
+        when it is done.
         """
         if self._loop is None or self._forked:
             self._why_closed = self._why_closed or "it was closed"
@@ -264,7 +271,7 @@ class Coordinator(Names):
         return self._client
 
     def lock(self, name: str | bytes, *, ttl: Seconds | None = 30.0) -> AsyncLock:
-        """Return ``AsyncLock(self, name, ttl=ttl)``; use the class for more options."""
+        """Return ``AsyncLock(self, name, ttl=ttl)``, with its errors; use the class for more options."""
         from .lock import AsyncLock  # the layer above: a coordinator can not import it earlier
 
         return AsyncLock(self, name, ttl=ttl)

@@ -18,10 +18,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 LossReason = Literal["expired", "taken", "unreachable", "closed"]
 
 EXPLAINED: dict[LossReason, str] = {
-    "expired": "it is gone from the server: ttl or max_hold ran out, it was released elsewhere, or its key deleted",
-    "taken": "another token holds the lock now",
-    "unreachable": "Redis could not be reached before the deadline to renew it",
-    "closed": "the coordinator or its client was closed while it was held",
+    "expired": "it is gone from the server: ttl or max_hold ran out, it was released elsewhere, or its key deleted. "
+    "Acquire it again; if its time ran out, give it more",
+    "taken": "another token holds the lock now. Do not write any more; acquire it again",
+    "unreachable": "Redis could not be reached before the deadline to renew it. Do not write any more; check the "
+    "server and the network, or give it a longer ttl",
+    "closed": "the coordinator or its client was closed while it was held. Close it after the bodies have ended",
 }
 
 

@@ -274,6 +274,9 @@ class Lease(Recorded):
         Raises:
             LeaseLost: it was lost before; nothing was changed on the server, whoever holds it keeps it.
             Unreachable: no answer, after retries; the lock then ends with its ttl.
+            CommandRefused: the server answered with an error. After these two the lease is held still, until its
+                deadline and not renewed, and may be released again.
+            CoordinatorClosed: closed before the answer. WrongContext: in another event loop or process.
 
         On cancellation the release goes on in the background: it is never torn in half.
         """

@@ -135,16 +135,21 @@ class AsyncLock(Primitive):
         The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired"). A
         process that shares it among its tasks is told, and stops handing it on within its ``slice``.
         The record of a robust lock stays: the next holder finds it abandoned.
-        Sent once: Unreachable means that it may or may not have happened.
+        Sent once: Unreachable means that it may or may not have happened, and so does a cancellation.
+        Also raises CommandRefused, CoordinatorClosed, WrongContext as `acquire`.
         """
         return bool(await self._ask(lambda engine, *rest: engine.force(self._keys, *rest)))
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock."""
+        """Return whether anybody holds the lock. One round trip; errors and cancellation as in `statistics`."""
         return (await self.statistics()).locked
 
     async def statistics(self) -> LockStatistics:
-        """Return holder, waiters, fence and remaining time as the server sees them. One round trip."""
+        """Return holder, waiters, fence and remaining time as the server sees them. One round trip.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `acquire`. On cancellation the answer is
+        ignored.
+        """
         reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest))
         view, local = read_inspect(reply), self._known()
         return LockStatistics(

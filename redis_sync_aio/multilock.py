@@ -187,11 +187,14 @@ class AsyncMultiLock(Enterable[MultiLease]):
         await inside[-1].release()
 
     async def locked(self) -> bool:
-        """Return whether anybody holds any of the locks. One round trip."""
+        """Return whether anybody holds any of the locks. One round trip; errors and cancellation as in `statistics`."""
         return any(one.locked for one in (await self.statistics()).values())
 
     async def statistics(self) -> dict[str, LockStatistics]:
-        """Return what the server knows of each lock, by name. One round trip; not one moment for all."""
+        """Return what the server knows of each lock, by name. One round trip; not one moment for all.
+
+        Errors and cancellation as in `AsyncLock.statistics`.
+        """
         found = await asyncio.gather(*(lock.statistics() for lock in self._locks))
         return dict(zip(self.names, found, strict=True))
 

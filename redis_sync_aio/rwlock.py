@@ -84,13 +84,30 @@ S = TypeVar("S", bound=Side)
 
 
 class ReadSide(Side):
-    """The readers' side."""
+    """The readers' side of an `AsyncReadWriteLock`, made by its ``read()``: any number of leases at once.
+
+    It has `acquire`, `try_acquire`, `hold`, `wrap` and `release`, as `AsyncLock` has them, and is itself an async
+    context manager. Asking with an identity that writes raises WouldDeadlock: it has one permit, on one side.
+
+    Example:
+        async with rw.read() as lease:
+            ...
+    """
 
     _weight = 1
 
 
 class WriteSide(Side):
-    """The writers' side."""
+    """The writers' side of an `AsyncReadWriteLock`, made by its ``write()``: one lease, and no reader beside it.
+
+    It has `acquire`, `try_acquire`, `hold`, `wrap` and `release`, as `AsyncLock` has them, and is itself an async
+    context manager. Asking with an identity that reads raises WouldDeadlock: it has one permit, on one side; `upgrade`
+    its lease.
+
+    Example:
+        async with rw.write() as lease:
+            ...
+    """
 
     _weight = WHOLE
 
@@ -227,7 +244,11 @@ class AsyncReadWriteLock:
             raise TypeError(f"lease must be a {what}'s lease of {self.name!r}, not {lease!r}")
 
     async def statistics(self) -> ReadWriteStatistics:
-        """Return writer, readers, waiters and fence as the server sees them. One round trip."""
+        """Return writer, readers, waiters and fence as the server sees them. One round trip.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`. On cancellation the
+        answer is ignored.
+        """
         view = await self._read._view()
         writer = next((text(permit.token) for permit in view.permits if permit.weight == WHOLE), None)
         return ReadWriteStatistics(
@@ -243,7 +264,7 @@ class AsyncReadWriteLock:
         )
 
     async def locked(self) -> bool:
-        """Return whether anybody reads or writes."""
+        """Return whether anybody reads or writes. One round trip; errors and cancellation as in `statistics`."""
         return (await self._read._view()).used > 0
 
     @property

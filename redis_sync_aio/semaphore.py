@@ -234,7 +234,8 @@ class AsyncSemaphore(Primitive):
         LimitMismatch, so make those with ``limit=None``.
 
         Raises:
-            TypeError, ValueError: a bad limit; Unreachable, CommandRefused: as `acquire`.
+            TypeError, ValueError: a bad limit.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `acquire`.
 
         On cancellation the limit may or may not have been set.
         """
@@ -255,7 +256,7 @@ class AsyncSemaphore(Primitive):
     async def get_limit(self) -> int:
         """Return the server's limit. One round trip.
 
-        Raises LimitMismatch when the server knows none yet.
+        Raises LimitMismatch when the server knows none yet; otherwise errors and cancellation as in `statistics`.
         """
         found = (await self._view(0)).limit
         if not found:
@@ -268,7 +269,11 @@ class AsyncSemaphore(Primitive):
         return found
 
     async def statistics(self) -> SemaphoreStatistics:
-        """Return limit, holders, waiters and fence as the server sees them. One round trip."""
+        """Return limit, holders, waiters and fence as the server sees them. One round trip.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `acquire`. On cancellation the answer is
+        ignored.
+        """
         view = await self._view(SHOWN)
         return SemaphoreStatistics(
             limit=view.limit or None,
@@ -281,7 +286,7 @@ class AsyncSemaphore(Primitive):
         )
 
     async def locked(self) -> bool:
-        """Return whether no permit is free."""
+        """Return whether no permit is free. One round trip; errors and cancellation as in `statistics`."""
         view = await self._view(0)
         return view.limit > 0 and view.used >= view.limit
 

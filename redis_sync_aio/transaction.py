@@ -166,7 +166,10 @@ def watch_retry(
 
 
 class WatchRetry:
-    """What `watch_retry` returns: a decorator, and a loop over attempts. It may be used any number of times."""
+    """What `watch_retry` returns: a decorator, and a loop over attempts. It may be used any number of times.
+
+    Examples, errors and cancellation: see `watch_retry`.
+    """
 
     def __init__(self, client: Redis | Coordinator, keys: tuple[Name, ...], terms: Terms) -> None:
         self._client = client

@@ -146,6 +146,8 @@ class Executor(Protocol):
 # Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
 
+CLOSED = "closed before the answer about {!r} arrived: it may have happened, or not; create a new Coordinator and look"
+
 _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory"),
     "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),

@@ -37,7 +37,19 @@ from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable,
 from . import troubles
 from .adopt import NotAdoptable, open_connection
 from .answers import answered
-from .call import TRANSIENT, Call, Here, Reply, ReplyError, Talk, error_code, refusal, scripts_refused, warn_of_watch
+from .call import (
+    CLOSED,
+    TRANSIENT,
+    Call,
+    Here,
+    Reply,
+    ReplyError,
+    Talk,
+    error_code,
+    refusal,
+    scripts_refused,
+    warn_of_watch,
+)
 from .retries import Retries
 from .talks import Converse, Exchange
 from .wire import Wire
@@ -372,7 +384,7 @@ class Link:
             wire.abort()
             await wire.gone
         for call in left:
-            call.fail(CoordinatorClosed(f"closed before the answer about {text(call.name)!r} arrived"))
+            call.fail(CoordinatorClosed(CLOSED.format(text(call.name))))
 
 
 def _sent(pending: Call | Exchange | asyncio.Future[Reply], pinged: float) -> float:

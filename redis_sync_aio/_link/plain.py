@@ -26,7 +26,7 @@ from ..errors import CoordinatorClosed
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import answered, error_answer
 from .borrow import borrow
-from .call import CONFLICT, MOMENT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
+from .call import CLOSED, CONFLICT, MOMENT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
 from .talks import AFTER_CONFLICT, Converse, proof
 from .troubles import REFUSED, time_is_up, unanswered
 from .wire import pack
@@ -228,7 +228,7 @@ class PlainExecutor:
         if self._tasks:
             await asyncio.wait(self._tasks)
         for call in left:
-            call.fail(CoordinatorClosed(f"closed before the answer about {text(call.name)!r} arrived"))
+            call.fail(CoordinatorClosed(CLOSED.format(text(call.name))))
 
 
 def _context(error: Exception) -> Exception:
