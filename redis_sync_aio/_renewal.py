@@ -208,7 +208,8 @@ class Renewals:
     def heard(self, lease: Lease, sent: Sent, call: Call) -> None:
         """``call`` has ended: with the answer to what was sent, or nobody knows."""
         if call.error is None or (isinstance(call.error, CommandRefused) and not call.ambiguous):
-            self._unanswered.answered(known_to_server(lease), sent, call.ambiguous)
+            alone = self._engine().executor.alone
+            self._unanswered.answered(known_to_server(lease), sent, call.ambiguous, alone)
         sent.given_up = True
 
     def _last(self, lease: Lease, span: Span) -> None:

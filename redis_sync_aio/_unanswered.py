@@ -3,8 +3,9 @@
 Of several renewals that are under way any may be the last one that the server executes, and a shorter one ends the
 lease sooner (P1): while it is not answered nothing that is heard of the others lets the lease last longer than it.
 
-A copy of one whose connection was lost may be executed at any time, also when another copy of it was answered. So what
-is heard later lets the lease last no longer than that copy would from then on.
+A copy of one whose connection was lost may be executed at any time, also when another copy of it was answered, unless
+it is known that this connection has ended at the server, too. So what is heard later lets the lease last no longer than
+that copy would from then on.
 """
 
 from __future__ import annotations
@@ -45,17 +46,20 @@ class Unanswered:
         self._sent.setdefault(permit, []).append(sent)
         return sent
 
-    def answered(self, permit: Lease, sent: Sent, ambiguous: bool) -> None:
+    def answered(self, permit: Lease, sent: Sent, ambiguous: bool, alone: bool) -> None:
         """It was executed, or refused. So what was given up before it is not under way any more.
 
-        But for stray copies: of that, and if it is ``ambiguous`` of this one.
+        But for stray copies: of that, and if it is ``ambiguous`` of this one. Of connections that have ended, if the
+        present one is ``alone``, there are none.
         """
         found = self._sent.get(permit)
         if found is None or sent not in found:
             return
         place = found.index(sent)
         stray = [other for other in found[:place] if other.given_up] + ([sent] if ambiguous else [])
-        if stray:
+        if alone:
+            self._stray.pop(permit, None)
+        elif stray:
             seconds = min(other.span[1] for other in stray)
             self._stray[permit] = min(seconds, self._stray.get(permit, math.inf))
         found[:] = [other for other in found[:place] if not other.given_up] + found[place + 1 :]

@@ -132,6 +132,8 @@ class Executor(Protocol):
 
     pushes: bool
     """Whether grants are pushed; if not, waiters poll."""
+    alone: bool
+    """Whether no command can be left on a connection other than the present one."""
 
     def send(self, call: Call) -> None:
         """Send ``call``. Returns at once, never raises; ``call.done`` runs later, never inside."""

@@ -75,6 +75,7 @@ class Link:
     """Connects when first used, reconnects while it is needed."""
 
     pushes = True
+    alone = True
 
     def __init__(
         self,
@@ -238,17 +239,21 @@ class Link:
             except ReplyError as error:
                 raise troubles.not_possible(str(error), what) from error
         await self._heard
-        if await published > 1 and self._client_id is not None:
-            # Two have subscribed (who subscribed to a pattern heard it, too, but is not counted), so the old connection
-            # lives, and on this very server: after a restart or a failover its id would be somebody else's.
-            with suppress(ReplyError):
-                _, subscribers = await wire.ask((b"PUBSUB", b"NUMSUB", self._inbox))
-                if subscribers > 1:
-                    await wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
+        self.alone = await published == 1 or self.connections == 0 or await self._retire(wire)
         try:
             self._client_id = int(await client_id)
         except ReplyError:
             self._client_id = None  # not permitted; see the essay above
+
+    async def _retire(self, wire: Wire) -> bool:
+        """Kill the old connection, if it lives on this very server; return whether none but the new one is left."""
+        with suppress(ReplyError):
+            _, subscribers = await wire.ask((b"PUBSUB", b"NUMSUB", self._inbox))  # without those of patterns
+            # If it were another server, after a restart or a failover, that id would be somebody else's.
+            if subscribers > 1 and self._client_id is not None:
+                subscribers -= await wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
+            return bool(subscribers == 1)
+        return False
 
     def _established(self, wire: Wire) -> None:
         self._wire = wire

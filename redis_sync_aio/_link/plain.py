@@ -40,6 +40,7 @@ class PlainExecutor:
     """Sends calls through ``client``, in order for each name."""
 
     pushes = False
+    alone = False
 
     def __init__(self, client: Redis, response_timeout: float, converse: Converse) -> None:
         self._client = client

@@ -13,6 +13,7 @@ from redis_sync_aio import LeaseLost, Unreachable
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..conftest import MakeClient
 from ..support.factories import KINDS, SHARED_LOCK, Client, Kind
 from ..support.proxy import HOLD, SWALLOW_REQUEST, anything
 from .test_wire import RENEW, wired
@@ -37,16 +38,35 @@ async def test_p1_of_a_shorter_renewal(server: EmbeddedServer, limited: dict[str
         lease = await w.lock(ttl=20).acquire()
         await lease.extend(20)
         rule = w.proxy.on(RENEW, HOLD, times=1)
-        await lease.extend(0.5)  # by its second copy
+        await lease.extend(1)  # by its second copy
         await lease.extend(20)
-        assert lease.remaining() <= 0.5
+        assert lease.remaining() <= 1
         rule.release.set()
-        for _ in range(12):
+        for _ in range(20):
             await asyncio.sleep(0.1)
             assert await w.elsewhere().try_acquire() is None
             await w.check_held(lease)
         await lease.release()
         await w.check_free(lease.fence)
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+async def test_there_is_none_of_a_connection_that_was_killed(
+    server: EmbeddedServer, make_client: MakeClient, monitored: bool
+) -> None:
+    """With the right to do that, a lease lasts as long as it was extended to; whoever else hears all channels."""
+    async with wired(server) as w:
+        monitor = make_client().pubsub()
+        if monitored:
+            await monitor.psubscribe("*")
+        lease = await w.lock(ttl=20, auto_renew=False).acquire()
+        w.proxy.on(RENEW, HOLD, times=1)
+        await lease.extend(1)  # by its second copy
+        await lease.extend(20)
+        assert lease.remaining() > 15
+        await lease.release()
+        await w.check_free(lease.fence)
+        await monitor.aclose()  # type: ignore[no-untyped-call]
 
 
 async def test_p8_of_an_acquire_when_the_fence_is_ahead_of_the_clock(server: EmbeddedServer) -> None:
