@@ -115,13 +115,13 @@ class Renewals:
         self._timer, self._tick_at = None, math.inf
         next_look = math.inf
         for lease in list(self._leases()):
+            lease.look_at_shares(time)
             if lease.state is not State.HELD:
                 continue
             if time >= lease.deadline:
                 # A renewal that was sent in good time and has no answer yet: nobody could be reached.
                 lease.lose("unreachable" if lease.renewing else "expired")
                 continue
-            lease.look_at_shares(time)
             if not lease.upgraded:
                 if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
                     if late > lease.period / 3:
