@@ -11,13 +11,21 @@ import os
 
 from redis.asyncio import Redis
 
-from ._link.client import running_loop
+from ._link.client import check_client, running_loop
 from .coordinator import Coordinator, living
 
 IDLE = 5.0
 """Seconds without any use after which an implicit coordinator closes."""
 
 coordinators: dict[tuple[Redis, asyncio.AbstractEventLoop], Coordinator] = {}
+
+
+def client_of(source: Redis | Coordinator) -> Redis:
+    """Return the client of what a user gave; raise TypeError unless it is an asyncio client, or a coordinator."""
+    if isinstance(source, Coordinator):
+        return source.client
+    check_client(source)
+    return source
 
 
 def coordinator_for(client: Redis | Coordinator) -> Coordinator:

@@ -16,17 +16,17 @@ from typing import Any, NoReturn, get_args
 
 from redis.asyncio import Redis
 
-from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, Released
+from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, Released, Send
 from ._hold import Enterable, Hold, OnLost, check_on_lost
-from ._implicit import coordinator_for
+from ._implicit import client_of, coordinator_for
 from ._keys import Engine, Keys
 from ._link.call import Argument, Call, Reply
-from ._link.client import check_client, encode
+from ._link.client import encode
 from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
 from ._waiting.cohort import Cohort
 from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire, never_refused
-from .coordinator import Coordinator, Send
+from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, SyncError
 from .lease import Lease
 
@@ -58,9 +58,7 @@ class Primitive(Enterable[Lease]):
         super().__init__(on_lost)
         one_of(engine, get_args(Engine), "engine")
         self._source = client
-        if not isinstance(client, Coordinator):
-            check_client(client)
-        self._client: Redis = client.client if isinstance(client, Coordinator) else client
+        self._client = client_of(client)
         self._keys = keys(self._encode(name, "name")).by(engine)
         self._ttl_ms = FOR_EVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(auto_renew, "auto_renew")

@@ -14,12 +14,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TypeAlias
 
 from redis.asyncio import Redis
 
 from ._clock import now
-from ._engine.lua import Done, LuaEngine, Released, Renewed, read_renew
+from ._engine.lua import LuaEngine, Released, Renewed, Send, read_renew
 from ._keys import Keys
 from ._link.call import Argument, Call
 from ._unanswered import Sent, Span, Unanswered
@@ -32,10 +31,6 @@ TICK = 1.0
 """Seconds between two looks at most, so that time asleep (suspension) is noticed soon after."""
 NEAR = 0.005
 """Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
-
-
-Ask: TypeAlias = Callable[[LuaEngine, float, float, Done], Call]
-"""Sends one command: (engine, sent, expires, done)."""
 
 
 class UnderWay:
@@ -282,7 +277,7 @@ class Renewals:
         )
 
     async def ask(
-        self, lease: Lease, send: Ask, answered: Callable[[Call], SyncError | None], by: float = math.inf
+        self, lease: Lease, send: Send, answered: Callable[[Call], SyncError | None], by: float = math.inf
     ) -> None:
         """Send a command about ``lease``; raise what ``answered`` makes of its answer.
 

@@ -43,7 +43,7 @@ from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from ._clock import now
-from ._engine.lua import FOR_EVER, Released, Renewed, View, read_inspect, read_renew
+from ._engine.lua import FOR_EVER, Released, Renewed, Send, View, read_inspect, read_renew
 from ._implicit import coordinator_for
 from ._keys import lock_keys
 from ._link.call import Call, Reply
@@ -51,7 +51,6 @@ from ._link.client import check_client, encode
 from ._types import text, ttl_ms
 from ._waiting.ticket import Request, acquire
 from .backoff import Backoff, wait_until
-from .coordinator import Send
 from .errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 
 __all__ = ["Lock"]

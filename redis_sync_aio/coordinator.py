@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from redis.asyncio import Redis
 
+from ._cancellation import finished
 from ._clock import now
-from ._engine.lua import LuaEngine, read_push
+from ._engine.lua import LuaEngine, Send, read_push
 from ._engine.watch import talk
 from ._keys import INBOX_PREFIX
 from ._link.adopt import Witness, close_idle
@@ -48,8 +49,6 @@ logger = logging.getLogger("redis_sync_aio")
 
 MOST_POLL_CAP = 300.0
 """Seconds: the queue of who waits lives for twice as long after the latest look."""
-
-Send: TypeAlias = Callable[[LuaEngine, float, float, Callable[[Call], None]], Call]
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 
@@ -128,7 +127,7 @@ class Coordinator(Names):
         self._response_timeout = client_response_timeout(client, response_timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # in which that runs
-        self._closing: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._why_closed: str | None = None
         self._forked = False
         self._client_closed = False
@@ -218,15 +217,7 @@ class Coordinator(Names):
             self._why_closed = self._why_closed or "it was closed"
             self._stop_sharing()
             self._closing = self._loop.create_task(self._close(), name="redis_sync_aio close")
-        closing, cancelled = self._closing, None
-        while not closing.done():
-            try:
-                await asyncio.wait([closing])
-            except asyncio.CancelledError as error:
-                cancelled = error  # bounded: _close takes response_timeout at most
-        closing.result()
-        if cancelled is not None:
-            raise cancelled  # that very one: anyio knows its own by their message
+        await finished(self._closing)  # bounded: it takes response_timeout at most
 
     async def _close(self) -> None:
         self.on_close()

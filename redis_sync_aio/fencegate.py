@@ -6,10 +6,10 @@ from datetime import timedelta
 
 from redis.asyncio import Redis
 
-from ._implicit import coordinator_for
+from ._implicit import client_of, coordinator_for
 from ._keys import gate_keys
 from ._link.call import Reply
-from ._link.client import check_client, encode
+from ._link.client import encode
 from ._types import Name, Seconds, text, ttl_ms
 from .coordinator import Coordinator
 from .errors import StaleFence
@@ -52,10 +52,7 @@ class FenceGate:
 
     def __init__(self, client: Redis | Coordinator, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
         self._source = client
-        if not isinstance(client, Coordinator):
-            check_client(client)
-        raw = client.client if isinstance(client, Coordinator) else client
-        self._keys = gate_keys(encode(raw, name, "name")).by("lua")
+        self._keys = gate_keys(encode(client_of(client), name, "name")).by("lua")
         self._ttl_ms = ttl_ms(ttl)
 
     async def accept(self, fence: int | Lease) -> None:

@@ -23,8 +23,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from redis.asyncio import Redis
 
 from ._attempts import Attempt, Attempts, Committed, Terms
+from ._implicit import client_of
 from ._keys import turn_key
-from ._link.client import check_client, encode
+from ._link.client import encode
 from ._link.plain import RETRY_FOR
 from ._templates import check_template, names_from
 from ._transaction import Transaction
@@ -114,7 +115,7 @@ async def transaction(
     """
     if not callable(body):
         raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {body!r}")
-    redis = _redis(client)
+    redis = client_of(client)
     terms = _terms(redis, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
     return await _run(_attempts(client, redis, terms), body)
 
@@ -161,7 +162,7 @@ def watch_retry(
                 tx.multi()
                 tx.set("stock:7", left + 10)
     """
-    terms = _terms(_redis(client), keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
+    terms = _terms(client_of(client), keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
     return WatchRetry(client, keys, terms)
 
 
@@ -173,7 +174,7 @@ class WatchRetry:
 
     def __init__(self, client: Redis | Coordinator, keys: tuple[Name, ...], terms: Terms) -> None:
         self._client = client
-        self._redis = _redis(client)
+        self._redis = client_of(client)
         self._keys = keys
         self._terms = terms
 
@@ -236,10 +237,6 @@ class LockTurn:
             lease.give_back()
 
 
-def _redis(client: Redis | Coordinator) -> Redis:
-    return client.client if isinstance(client, Coordinator) else client
-
-
 def _terms(
     redis: Redis,
     keys: tuple[Name, ...],
@@ -250,7 +247,6 @@ def _terms(
     exactly_once: bool,
     escalate_after: int | None,
 ) -> Terms:
-    check_client(redis)
     if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff or None, not {backoff!r}")
     if require_bool(idempotent, "idempotent") and require_bool(exactly_once, "exactly_once"):

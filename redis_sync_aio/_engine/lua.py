@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from .._keys import Family, Keys, PermitKeys
 from .._link.call import Argument, Call, Executor, Reply
@@ -275,3 +275,7 @@ class LuaEngine:
     def resize(self, keys: Keys, limit: int, sent: float, expires: float, done: Done) -> Call:
         """Set the limit of permits."""
         return self._send(self._resize, keys, (limit,), sent, expires, done)
+
+
+Send: TypeAlias = Callable[[LuaEngine, float, float, Done], Call]
+"""Sends one command: (engine, sent, expires, done)."""
