@@ -143,10 +143,11 @@ class Renewals:
 
     def _renew(self, lease: Lease) -> None:
         ttl = self.due(lease)
-        if not ttl:
-            lease.renew_at = lease.deadline
-            return
-        self.renew(lease, ttl)
+        if ttl:
+            self.renew(lease, ttl)
+        else:  # an identity may have joined a lease that lasts longer than its own ttl
+            later = lease.deadline - lease.ttl_ms / 1500
+            lease.renew_at = later if later > now() else lease.deadline
 
     def renew(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` by ``ttl`` milliseconds from now."""
@@ -353,8 +354,7 @@ class Renewals:
         lease.release_ended(error)
         if error is not None and lease.state is State.HELD:
             self._put_back(lease)
-            if lease.deadline < math.inf:  # its end may be waited for, and no tick looks at it
-                self.loop.call_later(max(0.0, lease.deadline - now()), _not_released, lease)
+            _end_in_time(self.loop, lease)
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
         if lease.state is State.LOST:  # closed, or found lost, meanwhile
@@ -379,9 +379,13 @@ def known_to_server(lease: Lease) -> Lease:
     return lease if lease.under is None else lease.under.permit
 
 
-def _not_released(lease: Lease) -> None:
-    if lease.state is State.HELD:  # else its release was tried again
+def _end_in_time(loop: asyncio.AbstractEventLoop, lease: Lease) -> None:
+    """Notice the end of a lease whose release failed: no tick looks at it, but somebody may wait for its loss."""
+    left = lease.deadline - now()
+    if lease.state is State.HELD and left <= 0:
         lease.lose("expired")
+    elif lease.state is State.HELD and left < math.inf:
+        loop.call_later(left, _end_in_time, loop, lease)
 
 
 def _warn_late(lease: Lease, late: float) -> None:

@@ -3,8 +3,8 @@
 Of several renewals that are under way any may be the last one that the server executes, and a shorter one ends the
 lease sooner (P1): while it is not answered nothing that is heard of the others lets the lease last longer than it.
 
-A copy of one whose connection was lost may be executed at any time, also when another copy of it was answered, unless
-it is known that this connection has ended at the server, too. So what is heard later lets the lease last no longer than
+A copy of one whose connection was lost may be executed later, also when another copy of it was answered, unless it is
+known that this connection has ended at the server, too. So what is heard for a while lets the lease last no longer than
 that copy would from then on.
 """
 
@@ -14,11 +14,18 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
+from ._clock import now
+
 if TYPE_CHECKING:
     from .lease import Lease
 
 Span: TypeAlias = tuple[float, float]
 """From when on (local clock), and for how many seconds."""
+
+
+STRAY_FOR = 60.0
+"""Seconds for which a copy on a lost connection is expected, as a tombstone lasts."""
+_NONE: Span = (-math.inf, math.inf)
 
 
 class Sent:
@@ -38,7 +45,7 @@ class Unanswered:
 
     def __init__(self) -> None:
         self._sent: WeakKeyDictionary[Lease, list[Sent]] = WeakKeyDictionary()
-        self._stray: WeakKeyDictionary[Lease, float] = WeakKeyDictionary()  # seconds of the shortest stray copy
+        self._stray: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()  # until when; seconds of the shortest
 
     def add(self, permit: Lease, span: Span) -> Sent:
         """Note that one is sent now."""
@@ -61,19 +68,23 @@ class Unanswered:
             self._stray.pop(permit, None)
         elif stray:
             seconds = min(other.span[1] for other in stray)
-            self._stray[permit] = min(seconds, self._stray.get(permit, math.inf))
+            self._stray[permit] = now() + STRAY_FOR, min(seconds, self._shortest_stray(permit))
         found[:] = [other for other in found[:place] if not other.given_up] + found[place + 1 :]
         if not found:
             del self._sent[permit]
 
     def any(self, permit: Lease) -> bool:
         """Return whether the server may have prolonged it without our knowledge, or may do so yet."""
-        return permit in self._sent
+        return permit in self._sent or self._shortest_stray(permit) < math.inf
+
+    def _shortest_stray(self, permit: Lease) -> float:
+        until, seconds = self._stray.get(permit, _NONE)
+        return seconds if now() < until else math.inf
 
     def shortest(self, permit: Lease, known: Span) -> Span:
         """Return the span that ends first: what is ``known``, cut by a stray copy, or that of one of these."""
         since, seconds = known
-        known = since, min(seconds, self._stray.get(permit, math.inf))
+        known = since, min(seconds, self._shortest_stray(permit))
         return min((known, *(sent.span for sent in self._sent.get(permit, ()))), key=sum)
 
     def bound(self, permit: Lease) -> float:

@@ -216,7 +216,8 @@ class Coordinator(Names):
         if self._closing is None:
             self._why_closed = self._why_closed or "it was closed"
             self._stop_sharing()
-            self._closing = self._loop.create_task(self._close(), name="redis_sync_aio close")
+            # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
+            self._closing = asyncio.Task(self._close(), loop=self._loop, name="redis_sync_aio close")
         await finished(self._closing)  # bounded: it takes response_timeout at most
 
     async def _close(self) -> None:

@@ -47,7 +47,7 @@ E = TypeVar("E", bound=BaseException)
 def copied(error: E) -> E:
     """Return another error that says the same, to be raised in another task: a traceback and notes are one task's."""
     twin = copy(error)
-    twin.__cause__ = error.__cause__
+    twin.__cause__, twin.__suppress_context__ = error.__cause__, error.__suppress_context__
     if notes := getattr(error, "__notes__", None):
         twin.__notes__ = [*notes]
     return twin

@@ -149,6 +149,7 @@ class Lease(Recorded):
         if terms.max_hold is not None:
             self.until = (deadline - period if period < _ENDLESS else now()) + terms.max_hold
             self.deadline = min(deadline, self.until)
+            self.renew_at = min(self.renew_at, self.deadline)
 
     @property
     def name(self) -> str:
@@ -217,7 +218,8 @@ class Lease(Recorded):
     async def extend(self, ttl: Seconds) -> None:
         """Let the lease end ``ttl`` seconds (or timedelta) from now; renewals go on with this ttl.
 
-        It may make a lease shorter. One round trip.
+        It may make a lease shorter. One round trip. When the answer to that was lost with its connection, a copy may
+        still arrive at the server: for a minute the lease lasts no longer, then, than that copy lets it.
 
         Raises:
             LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
@@ -232,7 +234,7 @@ class Lease(Recorded):
         ms = ttl_ms(ttl)
         self._keeper.check_place()
         self.check()
-        if self.deadline == math.inf:
+        if self.deadline == math.inf or self.period == math.inf:
             raise NotHeld(f"{self.name!r} was acquired with ttl=None: there is no end to extend")
         await self._keeper.extend(self, ms)
 

@@ -313,7 +313,7 @@ class Link:
             call.ambiguous |= perhaps
             if call.once and perhaps:
                 call.fail(troubles.perhaps(call))
-            else:
+            elif not self._retries.joins(call):
                 resend.append(call)
         self._unsent.extendleft(reversed(resend))
         if wire.closed_by_client:

@@ -44,6 +44,13 @@ class Retries:
         found.behind.append(call)
         return True
 
+    def joins(self, call: Call) -> bool:
+        """Keep a call that lost its connection if an earlier one about its name waits here; return whether it does."""
+        found = self.delayed.get(call.name)
+        if found is not None:
+            found.refused.append(call)
+        return found is not None
+
     def add(self, call: Call) -> None:
         """Send ``call`` again after a while."""
         found = self.delayed.get(call.name)

@@ -159,8 +159,13 @@ class Cohort(Bases):
             self._ask()
         tries, self._tries = self._tries, []
         for answer, request in tries:
-            if not answer.done():
-                answer.set_result(None if self.waiting else self._at_once(request))
+            if answer.done():
+                continue
+            lease = None if self.waiting else self._at_once(request)
+            if lease is not None or self.waiting or self._room <= 0:
+                answer.set_result(lease)
+            else:
+                self._open(request, answer)
 
     def _ask(self) -> None:
         """Have as many tickets out as there are tasks in the line, or as are of use."""
@@ -320,6 +325,10 @@ class Cohort(Bases):
 
     def give_up(self, error: SyncError) -> None:
         """End all who wait here."""
+        tries, self._tries = self._tries, []
+        for future, _ in tries:
+            if not future.done():
+                future.set_exception(copied(error))
         line, self.line = self.line, deque()
         for future, _, _ in line:
             if not future.done():

@@ -17,8 +17,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.factories import KINDS, Kind
-from ..support.proxy import CUT_AFTER, ERROR
-from .test_wire import RELEASE, wired
+from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR
+from ..support.timed import Timed
+from .test_wire import ACQUIRE, RELEASE, wired
 from .test_wire import quiet_loop as quiet_loop
 
 NAME = "named"
@@ -105,6 +106,40 @@ async def test_a_release_that_was_refused_for_now_is_executed_before_the_next_ac
         await wait_until(lambda: bool(w.sync._link and w.sync._link._retries.delayed), FAST, timeout=5)
         second = await w.lock().acquire(identity="w")
         await releasing
+        assert second.fence > first.fence
+        await w.check_held(second)
+        await second.release()
+        await w.check_free(second.fence)
+
+
+async def test_p6_joining_a_lease_that_lasts_longer_than_the_ttl(sync: Coordinator, redis: Redis) -> None:
+    """It is renewed by the own ttl in time, and ended by the own ``max_hold`` in time."""
+    await AsyncLock(sync, NAME, ttl=2, auto_renew=False).acquire(identity="w")
+    async with Coordinator(redis) as other:
+        joined = await AsyncLock(other, NAME, ttl=0.4).acquire(identity="w")
+        brief = await AsyncLock(other, NAME, ttl=30, max_hold=0.2).acquire(identity="w")
+        async with Timed() as took:
+            await brief.lost.wait()
+        assert took.waited < 0.5
+        await asyncio.sleep(2.2)
+        joined.check()
+        await joined.release()
+
+
+async def test_a_reconnect_keeps_the_order_behind_what_was_refused(server: EmbeddedServer) -> None:
+    """P1: the release is refused for now, and the acquire behind it loses its connection, and so is sent again."""
+    async with wired(server) as w:
+        first = await w.lock().acquire(identity="w")
+        w.proxy.on(RELEASE, ERROR("LOADING Redis is loading the dataset in memory"), times=1)
+        cut = w.proxy.on(ACQUIRE, CUT_BEFORE, times=1)
+        releasing = asyncio.create_task(first.release())
+        acquiring = asyncio.create_task(w.lock().acquire(identity="w"))
+        await cut.fired.wait()
+        w.proxy.refuse = True
+        await asyncio.sleep(0.05)  # longer than the pause before the release is sent again
+        w.proxy.refuse = False
+        await releasing
+        second = await acquiring
         assert second.fence > first.fence
         await w.check_held(second)
         await second.release()

@@ -255,6 +255,24 @@ async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync
         assert base_of(lease) is base
 
 
+async def test_who_only_looks_is_not_put_off_with_nothing(sync: Coordinator) -> None:
+    """Permits that are free are had by all who try in a turn in which one was taken often."""
+    semaphore = AsyncSemaphore(sync, NAME, limit=5, share=True, linger=60)
+    async with semaphore:
+        pass
+
+    async def often() -> None:
+        for _ in range(IN_ONE_TURN):
+            async with semaphore:
+                pass
+
+    _, *leases = await asyncio.gather(often(), *(semaphore.try_acquire() for _ in range(3)))
+    assert all(lease is not None for lease in leases)
+    for lease in leases:
+        assert lease is not None
+        await lease.release()
+
+
 async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
     """What is known of the tasks that wanted so many does not outlast them, however long the name is in use."""
     semaphore = AsyncSemaphore(sync, NAME, limit=1_000_000, share=True)

@@ -9,14 +9,14 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import LeaseLost, Unreachable
+from redis_sync_aio import CommandRefused, LeaseLost, Unreachable
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.factories import KINDS, SHARED_LOCK, Client, Kind
-from ..support.proxy import HOLD, SWALLOW_REQUEST, anything
-from .test_wire import RENEW, wired
+from ..support.proxy import CUT_AFTER, ERROR, HOLD, SWALLOW_REQUEST, anything
+from .test_wire import RELEASE, RENEW, wired
 from .test_wire import quiet_loop as quiet_loop
 
 
@@ -46,6 +46,33 @@ async def test_p1_of_a_shorter_renewal(server: EmbeddedServer, limited: dict[str
             await asyncio.sleep(0.1)
             assert await w.elsewhere().try_acquire() is None
             await w.check_held(lease)
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+async def test_p3_a_lease_that_ends_sooner_here_than_at_the_server_is_given_back(server: EmbeddedServer) -> None:
+    """Nobody has it, so nobody is to wait for it."""
+    async with wired(server, "plain") as w:
+        lease = await w.lock(ttl=5, auto_renew=False).acquire()
+        w.proxy.on(RENEW, CUT_AFTER, times=1)
+        await lease.extend(1)
+        await lease.extend(60)
+        assert lease.remaining() <= 1
+        following = await w.elsewhere().acquire(timeout=5)
+        assert lease.is_lost()
+        await following.release()
+
+
+async def test_a_release_that_failed_and_an_extension_then(server: EmbeddedServer) -> None:
+    """It is held for as long as it was extended to."""
+    async with wired(server) as w:
+        lease = await w.lock(ttl=0.7).acquire()
+        w.proxy.on(RELEASE, ERROR("OOM command not allowed when used memory > 'maxmemory'."), times=1)
+        with pytest.raises(CommandRefused):
+            await lease.release()
+        await lease.extend(30)
+        await asyncio.sleep(0.9)
+        await w.check_held(lease)
         await lease.release()
         await w.check_free(lease.fence)
 
