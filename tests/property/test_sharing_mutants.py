@@ -45,7 +45,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "what is left behind is handed on": Mutant(Bases, "part_with", "base.sound = False"),
     "who takes it often goes on": Mutant(Cohort, "enter", "self._taken_at_once >= IN_ONE_TURN", "False"),
     "who was put off gets nothing": Mutant(Cohort, "_turn_ended", "self._hand_on(base)", "False"),
-    "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if not answer.done():", "if False:"),
+    "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if answer.done():", "if True:"),
     "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
     # P3 wake-up
     "a renewal tells nothing": Mutant(Base, "renewed", "self.told_wanted()"),
