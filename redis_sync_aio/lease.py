@@ -42,7 +42,7 @@ class State(Enum):
 
 
 HELD, RELEASED = State.HELD, State.RELEASED
-_ENDLESS = math.inf
+_ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
 
 
 class Lost:
