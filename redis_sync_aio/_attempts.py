@@ -16,12 +16,13 @@ from typing import Generic, TypeVar
 
 from redis.asyncio import Redis
 
-from ._body import abandon, enter, leave
+from ._body import Body
 from ._clock import now
 from ._link.borrow import Words
+from ._link.call import passing
 from ._link.plain import RETRY
 from ._marker import Marker
-from ._transaction import Replies, Transaction, Unanswered, passing
+from ._transaction import Replies, Transaction, Unanswered
 from ._turn import PoliteTransaction, Turn
 from ._types import text
 from .backoff import Backoff
@@ -160,17 +161,17 @@ class Attempts:
 
     def enter(self) -> None:
         """The body begins, in this task."""
-        self._task = enter(self._client)
+        self._body = Body(self._client)
         self._entered = True
 
     async def leave(self, tx: Transaction, error: BaseException | None) -> bool:
         """The body has ended: commit, or give up. Return whether ``error`` is dealt with."""
-        leave(self._task, self._client)
+        self._body.end()
         try:
             if error is None:
                 await self._commit(tx)
                 return False
-            await abandon(tx, error)
+            await self._body.abandon(tx, error)
             # P7: the body's own error comes out bare.
             return isinstance(error, SyncError) and self._passes(tx, error)
         except BaseException:

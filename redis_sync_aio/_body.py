@@ -16,31 +16,33 @@ _inside: WeakKeyDictionary[asyncio.Task[Any], list[object]] = WeakKeyDictionary(
 """Tasks that run the body of a transaction, and the connection pools of those."""
 
 
-def enter(client: Redis) -> asyncio.Task[Any]:
-    """Begin a body in the running task. Raises TransactionMisuse inside another one on the same pool."""
-    task = asyncio.current_task()
-    assert task is not None
-    pools = _inside.setdefault(task, [])
-    if client.connection_pool in pools:
-        raise TransactionMisuse(
-            "a transaction inside the body of another one, on the same client: it would wait for a connection that "
-            "the outer one has, and make it conflict. Do all in one, or begin it after the other is over"
-        )
-    pools.append(client.connection_pool)
-    return task
+class Body:
+    """One body, from now on, in the running task. Raises TransactionMisuse inside another one on the same pool."""
 
+    def __init__(self, client: Redis) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        pools = _inside.setdefault(task, [])
+        if client.connection_pool in pools:
+            raise TransactionMisuse(
+                "a transaction inside the body of another one, on the same client: it would wait for a connection that "
+                "the outer one has, and make it conflict. Do all in one, or begin it after the other is over"
+            )
+        pools.append(client.connection_pool)
+        self._pools = pools
+        self._pool = client.connection_pool
+        self._cancelling = task.cancelling()
 
-def leave(task: asyncio.Task[Any], client: Redis) -> None:
-    """End the body that began in ``task``."""
-    _inside[task].remove(client.connection_pool)
+    def end(self) -> None:
+        """It is over, whatever task that is in."""
+        self._pools.remove(self._pool)
 
-
-async def abandon(tx: Transaction, error: BaseException) -> None:
-    """Give the connection back after a body that failed. A cancellation meanwhile must not hide its error (P7)."""
-    cancelled = isinstance(error, asyncio.CancelledError)
-    try:
-        await tx._end(drop=cancelled)
-    except asyncio.CancelledError as again:
-        if cancelled or error is tx._trouble or asyncio.current_task() is None:
-            raise
-        stay_due(again)
+    async def abandon(self, tx: Transaction, error: BaseException) -> None:
+        """Give the connection back after ``error``. A cancellation meanwhile must not hide that (P7)."""
+        cancelled = isinstance(error, asyncio.CancelledError)
+        try:
+            await tx._end(drop=cancelled)
+        except asyncio.CancelledError as again:
+            if cancelled or error is tx._trouble or asyncio.current_task() is None:
+                raise
+            stay_due(again, self._cancelling)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import anyio
@@ -20,11 +21,16 @@ AGAIN = 0.1 if SWALLOWED else None
 
 
 async def finished(task: asyncio.Task[T]) -> T:
-    """Return the result of ``task``. A cancellation is raised when it is over, and does not reach it."""
+    """Return the result of ``task``. A cancellation is raised when it is over, and does not reach it.
+
+    Of several it is the latest; of one by anyio and one by others, that of the others.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.wait([task])
+            # anyio repeats its own in every turn of the loop, but for a shield.
+            with nullcontext() if cancelled is None else anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
@@ -41,11 +47,16 @@ class Cancelling:
         self._task = task
         self._every = every
         self._count = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def cancel(self, *why: object) -> None:
         """Cancel it now, for the reason ``why``."""
         if self._task.done():
+            return
+        if getattr(self._task.get_coro(), "cr_running", False):
+            # From an eager task that it just creates. Python < 3.13 would cancel its next await, also when that is
+            # behind the body and this was taken back.
+            self._timer = self._task.get_loop().call_soon(self.cancel, *why)
             return
         self._count += 1
         self._task.cancel(*why)
@@ -79,21 +90,29 @@ def insisting(seconds: float) -> Iterator[None]:
         again.take_back()
 
 
-def stay_due(cancelled: asyncio.CancelledError) -> None:
+def stay_due(cancelled: asyncio.CancelledError, before: int) -> None:
     """Deliver a cancellation that was caught at the current task's next await, unless it is taken back before.
 
     A timeout, scope or task group around the body takes its request back (``uncancel``) when the body's error
     passes it; only a request that still counts in the next turn of the loop is due. Asking for it at once would
     leave it behind in the task on Python < 3.13, where ``uncancel`` does not take back what is under way.
+
+    ``before``: how many requests counted when the body began.
     """
     task = asyncio.current_task()
-    if task is None or anyio.current_effective_deadline() == -math.inf:
-        return  # inside a cancelled anyio scope: anyio repeats it at every await, and only there
-    requests = task.cancelling()
+    if task is None or _BY_ANYIO.match(str(cancelled)):
+        return  # it is repeated at every await inside the scope, and only there
+    inside_cancelled_scope = anyio.current_effective_deadline() == -math.inf
+    # A scope of anyio takes back its own requests, which count until then.
+    least = before + 1 if inside_cancelled_scope else max(1, task.cancelling())
 
     def deliver() -> None:
-        if not task.done() and task.cancelling() >= requests > 0:
+        if not task.done() and task.cancelling() >= least:
             task.uncancel()
             task.cancel(*cancelled.args)
 
     task.get_loop().call_soon(deliver)
+
+
+_BY_ANYIO = re.compile("Cancelled (by|via) cancel scope ")
+"""How anyio knows its own."""

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redis.asyncio import Redis
 
-from ._body import abandon, enter, leave
+from ._body import Body
 from ._clock import now
 from ._engine.lua import WHOLE
 from ._engine.talk import microseconds
 from ._keys import PermitKeys
 from ._link.borrow import Words
-from ._link.call import Reply
-from ._transaction import Replies, Transaction, Unanswered, passing
+from ._link.call import Reply, passing
+from ._transaction import Replies, Transaction, Unanswered
 from ._types import text
 from .backoff import Backoff
 from .errors import Conflict, LossReason, OutcomeUnknown, SyncError
@@ -53,22 +53,23 @@ class GuardedTransaction(Transaction):
         self._check_open("a second `async with`")
         self._lease.check()
         self._begun = now()
-        self._task = enter(self._client)
+        self._body = Body(self._client)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave(self._task, self._client)
+        self._body.end()
         if error is not None:
-            await abandon(self, error)
+            await self._body.abandon(self, error)
             return
+        self._lease.committing(1)
         try:
             self.replies = await self._commit_while_held(iter(RETRY))
-        except BaseException as failure:
-            self._lease.left_behind()
+        except BaseException as failure:  # so it may be under way
             await self._end(drop=isinstance(failure, asyncio.CancelledError))
             raise
+        self._lease.committing(-1)
         await self._end(drop=False)
 
     async def _commit_while_held(self, delays: Iterator[float]) -> Replies:

@@ -121,7 +121,7 @@ class Hold(Generic[L]):
             # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
             if cancelled or asyncio.current_task() is None:
                 raise
-            stay_due(again)
+            stay_due(again, self._before)
 
 
 def _note(error: BaseException, trouble: SyncError) -> None:

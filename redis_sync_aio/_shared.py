@@ -193,6 +193,8 @@ class SharedLease(Lease):
     weight = 1
     task: Task | None
     """Who has it."""
+    commits = 0
+    """So many guarded commits are under way, or may be."""
     _timer: asyncio.TimerHandle | None
     _keeper: Sharing
     _terms: Request
@@ -273,9 +275,9 @@ class SharedLease(Lease):
         if self.state is HELD:
             self.lose("expired")
 
-    def left_behind(self) -> None:
-        """A late command of ours must not pass for one of the next task: that one gets another base."""
-        self._keeper.part_with(self.base)
+    def committing(self, number: int) -> None:
+        """Note it: what ends while one is under way is not handed on. A late one must not pass for the next task's."""
+        self.commits += number
 
     def become_reader(self) -> None:
         """It was a writer's."""

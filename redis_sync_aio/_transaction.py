@@ -6,7 +6,6 @@ because `multi` refuses to go on when nothing was watched yet: what a body knows
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from redis.commands import AsyncCoreCommands
 from ._clock import now
 from ._link.answers import answered
 from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Packed, Words, borrow, packer
-from ._link.call import TRANSIENT, Reply, refusal
+from ._link.call import TRANSIENT, Reply
 from ._link.client import encode
 from ._link.commands import CONTROL, READS, SESSION, blocks, first_word, only_reads
 from ._types import Name, text
-from .errors import CommandRefused, PartlyApplied, SyncError, TransactionMisuse, Unreachable
+from .errors import PartlyApplied, SyncError, TransactionMisuse, Unreachable
 
 T = TypeVar("T")
 
@@ -58,11 +57,6 @@ class Queued:
 
 
 _QUEUED = Queued()
-
-
-def passing(error: SyncError) -> bool:
-    """Return whether the trouble may be over in a while; what was tried did nothing."""
-    return isinstance(error, Unreachable) or (isinstance(error, CommandRefused) and error.code in TRANSIENT)
 
 
 class Transaction(AsyncCoreCommands):
@@ -219,7 +213,7 @@ class Transaction(AsyncCoreCommands):
     async def _read(self, words: Words, options: dict[str, Any]) -> Any:
         """Run one command of the body; its error comes out as from the client."""
         name = first_word(words[0])
-        if name not in READS and not await self._only_reads(words[0]):
+        if name not in READS and not await self._only_reads(words):
             raise TransactionMisuse(f"{name} before multi() could be done twice, or in vain: call tx.multi() first")
         (reply,) = await self._send([words], raw=NEVER_DECODE in options)
         if isinstance(reply, redis.exceptions.ResponseError):
@@ -227,12 +221,22 @@ class Transaction(AsyncCoreCommands):
             raise self._refused(reply) if refused is not None and refused.code in TRANSIENT else reply
         return await self._opened().as_from_client(words, options, reply)
 
-    async def _only_reads(self, command: object) -> bool:
+    async def _only_reads(self, words: Words) -> bool:
         with self._reporting():
-            return await only_reads(self._client, await self._open(), command)
+            found = await only_reads(self._client, await self._open(), words)
+        if isinstance(found, bool):
+            return found
+        refused = answered(self._keys[0], found)
+        if refused is not None and refused.code in TRANSIENT:
+            raise self._refused(found)
+        raise TransactionMisuse(
+            f"{first_word(words[0])} before multi(), and the server does not say whether it only reads: {found}. Call "
+            "tx.multi() first; or, if it reads, let this user ask (+command|info)"
+        ) from found
 
     async def _send(self, commands: Sequence[Words], raw: bool = False) -> list[Reply]:
         """Send commands, and WATCH before them for what is not watched yet, in one write; return their replies."""
+        of_body = [self._pack(words) for words in commands]  # whose bad arguments are an error of its own
         with self._reporting():
             connection = await self._open()
             first: list[Words] = []
@@ -241,7 +245,7 @@ class Transaction(AsyncCoreCommands):
                 connection.watching = True
             if not self._watched:
                 first += self._questions()
-            packed = [self._pack(words) for words in (*first, *commands)]
+            packed = [*map(self._pack, first), *of_body]
             replies = await connection.exchange(packed, range(len(packed) if raw else len(first)))
         for reply in replies[: len(first)]:
             if isinstance(reply, redis.exceptions.ResponseError):
@@ -378,10 +382,8 @@ class Transaction(AsyncCoreCommands):
 
     def _refused(self, error: redis.exceptions.ResponseError) -> SyncError:
         """Return the typed error for an answer after which nothing of the transaction was executed, nor can be."""
-        because = _DISCARDED.match(str(error))
-        trouble = refusal(self._keys[0], because[1]) if because else answered(self._keys[0], error)
+        trouble = answered(self._keys[0], error)
         assert trouble is not None
-        trouble.__cause__ = error
         if trouble.code in TRANSIENT and self._connection is not None:
             self._connection.in_step = False  # close it: the next one may lead to another server
         self._trouble = trouble
@@ -392,7 +394,3 @@ class Transaction(AsyncCoreCommands):
 
     def _shown(self) -> str:
         return ", ".join(repr(text(key)) for key in self._keys)
-
-
-# What EXEC says on behalf of a command that was refused when it was queued, or of the server's state.
-_DISCARDED = re.compile(r"^(?:EXECABORT )?Transaction discarded because of: -?(.*)$", re.DOTALL)

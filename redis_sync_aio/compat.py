@@ -42,6 +42,7 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
+from ._cancellation import stay_due
 from ._clock import now
 from ._engine.lua import FOR_EVER, Released, Renewed, Send, View, read_inspect, read_renew
 from ._implicit import coordinator_for
@@ -115,6 +116,11 @@ class Lock(RedisLock):
                 raise
             else:
                 error.add_note(f"redis_sync_aio: {trouble}")
+        except asyncio.CancelledError as again:
+            # The release goes on in the background. The body's error leaves; the cancellation stays due.
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise
+            stay_due(again, 0)
 
     async def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: str | bytes | None = None

@@ -93,6 +93,8 @@ class Compensation:
         if self._open is not None:
             raise RuntimeError("this Compensation was entered before: make another one")
         self._open = True
+        task = asyncio.current_task()
+        self._cancelling = 0 if task is None else task.cancelling()
         return self
 
     @overload
@@ -181,7 +183,7 @@ class Compensation:
         if left and self._lease is not None:
             error.add_note(f"redis_sync_aio: {left} undo steps are left to the next holder of {self._lease.name!r}")
         if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
-            stay_due(undoing.cancelled)  # the body's error leaves; the cancellation stays due
+            stay_due(undoing.cancelled, self._cancelling)  # the body's error leaves; the cancellation stays due
 
 
 async def _call(step: Callable[[], Awaitable[object]]) -> None:

@@ -300,8 +300,8 @@ class Lease(Recorded):
         """Return whether ``task`` acquired it."""
         return self.within is not None and self.within() is task
 
-    def left_behind(self) -> None:
-        """A command that is valid as long as the server knows its token may still be under way."""
+    def committing(self, number: int) -> None:
+        """So many commits more are under way that are valid as long as the server knows the token; or fewer."""
 
     def become_reader(self) -> None:
         """It was a writer's."""

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from .._keys import Keys
 from .._scripts import Script
 from .._types import text
-from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, WrongKeyType
+from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, Unreachable, WrongKeyType
 
 logger = logging.getLogger("redis_sync_aio")
 
@@ -162,6 +162,10 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
 _WRAPPED = re.compile(r"^(?:ERR )?(?:Error running script.*?|@user_script: ?\d+): -?([A-Z]{3,}) (.*)$", re.DOTALL)
 
 
+# What EXEC says on behalf of a command that was refused when it was queued, or of the server's state.
+_DISCARDED = re.compile(r"^(?:EXECABORT )?Transaction discarded because of: -?(.*)$", re.DOTALL)
+
+
 # A command that the user may not run, called by a script that he may: Valkey and Redis 7; Redis 6.2.
 _NOT_IN_A_SCRIPT = re.compile(r"ACL failure in script|The user executing the script can't")
 
@@ -175,11 +179,22 @@ def scripts_refused(message: str) -> bool:
 
 
 def error_code(message: str) -> str:
-    """Return the code of an error answer, its first word."""
+    """Return the code of an error answer, its first word; of one that EXEC passes on, that one's."""
+    message = _passed_on(message)
     if _NOT_IN_A_SCRIPT.search(message):
         return "NOPERM"
     wrapped = _WRAPPED.match(message)
     return wrapped[1] if wrapped else message.split(" ", 1)[0]
+
+
+def _passed_on(message: str) -> str:
+    discarded = _DISCARDED.match(message)
+    return discarded[1] if discarded else message
+
+
+def passing(error: SyncError) -> bool:
+    """Return whether the trouble may be over in a while; what was tried did nothing."""
+    return isinstance(error, Unreachable) or (isinstance(error, CommandRefused) and error.code in TRANSIENT)
 
 
 def warn_of_watch(message: str) -> None:
@@ -195,6 +210,7 @@ def refusal(
     ``no_scripts``: how those were refused. ``keys``: those of the lock. ``again``: the answer to an earlier copy of the
     command was lost.
     """
+    message = _passed_on(message)
     code = error_code(message)
     if no_scripts and code == "NOPERM":
         message += f"; and before that, of scripts: {no_scripts}"

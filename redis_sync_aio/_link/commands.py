@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from itertools import takewhile
 from weakref import WeakKeyDictionary
 
+import redis.exceptions
 from redis.asyncio import Redis
 
-from .borrow import Borrowed, packer
+from .borrow import Borrowed, Words, packer
 from .call import Reply
 
 
@@ -44,13 +45,12 @@ _SCRIPTS = frozenset(("EVAL", "EVALSHA", "FCALL"))
 
 _EFFECTS = frozenset(("write", "may_replicate", "admin", "blocking", "pubsub"))
 
-_asked: WeakKeyDictionary[Redis, dict[str, bool]] = WeakKeyDictionary()
+_asked: WeakKeyDictionary[Redis, dict[bytes, bool]] = WeakKeyDictionary()
 
 
 def first_word(command: object) -> str:
     """Return the name of a command in capitals: "OBJECT" of redis-py's "OBJECT ENCODING"."""
-    text = command.decode("latin-1") if isinstance(command, bytes) else str(command)
-    return text.upper().split(" ", 1)[0]
+    return _text(command).upper().split(" ", 1)[0]
 
 
 def blocks(words: Iterable[object]) -> bool:
@@ -63,24 +63,34 @@ def blocks(words: Iterable[object]) -> bool:
     return "BLOCK" in options
 
 
-async def only_reads(client: Redis, connection: Borrowed, command: object) -> bool:
+async def only_reads(client: Redis, connection: Borrowed, words: Words) -> bool | redis.exceptions.ResponseError:
     """Return whether a command that is not in `READS` has no effects either, as the server says; once per command.
 
-    A server or user that does not know `COMMAND INFO` is no reason to refuse. Raises OUT_OF_REACH.
+    Also true when the server does not know the command: it will say so. Returns the error when it does not answer
+    that. Raises OUT_OF_REACH.
     """
-    text = command.decode("latin-1") if isinstance(command, bytes) else str(command)
-    name = text.lower().replace(" ", "|")
-    if first_word(command) in _SCRIPTS:
+    first, *rest = " ".join(map(_text, words[:2])).lower().split()
+    if first.upper() in _SCRIPTS or (first == "script" and rest[:1] != ["exists"]):
         return False
-    asked = _asked.setdefault(client, {})
-    if name not in asked:
-        (answer,) = await connection.exchange([packer(client)(("COMMAND", "INFO", name))])
-        asked[name] = not (_flags(answer) & _EFFECTS)
-    return asked[name]
+    # The flags of a container ("CONFIG") are those of its parts, where it has any: before Redis 7 it has its own.
+    part = f"{first}|{rest[0]}" if rest else first
+    known = _asked.setdefault(client, {})
+    asked = packer(client)(("COMMAND", "INFO", first, part))
+    if asked not in known:
+        (answer,) = await connection.exchange([asked])
+        if isinstance(answer, redis.exceptions.ResponseError):
+            return answer
+        if not isinstance(answer, list) or len(answer) != 2:
+            return redis.exceptions.ResponseError(f"an answer of another kind to COMMAND INFO: {answer!r}")
+        known[asked] = not (_flags(answer[0]) | _flags(answer[1])) & _EFFECTS
+    return known[asked]
+
+
+def _text(word: object) -> str:
+    return word.decode("latin-1") if isinstance(word, bytes) else str(word)
 
 
 def _flags(answer: Reply) -> set[str]:
-    found = answer[0] if isinstance(answer, list) and answer else None
-    if not isinstance(found, list) or len(found) < 3:
-        return set()  # an error, or a command that the server does not know: it will say so
-    return {flag.decode() if isinstance(flag, bytes) else str(flag) for flag in found[2]}
+    if not isinstance(answer, list) or len(answer) < 3:
+        return set()  # no command of the server's
+    return set(map(_text, answer[2]))

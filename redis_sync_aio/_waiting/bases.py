@@ -92,6 +92,8 @@ class Bases(ABC):
         """End ``lease`` without a command, if another task has the base then, or it may rest; else change nothing."""
         base, time = lease.base, now()
         shares = base.shares
+        if lease.commits:
+            self.part_with(base)
         if time >= lease.deadline:
             return False
         if len(shares) == 1:

@@ -122,14 +122,13 @@ async def test_p2_what_is_left_behind_when_it_has_ended(
     lock = shared(sync)
     for _ in range(3):
         lease = await lock.acquire()
+        lease.committing(1)
         if how == "lost":
             await redis.delete(NAME)
             base_of(lease).look()
             await asyncio.wait_for(lease.lost.wait(), 5)
         else:
             await lease.release()
-        lease.left_behind()
-        lease.left_behind()
     theirs = await shared(other).acquire()
     tasks = await waiters(lock, sync, 5)
     await in_queue(redis, 1)

@@ -43,6 +43,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "who waits is not asked for": Mutant(Bases, "give_back", "self._ask()"),
     "its room is counted twice": Mutant(Bases, "_leave_room", "if base.takes_room:", "if True:"),
     "what is left behind is handed on": Mutant(Bases, "part_with", "base.sound = False"),
+    "who commits hands it on": Mutant(Bases, "passed_on", "self.part_with(base)"),
     "who takes it often goes on": Mutant(Cohort, "enter", "self._taken_at_once >= IN_ONE_TURN", "False"),
     "who was put off gets nothing": Mutant(Cohort, "_turn_ended", "self._hand_on(base)", "False"),
     "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if answer.done():", "if True:"),
