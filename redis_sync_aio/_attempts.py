@@ -12,23 +12,26 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from redis.asyncio import Redis
 
 from ._body import Body
 from ._clock import now
+from ._executed import Replies
 from ._link.borrow import Words
 from ._link.call import passing
 from ._link.plain import RETRY
 from ._marker import Marker
-from ._transaction import Replies, Transaction, Unanswered
+from ._transaction import Transaction, Unanswered
 from ._turn import PoliteTransaction, Turn
 from ._types import text
 from .backoff import Backoff
 from .errors import AcquireTimeout, Conflict, OutcomeUnknown, SyncError, TransactionMisuse, Unreachable, WrongContext
 
 T = TypeVar("T")
+
+DECLARE = "look at the data, or declare the body idempotent=True, or let a marker tell (exactly_once=True)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Committed(Generic[T]):
         conflicts: how often a watched key had been changed by others.
         elapsed: seconds from the call to the commit.
         escalated: it had to take its turn (``escalate_after``).
-        recovered: the answer to EXEC was lost, and the marker told that it was executed (``exactly_once``).
+        recovered: the answer to EXEC was lost, and the marker told that it was executed (``exactly_once``). Whether a
+            command failed when it ran is not known then.
     """
 
     value: T
@@ -74,7 +78,7 @@ class Attempts:
         self._client = client
         self._terms = terms
         self._turn = turn  # of which the coroutines of this object are the only user
-        self._has_turn = False
+        self._escalated = False
         self._marker: Marker | None = None
         self._begun = now()
         self._attempts = self._conflicts = 0
@@ -84,6 +88,7 @@ class Attempts:
         self._trouble_since: float | None = None
         self._delay: float | None = None  # before an attempt that is due
         self.outcome: Committed[None] | None = None
+        self._perhaps = False  # an EXEC had no answer, and the body ran again
         self._over = False
         self._entered = True  # the attempt before this one
 
@@ -110,7 +115,7 @@ class Attempts:
 
     async def _before_next(self) -> None:
         after = self._terms.escalate_after
-        if after is not None and self._conflicts >= after and not self._has_turn:
+        if after is not None and self._conflicts >= after and not self._has_turn():
             await self._take_turn()
         elif self._delay:
             await asyncio.sleep(self._delay)
@@ -122,8 +127,11 @@ class Attempts:
         try:
             await self._turn.take(None if ends is None else max(0.0, self._begun + ends - now()))
         except AcquireTimeout as error:
-            raise self._conflict() from error
-        self._has_turn = True
+            raise self._given_up(self._conflict(turn=True)) from error
+        self._escalated = True
+
+    def _has_turn(self) -> bool:
+        return self._turn is not None and self._turn.held
 
     def _transaction(self) -> Transaction:
         keys = self._terms.keys
@@ -134,7 +142,7 @@ class Attempts:
             watched, first = (marker.key,), (marker.done,)
         if self._turn is None:
             return Transaction(self._client, keys, watched, first)
-        turns = () if self._has_turn else self._turn.keys
+        turns = () if self._has_turn() else self._turn.keys
         return PoliteTransaction(self._client, keys, watched, first, turns, self._take_turn)
 
     def _finish(self) -> None:
@@ -172,8 +180,9 @@ class Attempts:
                 await self._commit(tx)
                 return False
             await self._body.abandon(tx, error)
-            # P7: the body's own error comes out bare.
-            return isinstance(error, SyncError) and self._passes(tx, error)
+            if isinstance(error, SyncError) and error is tx._trouble:
+                return self._pass(tx, error)
+            return False  # P7: the body's own error comes out bare
         except BaseException:
             self._finish()
             raise
@@ -187,8 +196,9 @@ class Attempts:
             outcome = await tx._commit()
         except SyncError as error:
             await tx._end(drop=False)
-            if not self._passes(tx, error):
+            if error is not tx._trouble:
                 raise
+            self._pass(tx, error)
         except BaseException:
             await tx._end(drop=True)
             raise
@@ -200,22 +210,31 @@ class Attempts:
                 self._conflicts += 1
                 self._trouble_since = None
                 if not self._again(self._conflict_delays, None):
-                    raise self._conflict()
-                if self._has_turn:
+                    raise self._given_up(self._conflict())
+                if self._has_turn():
                     self._delay = 0.0  # whoever has the turn need not let others pass
             else:
                 self._succeeded(outcome)
 
     def _succeeded(self, replies: Replies | None, *, recovered: bool = False) -> None:
         took = now() - self._begun
-        escalated = self._has_turn
-        self.outcome = Committed(None, replies, self._attempts, self._conflicts, took, escalated, recovered)
+        self.outcome = Committed(None, replies, self._attempts, self._conflicts, took, self._escalated, recovered)
 
     # -- again, or not ---------------------------------------------------------------------------------
 
-    def _passes(self, tx: Transaction, error: SyncError) -> bool:
-        """If nothing was done, because of ``error``: return whether to try again."""
-        return error is tx._trouble and passing(error) and self._out_of_trouble(tx._asked)
+    def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
+        """Nothing was done in this attempt, because of ``error``: plan the next one, or raise."""
+        if passing(error) and self._out_of_trouble(tx._asked):
+            return True
+        raise self._given_up(error)
+
+    def _given_up(self, error: SyncError) -> SyncError:
+        """Return what to raise when ``error`` ends it, and this attempt has done nothing."""
+        if not self._perhaps:
+            return error
+        unknown = self._unknown("to an earlier EXEC", "it could not be done again, so look at the data")
+        unknown.__cause__ = error
+        return unknown
 
     async def _unanswered(self, outcome: Unanswered, sent: float) -> None:
         """EXEC may have been executed."""
@@ -226,6 +245,8 @@ class Attempts:
             raise self._unknown() from outcome.cause
         elif not self._out_of_trouble(sent):
             raise (self._unknown() if executed is None else self._void()) from outcome.cause
+        elif executed is None:
+            self._perhaps = True
 
     def _out_of_trouble(self, asked: float) -> bool:
         """Redis, ``asked`` at that time, was out of reach: plan the next attempt.
@@ -248,10 +269,13 @@ class Attempts:
         self._delay = delay
         return True
 
-    def _conflict(self) -> Conflict:
+    def _conflict(self, turn: bool = False) -> Conflict:
         elapsed = now() - self._begun
+        waited = (
+            f"others had the turn on {self._shown()} until the deadline, and before that they " if turn else "others "
+        )
         return Conflict(
-            f"others changed {self._shown()} during {self._conflicts} of {self._attempts} attempts in {elapsed:.3f} "
+            f"{waited}changed {self._shown()} during {self._conflicts} of {self._attempts} attempts in {elapsed:.3f} "
             "seconds: nothing was written. Allow more attempts or time, watch fewer keys, or let it take its turn "
             "(escalate_after=3)",
             attempts=self._attempts,
@@ -260,10 +284,10 @@ class Attempts:
             keys=tuple(map(text, self._terms.keys)),
         )
 
-    def _unknown(self) -> OutcomeUnknown:
+    def _unknown(self, what: str = "to EXEC", advice: str = DECLARE) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"the answer to EXEC was lost: the transaction on {self._shown()} was committed as a whole, or not at all. "
-            "Look at the data, or declare the body idempotent=True, or let a marker tell (exactly_once=True)",
+            f"the answer {what} was lost: the transaction on {self._shown()} was committed as a whole, or not at all; "
+            f"{advice}",
             attempts=self._attempts,
             keys=tuple(map(text, self._terms.keys)),
         )

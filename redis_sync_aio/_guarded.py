@@ -8,7 +8,8 @@ when somebody else was granted the lock in between, EXEC does nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,19 +19,21 @@ from ._body import Body
 from ._clock import now
 from ._engine.lua import WHOLE
 from ._engine.talk import microseconds
+from ._executed import Replies
 from ._keys import PermitKeys
 from ._link.borrow import Words
 from ._link.call import Reply, passing
-from ._transaction import Replies, Transaction, Unanswered
+from ._transaction import State, Transaction, Unanswered
 from ._types import text
 from .backoff import Backoff
-from .errors import Conflict, LossReason, OutcomeUnknown, SyncError
+from .errors import Conflict, LossReason, OutcomeUnknown, SyncError, TransactionMisuse
 
 if TYPE_CHECKING:
     from .lease import Lease
 
-RETRY = Backoff(initial=0.01, cap=0.5, deadline=10)
-"""While Redis is out of reach; a lease that ends sooner ends it."""
+OUT_OF_REACH = Backoff(initial=0.01, cap=0.5)
+TOUCHED = Backoff(initial=0.0005, cap=0.02)
+"""Between commits of the same commands; each for the ``retry_for`` of the coordinator, or until the lease ends."""
 
 
 class GuardedTransaction(Transaction):
@@ -48,12 +51,18 @@ class GuardedTransaction(Transaction):
         self._members = members
         self._guards = tuple(key for member in members for key in _watched(member))
         super().__init__(client, self._guards)
+        self._state = State.NEW
 
     async def __aenter__(self) -> Self:
-        self._check_open("a second `async with`")
+        if self._state is not State.NEW:
+            raise TransactionMisuse(
+                "a second `async with`: a transaction lives as long as the body it was given to; "
+                "call lease.transaction() again"
+            )
         self._lease.check()
         self._begun = now()
         self._body = Body(self._client)
+        self._state = State.READING
         return self
 
     async def __aexit__(
@@ -65,20 +74,22 @@ class GuardedTransaction(Transaction):
             return
         self._lease.committing(1)
         try:
-            self.replies = await self._commit_while_held(iter(RETRY))
+            self.replies = await self._commit_while_held()
         except BaseException as failure:  # so it may be under way
             await self._end(drop=isinstance(failure, asyncio.CancelledError))
             raise
         self._lease.committing(-1)
         await self._end(drop=False)
 
-    async def _commit_while_held(self, delays: Iterator[float]) -> Replies:
+    async def _commit_while_held(self) -> Replies:
         """Commit, and again the same commands as long as nothing was done and the lease holds.
 
         A renewal, or another holder's permit, changes the watched key, too. So an EXEC that did nothing says only that
         the token has to be compared again. Bounded by the deadline of the lease: `check` looks at the clock.
         """
         self._check_commit()
+        retry_for = self._lease._keeper.retry_for
+        in_trouble, touched = (iter(replace(it, deadline=retry_for)) for it in (OUT_OF_REACH, TOUCHED))
         conflicts = 0
         while True:
             try:
@@ -87,7 +98,7 @@ class GuardedTransaction(Transaction):
                     await self._send([])
                 outcome = await self._execute()
             except SyncError as error:
-                delay = next(delays, None)
+                delay = next(in_trouble, None)
                 if error is not self._trouble or not passing(error) or self._keys != self._guards or delay is None:
                     raise
                 self._trouble = None
@@ -100,8 +111,11 @@ class GuardedTransaction(Transaction):
                 return outcome
             conflicts += 1
             await self._begin_again()
-            if self._keys != self._guards:
+            delay = next(touched, None)
+            if self._keys != self._guards or delay is None:
                 await self._blame(conflicts)
+            else:
+                await asyncio.sleep(delay)
 
     async def _blame(self, conflicts: int) -> None:
         """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""
@@ -109,10 +123,12 @@ class GuardedTransaction(Transaction):
         await self._send([])
         shown = tuple(map(text, keys[len(self._guards) :]))
         name = self._lease.name
+        others = f"others changed {', '.join(map(repr, shown))}, or " if shown else ""
+        advice = ", without tx.watch() for what the lock protects" if shown else " when less goes on"
         raise Conflict(
-            f"others changed {', '.join(map(repr, shown))}, or {name!r} itself was touched meanwhile (renewed; a "
-            "semaphore or read/write lock also acquired or released by others): nothing was written. The lease on "
-            f"{name!r} still holds: read and write again, without tx.watch() for what the lock protects",
+            f"{others}{name!r} itself was touched meanwhile (renewed; a semaphore or read/write lock also acquired or "
+            f"released by others), in {conflicts} of {conflicts} commits: nothing was written. The lease on {name!r} "
+            f"still holds: read and write again{advice}",
             attempts=1,
             conflicts=conflicts,
             elapsed=now() - self._begun,

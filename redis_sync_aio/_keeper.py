@@ -17,6 +17,7 @@ class Keeper(Protocol):
     loop: asyncio.AbstractEventLoop
     client: Redis
     patience: float
+    retry_for: float
 
     def check_place(self) -> None: ...
     def release(self, lease: Lease) -> None: ...

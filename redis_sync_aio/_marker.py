@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 
 import redis.exceptions
 from redis.asyncio import Redis
@@ -48,16 +49,15 @@ class Marker:
 
         Takes as long as Redis is out of reach, 20 seconds at most. On cancellation the question may still be answered.
         """
-        ends = now() + PATIENCE
-        for delay in RETRY:
-            value = await self._ask()
-            if value == DONE:
-                return True
-            if value == VOID:  # after `KEPT` a "done" would be forgotten, and our "void" prove nothing
-                return False if now() < sent + KEPT else None
-            if now() + delay >= ends:
-                return None
-            await asyncio.sleep(delay)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                for delay in RETRY:
+                    value = await self._ask()
+                    if value == DONE:
+                        return True
+                    if value == VOID:  # after `KEPT` a "done" would be forgotten, and our "void" prove nothing
+                        return False if now() < sent + KEPT else None
+                    await asyncio.sleep(delay)
         return None
 
     async def _ask(self) -> bytes | None:

@@ -78,7 +78,7 @@ class Renewals:
         self._engine = engine
         self._leases = leases
         self._forget = forget
-        self._retry_for = retry_for
+        self.retry_for = retry_for
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self.under_way = UnderWay()
@@ -296,13 +296,13 @@ class Renewals:
                 outcome.set_exception(error)
 
         time = now()
-        send(self._engine(), time, min(lease.deadline, time + self._retry_for, by), done)
+        send(self._engine(), time, min(lease.deadline, time + self.retry_for, by), done)
         await outcome
 
     def release(self, lease: Lease) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         time = now()
-        expires = min(lease.deadline, time + self._retry_for)
+        expires = min(lease.deadline, time + self.retry_for)
         send, done, closing = self._engine().release, self._release_answered, lease.closing()
         send(lease.keys, lease.wire_token, b"", time, expires, done, lease, lease.replayed, closing, lease.reusable)
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
@@ -334,7 +334,7 @@ class Renewals:
 
         self.under_way.started()
         time = now()
-        expires = time + max(self._retry_for, 60.0)
+        expires = time + max(self.retry_for, 60.0)
         self._engine().release(keys, token, ticket, time, expires, answered, pending=pending, closing=closing)
 
     def _put_back(self, lease: Lease) -> None:

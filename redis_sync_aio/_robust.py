@@ -16,13 +16,12 @@ import math
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ._clock import now
 from ._link.call import Argument, Call, Reply
 from ._types import Json, text
-from .errors import NotHeld, SyncError, WrongKeyType
+from .errors import CommandRefused, NotHeld, SyncError, WrongKeyType
 from .lease import HELD, State
 
 if TYPE_CHECKING:
@@ -116,10 +115,17 @@ class Record:
         """Record one more step."""
         return self._write(lease, self.progress, [*self.steps, step])
 
-    def drop(self, lease: Lease, done: Iterable[Step]) -> Awaitable[None]:
-        """Record that some steps are not needed any more: the work they undo is complete."""
-        gone = set(done)
-        return self._write(lease, self.progress, [step for step in self.steps if step not in gone])
+    async def drop(self, lease: Lease, done: Iterable[Step]) -> None:
+        """Record that some steps are not needed any more: the work they undo is complete.
+
+        If that fails they are recorded again by the next write, since nobody knows that it is complete.
+        """
+        gone = dict.fromkeys(done)
+        try:
+            await self._write(lease, self.progress, [step for step in self.steps if step not in gone])
+        except SyncError:
+            self.steps = [*self.steps, *(step for step in gone if step not in self.steps)]
+            raise
 
     def undone(self, lease: Lease, step: Step) -> Awaitable[None]:
         """Record that a step was run. With the last one all work is undone, and so there is no progress."""
@@ -134,14 +140,22 @@ class Record:
         # Not a coroutine up to here: what can not be recorded is refused by the call, and changes nothing.
         words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
         # At once: what another task records next goes behind this on the wire, and includes it.
+        before = self.progress, self.steps
         self.progress, self.steps = progress, steps
         self._seq += 1
+        number = self._seq
         ttl = self._keeper.due(lease)
         record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words)
+        sent = self._keeper.sends(lease, ttl) if ttl else None
+
+        def answered(call: Call) -> SyncError | None:
+            error = _trouble(self._keeper, lease, ttl, sent, call)
+            if isinstance(error, CommandRefused) and not call.ambiguous and number == self._seq:
+                self.progress, self.steps = before  # nothing was changed, and nothing that includes this was sent
+            return error
+
         return self._keeper.ask(
-            lease,
-            lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest),
-            partial(_trouble, self._keeper, lease, ttl, self._keeper.sends(lease, ttl) if ttl else None),
+            lease, lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest), answered
         )
 
 

@@ -45,7 +45,7 @@ def names_from(function: Callable[..., Any], templates: Sequence[str], *, given:
         roots = {field: field.split(".")[0].split("[")[0] for field in _fields(template)}
         unknown = {field for field, root in roots.items() if root not in signature.parameters}
         if unknown:
-            raise ValueError(f"{template!r} refers to {sorted(unknown)}, not arguments of {function.__qualname__}")
+            raise ValueError(f"{template!r} refers to {sorted(unknown)}, not arguments of {function!r}")
 
     def names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         bound = signature.bind(*args, **kwargs)

@@ -10,24 +10,23 @@ from collections.abc import Awaitable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import redis.exceptions
 from redis.asyncio import Redis
 from redis.commands import AsyncCoreCommands
 
 from ._clock import now
+from ._executed import Command, Replies, read_replies, without_multi
 from ._link.answers import answered
-from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Packed, Words, borrow, packer
+from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Words, borrow, packer
 from ._link.call import TRANSIENT, Reply
 from ._link.client import encode
 from ._link.commands import CONTROL, READS, SESSION, blocks, first_word, only_reads
 from ._types import Name, text
-from .errors import PartlyApplied, SyncError, TransactionMisuse, Unreachable
+from .errors import SyncError, TransactionMisuse, Unreachable
 
 T = TypeVar("T")
-
-Replies: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Unanswered:
 class State(Enum):
     """Where a transaction is in its life."""
 
+    NEW = "not entered"
     READING = "reading"
     QUEUING = "queuing"
     ENDED = "ended"
@@ -101,7 +101,7 @@ class Transaction(AsyncCoreCommands):
         self._connection: Borrowed | None = None
         self._state = State.READING
         self._busy = False
-        self._queue: list[tuple[Packed, Words, dict[str, Any]]] = []
+        self._queue: list[Command] = []
         self._trouble: SyncError | None = None
         """Why it can not commit any more."""
         self._asked = now()
@@ -183,6 +183,8 @@ class Transaction(AsyncCoreCommands):
     def _check_open(self, what: str) -> None:
         if self._trouble is not None:
             raise self._trouble
+        if self._state is State.NEW:
+            raise TransactionMisuse(f"{what} before the beginning: `async with lease.transaction() as tx`")
         if self._state is State.ENDED:
             raise TransactionMisuse(f"{what} after the end: a transaction lives as long as the body it was given to")
 
@@ -306,14 +308,14 @@ class Transaction(AsyncCoreCommands):
         self._asked = now()
         packed = [MULTI, *map(self._pack, self._first), *(command for command, _, _ in self._queue), EXEC]
         try:
-            multi, *queued, executed = await connection.exchange(packed)
+            multi, *queued, executed = await connection.exchange(packed, raw=range(len(packed)))
         except OUT_OF_REACH as error:
             # An error that the server answered came before EXEC, or instead of it: nothing was executed.
             if not connection.written or answered(self._keys[0], error) is not None:
                 raise self._failed(error) from error
             return Unanswered(error)
         if isinstance(multi, redis.exceptions.ResponseError):
-            raise self._without_multi(multi, queued)
+            raise without_multi(multi, queued[len(self._first) :])
         if isinstance(executed, redis.exceptions.ResponseError):
             # EXECABORT ends the transaction; any other refusal of EXEC leaves MULTI open: the connection is closed.
             connection.in_step = isinstance(executed, redis.exceptions.ExecAbortError)
@@ -321,34 +323,12 @@ class Transaction(AsyncCoreCommands):
             first = next((it for it in queued if isinstance(it, redis.exceptions.ResponseError)), executed)
             raise self._refused(first)
         connection.watching = False
-        return None if executed is None else await self._replies(queued, iter(executed))
-
-    async def _replies(self, queued: Sequence[Reply], executed: Iterator[Reply]) -> Replies:
-        connection = self._opened()
+        if executed is None:
+            return None
         # A command that was refused when it was queued has no reply (then the server says EXECABORT, a proxy may not).
-        raw = [it if isinstance(it, Exception) else next(executed) for it in queued][len(self._first) :]
-        replies = tuple(
-            [
-                reply if isinstance(reply, Exception) else await connection.as_from_client(words, options, reply)
-                for (_, words, options), reply in zip(self._queue, raw, strict=True)
-            ]
-        )
-        failed = [number for number, reply in enumerate(replies) if isinstance(reply, Exception)]
-        if failed:
-            raise PartlyApplied(
-                f"{self._command(failed[0])} failed when it ran: {replies[failed[0]]}. {len(replies) - len(failed)} of "
-                f"{len(replies)} commands were executed, and Redis does not take them back; `replies` has the details",
-                replies=replies,
-            )
-        return replies
-
-    def _without_multi(self, error: redis.exceptions.ResponseError, queued: Sequence[Reply]) -> SyncError:
-        """Return the error for a MULTI that was refused: what followed was executed, each command on its own."""
-        return PartlyApplied(
-            f"MULTI was refused: {error}. The commands after it were executed one by one, watched by nothing; "
-            "`replies` has their replies. Let this user run MULTI and EXEC",
-            replies=tuple(queued[len(self._first) :]),
-        )
+        answers = iter(executed)
+        raw = [it if isinstance(it, Exception) else next(answers) for it in queued]
+        return await read_replies(connection, self._queue, raw[len(self._first) :])
 
     async def _end(self, *, drop: bool) -> None:
         """Give the connection back; nothing works any more. On cancellation that is finished first."""
@@ -388,9 +368,6 @@ class Transaction(AsyncCoreCommands):
             self._connection.in_step = False  # close it: the next one may lead to another server
         self._trouble = trouble
         return trouble
-
-    def _command(self, number: int) -> str:
-        return f"command {number + 1} of {len(self._queue)} ({first_word(self._queue[number][1][0])})"
 
     def _shown(self) -> str:
         return ", ".join(repr(text(key)) for key in self._keys)

@@ -24,6 +24,10 @@ class Turn(Protocol):
     keys: tuple[bytes, ...]
     """The keys that exist while somebody has the turn."""
 
+    @property
+    def held(self) -> bool:
+        """Whether it was taken, and lasts."""
+
     async def take(self, timeout: float | None) -> None:
         """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""
 

@@ -57,7 +57,8 @@ class Compensation:
         TypeError, ValueError: a bad argument. NotRobust: the lease is of a lock that keeps no record. LeaseLost,
             NotHeld: it is lost, or was released. WrongContext: in another event loop or process.
         Leaving it after a body that ended normally raises LeaseLost, NotHeld, Unreachable or CommandRefused if recorded
-        steps could not be dropped: then they are still recorded.
+        steps could not be dropped: then they are still recorded (after Unreachable perhaps not until something else
+        is).
 
     Example:
         async with Compensation() as undo:

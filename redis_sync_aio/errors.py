@@ -232,7 +232,8 @@ class OutcomeUnknown(SyncError):
 class PartlyApplied(SyncError):
     """Some commands of a transaction failed when they ran: Redis does not take the others back.
 
-    ``replies`` has the reply of each command in order, an exception in place of each that failed.
+    Or all were executed, and a reply can not be read. ``replies`` has the reply of each command in order, an exception
+    in place of each that failed or can not be read.
     """
 
     def __init__(self, message: str, *, replies: tuple[object, ...]) -> None:

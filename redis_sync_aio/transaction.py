@@ -90,14 +90,18 @@ async def transaction(
 
     Raises:
         Conflict: the keys were changed during each attempt, until attempts or time were used up. Nothing was written.
-        OutcomeUnknown: the answer to EXEC was lost, and nothing tells whether it was executed.
+        OutcomeUnknown: the answer to EXEC was lost, and nothing tells whether it was executed. Of an idempotent body
+            also when one of the other errors here ended a later run: that is its cause.
         Unreachable, CommandRefused: Redis was out of reach before EXEC was sent, or refused a command. Nothing was
-            written. Without a ``deadline`` that is for 10 seconds at most (``retry_for`` of a `Coordinator`).
+            written. Without a ``deadline`` it is tried for 10 seconds (``retry_for`` of a `Coordinator`), and the
+            command that is under way then ends by the client's own time-outs.
         PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
+            Or all were, and one of the replies can not be read (it is no text, say, for a client that decodes).
+        CoordinatorClosed, WrongContext: from waiting for its turn (``escalate_after``).
         TransactionMisuse: the body did what can not work.
         TypeError, ValueError: a bad argument; nothing was sent.
 
-        What the body raises comes out as it is; nothing was written.
+        What the body raises comes out as it is; nothing was written, at least not in that run.
 
     On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
 
@@ -223,6 +227,11 @@ class LockTurn:
         self._client = client
         self.keys = tuple(map(turn_key, keys))
         self._lease: Lease | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it was taken, and lasts."""
+        return self._lease is not None and self._lease.remaining() > 0
 
     async def take(self, timeout: float | None) -> None:
         """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""

@@ -75,6 +75,11 @@ class Borrowed:
         except redis.exceptions.ResponseError as error:
             return error
 
+    def decoded(self, reply: Reply) -> Reply:
+        """Return what was read raw as the client would have: with text for bytes if it decodes."""
+        encoder: Any = self._connection.encoder
+        return _decoded(reply, encoder.decode) if encoder.decode_responses else reply
+
     async def as_from_client(self, command: Words, options: dict[str, Any], reply: Reply) -> Any:
         """Return the reply as the client would: through its response callbacks."""
         options = {key: value for key, value in options.items() if key not in ("keys", NEVER_DECODE, EMPTY_RESPONSE)}
@@ -106,6 +111,16 @@ class Borrowed:
         except OUT_OF_REACH:
             return  # it watches still, and so is closed
         self.watching = isinstance(answer, redis.exceptions.ResponseError)
+
+
+def _decoded(reply: Reply, decode: Callable[[bytes], Any]) -> Reply:
+    if isinstance(reply, bytes):
+        return decode(reply)
+    if isinstance(reply, (list, set)):
+        return type(reply)(_decoded(it, decode) for it in reply)
+    if isinstance(reply, dict):
+        return {_decoded(key, decode): _decoded(value, decode) for key, value in reply.items()}
+    return reply
 
 
 NEVER_DECODE = "NEVER_DECODE"

@@ -17,6 +17,7 @@ from redis_sync_aio import (
     PartlyApplied,
     PermissionRefused,
     Transaction,
+    TransactionMisuse,
     transaction,
     wait_until,
     watch_retry,
@@ -81,14 +82,16 @@ async def test_a_password_that_is_wrong_is_said_at_once(make_client: MakeClient)
         await transaction(client, increment, "n")
 
 
-async def test_a_user_who_may_not_ask_for_commands_is_not_kept_from_reading(make_client: MakeClient) -> None:
+async def test_a_user_who_may_not_ask_for_commands_reads_by_those_that_are_known(make_client: MakeClient) -> None:
+    """Of the others nobody knows whether they write, so they are refused, and the error says what would help."""
     admin: Any = make_client()
     await admin.execute_command("ACL", "SETUSER", "simple", "on", ">secret", "~*", "+@all", "-command")
     client = make_client(username="simple", password="secret")
 
     async def body(tx: Transaction) -> Any:
         found = await tx.execute_command("HSTRLEN", "h", "f")
-        await tx.execute_command("SORT", "l")  # Redis knows that it may write; nobody asked
+        with pytest.raises(TransactionMisuse, match=r"TOUCH before multi.*\+command\|info"):
+            await tx.touch("l")
         tx.multi()
         return found
 
