@@ -79,15 +79,23 @@ class Hold(Generic[L]):
         task, lease = self.task, self.lease
         if task is None or task.done():
             return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
-        if task is asyncio.current_task():
-            return  # found by the body itself, in release() or extend(): it gets LeaseLost right there
         assert lease is not None
+        if task is asyncio.current_task():
+            # By the body itself: release(), extend() or check() raises LeaseLost right there. But not if it ended
+            # with another lease, which the body released.
+            lease._keeper.loop.call_soon(self._unless_told)
+            return
         self._guard = Guard(task, self._before, f"the lease on {lease.name!r} was lost")
+
+    def _unless_told(self) -> None:
+        if self.lease is not None and not self.lease.told:
+            self._lost()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         lease = self.lease
+        self.task = None
         if lease is None:
             await _not_entered("this hold()", error)
             return

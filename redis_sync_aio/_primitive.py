@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from asyncio import CancelledError, current_task
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, NoReturn, get_args
@@ -297,6 +297,10 @@ class Primitive(Enterable[Lease]):
         """Acquire by a ticket of its own."""
         return acquire(local, request)
 
-    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
+    def _hold(
+        self, request: Request, on_lost: OnLost | None, acquire: Callable[[], Awaitable[Lease]] | None = None
+    ) -> Hold[Lease]:
+        """``acquire``: what is done on entering, if ``request`` may be out of date then."""
         chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
-        return Hold(self.acquire if request is self._default else functools.partial(self._acquire, request), chosen)
+        by_request = acquire or functools.partial(self._acquire, request)
+        return Hold(self.acquire if request is self._default else by_request, chosen)

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from redis.asyncio import Redis
 
@@ -22,6 +21,7 @@ from ._engine.lua import LuaEngine, Released, Renewed, Send, read_renew
 from ._keys import Keys
 from ._link.call import Argument, Call
 from ._unanswered import Sent, Span, Unanswered
+from ._under_way import UnderWay
 from .errors import CommandRefused, LossReason, SyncError, Unreachable
 from .lease import Lease, State
 
@@ -31,31 +31,6 @@ TICK = 1.0
 """Seconds between two looks at most, so that time asleep (suspension) is noticed soon after."""
 NEAR = 0.005
 """Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
-
-
-class UnderWay:
-    """Counts the releases and withdrawals without an answer yet; a closing coordinator waits for them."""
-
-    _count = 0
-    _drained: asyncio.Event | None = None
-
-    def started(self) -> None:
-        """One more was sent."""
-        self._count += 1
-
-    def finished(self) -> None:
-        """One was answered, or given up."""
-        self._count -= 1
-        if not self._count and self._drained is not None:
-            self._drained.set()
-
-    async def drained(self, timeout: float) -> None:
-        """Wait until all are answered, ``timeout`` seconds at most."""
-        if self._count:
-            self._drained = asyncio.Event()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._drained.wait()
 
 
 class Renewals:
@@ -342,8 +317,12 @@ class Renewals:
 
         The reader's renewals would keep everybody out otherwise.
         """
-        if lease.under is not None and lease.under.state is State.HELD:
-            self.watch(lease.under.permit)  # it is renewed by itself again
+        under = lease.under
+        if under is not None:
+            if under.state is not State.HELD:
+                return
+            self.watch(under.permit)  # it is renewed by itself again
+        if lease.attempt:
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
     def _release_answered(self, call: Call) -> None:
@@ -352,8 +331,11 @@ class Renewals:
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
         error = None if plainly else self._release_error(lease, call)
         lease.release_ended(error)
-        if error is not None and lease.state is State.HELD:
-            self._put_back(lease)
+        if error is None or lease.state is not State.HELD:
+            return
+        if lease.attempt:  # nobody may count on it any more: the server is told that its reader reads
+            lease.lose("unreachable")
+        else:
             _end_in_time(self.loop, lease)
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:

@@ -93,7 +93,7 @@ def permits(value: object, what: str) -> int:
         raise TypeError(f"{what} must be a whole number of permits, not {value!r}")
     if not 1 <= value <= MAX_PERMITS:
         raise ValueError(f"{what} must be between 1 and {MAX_PERMITS:,}, not {value!r}")
-    return value
+    return int(value)  # an int of another type (IntEnum) can not be sent
 
 
 def one_of(value: object, choices: tuple[str, ...], what: str) -> None:

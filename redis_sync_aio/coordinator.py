@@ -288,9 +288,9 @@ class Coordinator(Names):
             else:
                 outcome.set_exception(call.error)
 
-        self.asking += 1
         time = now()
         call = send(self.engine, time, time + self.retry_for, done)
+        self.asking += 1
         try:
             return await outcome
         finally:

@@ -17,12 +17,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import ReferenceType
 
-import anyio
 from redis.asyncio import Redis
 
 from ._clock import now
 from ._guarded import GuardedTransaction
 from ._keeper import Keeper, Releaser, Terms
+from ._lost import Lost
 from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
 from .errors import EXPLAINED, LeaseLost, LossReason, NotHeld, copied
@@ -43,32 +43,6 @@ class State(Enum):
 
 HELD, RELEASED = State.HELD, State.RELEASED
 _ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
-
-
-class Lost:
-    """An event that is set when the lease is lost; it is never unset, and stays unset by a release."""
-
-    __slots__ = ("_event", "_lease")
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-        self._event: anyio.Event | None = None
-
-    def is_set(self) -> bool:
-        """Return whether the lease is lost. Looks at the clock: right also when the loop was blocked."""
-        return self._lease.is_lost()
-
-    async def wait(self) -> None:
-        """Wait until the lease is lost; for ever if it is released first. Safe to cancel."""
-        self._lease.check_place()
-        if self.is_set():
-            return
-        event = self._event = self._event or anyio.Event()
-        await event.wait()
-
-    def _set(self) -> None:
-        if self._event is not None:
-            self._event.set()
 
 
 class Lease(Recorded):
@@ -119,6 +93,8 @@ class Lease(Recorded):
     """The identity held it before: the lease did not begin with this request."""
     unfinished = False
     """What was done under it was broken off: its record stays."""
+    told = False
+    """Somebody got the error that says how it was lost."""
     _lost: Lost | None = None
 
     def __init__(
@@ -208,6 +184,7 @@ class Lease(Recorded):
 
     def loss(self) -> LeaseLost:
         """Return the error that says how this lease was lost."""
+        self.told = True
         reason: LossReason = self.reason or "expired"
         return LeaseLost(
             f"the lease on {self.name!r} (fence {self.fence}) was lost: {EXPLAINED[reason]}",
@@ -277,7 +254,8 @@ class Lease(Recorded):
             LeaseLost: it was lost before; nothing was changed on the server, whoever holds it keeps it.
             Unreachable: no answer, after retries; the lock then ends with its ttl.
             CommandRefused: the server answered with an error. After these two the lease is held still, until its
-                deadline and not renewed, and may be released again.
+                deadline and not renewed, and may be released again (by this, not by its lock, which has forgotten it).
+                But the writer's of an upgrade is lost, and the reader's goes on.
             CoordinatorClosed: closed before the answer. WrongContext: in another event loop or process.
 
         On cancellation the release goes on in the background: it is never torn in half.

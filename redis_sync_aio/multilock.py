@@ -15,7 +15,6 @@ from ._hold import Enterable, Hold, OnLost, check_on_lost
 from ._keys import Engine
 from ._link.client import running_loop
 from ._types import Name, Seconds, shown_limit, timeout_seconds
-from ._waiting.local import LocalName
 from ._waiting.together import try_together
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld
@@ -218,11 +217,11 @@ class AsyncMultiLock(Enterable[MultiLease]):
         return Bundle(self._key(), tuple(leases)).enter(MultiLease)
 
     async def _all_or_none(self, ttl: Seconds | None) -> list[Lease]:
-        leases, taken = await self._take_free(self._locks, None, ttl)
-        if not taken:
+        leases, free = await self._take_free(self._locks, None, ttl)
+        if len(leases) == len(self._locks):
             return leases
         _give_back(leases)
-        name = next((name for name in taken if name.holder_remaining() is not None), taken[0])
+        name = self._locks[len(leases) + free]._local()
         raise AcquireTimeout(f"{name.name!r} is taken", name=name.name, remaining=name.holder_remaining())
 
     async def _acquire_all(self, limit: float | None, ttl: Seconds | None) -> list[Lease]:
@@ -234,7 +233,10 @@ class AsyncMultiLock(Enterable[MultiLease]):
         held: list[Lease] = []
         try:
             while True:
-                held += (await self._take_free(self._locks[len(held) :], ends, ttl))[0]
+                taken, free = await self._take_free(self._locks[len(held) :], ends, ttl)
+                held += taken
+                if free:  # before the first that is not
+                    held += (await self._take_free(self._locks[len(held) : len(held) + free], ends, ttl))[0]
                 if len(held) < len(self._locks):
                     left = None if ends is None else max(0.0, ends - now())
                     held.append(await self._locks[len(held)].acquire(timeout=left, ttl=ttl))
@@ -249,16 +251,19 @@ class AsyncMultiLock(Enterable[MultiLease]):
 
     async def _take_free(
         self, locks: Sequence[AsyncLock], ends: float | None, ttl: Seconds | None
-    ) -> tuple[list[Lease], list[LocalName]]:
-        """Take those of ``locks`` that are free, up to the first that is not; return the leases, and what is taken."""
+    ) -> tuple[list[Lease], int]:
+        """Take those of ``locks`` that are free, up to the first that is not.
+
+        Return the leases, and how many more are free, but were not taken since others behind them are not.
+        """
         limit = None if ends is None else max(0.001, ends - now())
         request = replace(locks[0]._request(ttl, None, 0), timeout=limit)
         names = [lock._local() for lock in locks]
-        found = await try_together(names, request)
-        taken = [name for name, lease in zip(names, found, strict=True) if not _valid(lease)]
+        found, free = await try_together(names, request)
         first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))
         _give_back(found[first:])
-        return [lease for lease in found[:first] if lease is not None], taken
+        more = next((number for number, it in enumerate(free[first:]) if not it), 0)
+        return [lease for lease in found[:first] if lease is not None], more
 
 
 def _valid(lease: Lease | None) -> bool:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeVar
 
 from redis.asyncio import Redis
 
-from ._clock import now
-from ._engine.lua import WHOLE, Answer, Outcome, PermitsView, Released, read_permits, ticket_token, ticket_weight
+from ._engine.lua import WHOLE, PermitsView, read_permits, ticket_token, ticket_weight
 from ._hold import Hold, OnLost
-from ._implicit import coordinator_for
-from ._keys import Engine, PermitKeys, permit_keys, upgrade_keys
+from ._keys import Engine, PermitKeys, permit_keys
 from ._primitive import SHOWN, Primitive
-from ._shared import SharedLease
-from ._types import MIN_TTL_MS, Name, Seconds, text, timeout_seconds
+from ._types import Name, Seconds, text
+from ._upgrade import UpgradeSide
 from ._waiting.local import LocalName
 from ._waiting.ticket import Request, acquire
 from .coordinator import Coordinator
-from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
-from .lease import HELD, Lease, State
+from .errors import WouldDeadlock
+from .lease import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +178,7 @@ class AsyncReadWriteLock:
             )
 
         self._read, self._write = side(ReadSide), side(WriteSide)
-        self._upgrade = _UpgradeSide(self._read, on_lost)
+        self._upgrade = UpgradeSide(self._read, on_lost)
 
     def read(self) -> ReadSide:
         """Return the readers' side.
@@ -234,7 +231,8 @@ class AsyncReadWriteLock:
             NotHeld: it is not a writer's lease of this lock, or was released. LeaseLost: it was lost.
             Unreachable, CommandRefused: as `AsyncLock.acquire`.
 
-        On cancellation, and after an error, it may be either on the server; do not write any more.
+        On cancellation, and after an error, it may be either on the server, which is told in the background for a
+        minute that it reads; do not write any more.
         """
         self._check_lease(lease, "writer")
         await self._upgrade.downgrade(lease)
@@ -274,120 +272,3 @@ class AsyncReadWriteLock:
 
     def __repr__(self) -> str:
         return f"<AsyncReadWriteLock {self.name!r} ttl={self._read._ttl_ms / 1000}>"
-
-
-class _UpgradeSide:
-    """Readers that become the writer. The writer's lease has the reader's token, and its release is a downgrade."""
-
-    def __init__(self, read: ReadSide, on_lost: OnLost) -> None:
-        self._read = read
-        self._on_lost: OnLost = on_lost
-        self._keys = upgrade_keys(read._keys)
-
-    def hold(self, lease: Lease, timeout: Seconds | None) -> Hold[Lease]:
-        limit = timeout_seconds(timeout)
-
-        async def enter() -> Lease:
-            self._check(lease, 1, "reader")
-            permit = lease.permit
-            self._check_alone(lease, permit)
-            permit.upgrader, lease.over = lease, None
-            try:
-                upgraded = await self._acquire(lease, limit)
-            except BaseException:
-                permit.upgrader = None
-                raise
-            # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
-            coordinator_for(self._read._source).renewals.upgraded(lease, upgraded)
-            if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
-                upgraded.give_back()
-                self._check(lease, 1, "reader")
-            lease.fence = upgraded.fence  # what it goes on to read is what is written now
-            return upgraded
-
-        return Hold(enter, self._on_lost)
-
-    def _check_alone(self, lease: Lease, permit: Lease) -> None:
-        """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
-        first = permit.upgrader
-        if first is not None and (first.over is None or first.over.state is State.RELEASING or first.over.remaining()):
-            if first is not lease:
-                raise self._deadlock()
-            raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
-        known = coordinator_for(self._read._source).known(self._keys)  # another lease of the same identity
-        if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
-            raise self._deadlock()
-
-    async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
-        if isinstance(lease, SharedLease):
-            # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
-            begin = now()
-            if not await lease.alone(limit):
-                raise self._in_use(lease, None)
-            self._check(lease, 1, "reader")  # it may have ended, and who reads beside it goes on
-            if limit:
-                limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
-        left = lease.ends_by() - now()
-        request = Request(
-            lease.ttl_ms if left == math.inf else max(MIN_TTL_MS, min(lease.ttl_ms, math.floor(left * 1000))),
-            lease.auto_renew,
-            token=lease.wire_token,
-            wait=limit != 0,
-            timeout=limit or None,
-            weight=WHOLE,
-            limit=WHOLE,
-            upgrade=True,
-            refused=lambda answer, _: self._refused(answer, lease),
-        )
-        local = coordinator_for(self._read._source).local(self._keys)
-        try:
-            upgraded = await acquire(local, request)
-        except AcquireTimeout as error:
-            raise self._in_use(lease, error.remaining) from error
-        if upgraded is None:
-            raise self._in_use(lease, local.holder_remaining())
-        return upgraded
-
-    def _in_use(self, lease: Lease, remaining: float | None) -> AcquireTimeout:
-        why = "others read it;"
-        if any(other is not lease for other in self._read._held()):
-            why = (
-                "this process reads by another lease, too. If it is of the task that asks, that waits for itself; else"
-            )
-        return AcquireTimeout(
-            f"{lease.name!r} could not be upgraded in time: {why} wait longer, or look at statistics()",
-            name=lease.name,
-            remaining=remaining,
-        )
-
-    async def downgrade(self, lease: Lease) -> None:
-        self._check(lease, WHOLE, "writer")
-        lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
-        for twin in self._read._leases():  # the same identity's
-            if twin.wire_token == lease.wire_token and twin.weight == WHOLE:
-                twin.lose("expired")
-        found = await self._read._ask(lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest))
-        if found != Released.RELEASED:
-            lease.lose("expired")
-            raise lease.loss()
-
-    def _check(self, lease: Lease, weight: int, what: str) -> None:
-        lease.check_place()
-        lease.check()
-        if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
-            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}")
-
-    def _refused(self, answer: Answer, lease: Lease) -> SyncError:
-        if answer.outcome is not Outcome.GONE:
-            return self._deadlock()
-        return LeaseLost(
-            f"the lease on {lease.name!r} was lost before it could be upgraded: read again under a new one",
-            name=lease.name,
-            reason="expired",
-        )
-
-    def _deadlock(self) -> WouldDeadlock:
-        return WouldDeadlock(
-            f"another reader of {self._read.name!r} is, or waits to become, the writer, and both wait for each other: "
-            "release this lease, and acquire the write side"
-        )

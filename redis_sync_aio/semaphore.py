@@ -197,7 +197,8 @@ class AsyncSemaphore(Primitive):
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
-        if self._check_weight(weight) == self._weight:  # which has a shorter way
+        weight = self._check_weight(weight)
+        if weight == self._weight:  # which has a shorter way
             return await super().acquire(timeout=timeout, ttl=ttl, identity=identity)
         return await self._acquire(self._request(ttl, identity, timeout, weight))
 
@@ -224,7 +225,10 @@ class AsyncSemaphore(Primitive):
         Arguments as in `acquire`, and ``on_lost`` instead of the semaphore's own. They are checked here and now.
         The body's exceptions are treated as by `AsyncLock.hold`.
         """
-        return self._hold(self._request(ttl, identity, timeout, self._check_weight(weight)), on_lost)
+        request = self._request(ttl, identity, timeout, self._check_weight(weight))
+        # Asked for anew on entering: `resize` may be called before.
+        again = functools.partial(self.acquire, weight, timeout=timeout, ttl=ttl, identity=identity)
+        return self._hold(request, on_lost, again)
 
     async def resize(self, limit: int) -> None:
         """Set the limit for everybody. Growing grants waiting requests at once; shrinking takes nothing away.
@@ -314,7 +318,7 @@ class AsyncSemaphore(Primitive):
         return functools.partial(self._refused, asked=self._limit)
 
     def _check_weight(self, weight: int) -> int:
-        permits(weight, "weight")
+        weight = permits(weight, "weight")
         if self._limit and weight > self._limit:
             raise ValueError(f"a weight of {weight} never fits into the limit {self._limit} of {self.name!r}")
         return weight

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ._attempts import Attempts
 from ._hold import OnLost
 from ._keys import Engine
+from ._lost import Lost
 from ._types import Json, Name, Seconds
 from ._undo import UndoStep
 from .coordinator import Push
 from .errors import LossReason
-from .lease import Lost
 
 __all__ = ["Attempts", "Engine", "Json", "LossReason", "Lost", "Name", "OnLost", "Push", "Seconds", "UndoStep"]

@@ -29,12 +29,20 @@ def unanswered(
     error = Unreachable(
         f"Redis did not answer a command for {text(name)!r} {'in time' if within is None else shown_limit(within)}"
         + (f": {type(cause).__name__}" if cause else "")
-        + (f": {cause}" if cause and str(cause) else "")
+        + (f": {str(cause).rstrip('.')}" if cause and str(cause) else "")
         + (f"; before that it answered {before.code}" if isinstance(before, CommandRefused) else "")
         + "; check the server and the network, or allow more time (retry_for, timeout)"
     )
     error.__cause__ = cause or before
     return error
+
+
+def too_slow(name: bytes, ttl_ms: int) -> Unreachable:
+    """Return the error for a request whose grants are over whenever they get here."""
+    return Unreachable(
+        f"Redis takes longer to answer about {text(name)!r} than a lease of {ttl_ms / 1000:g} seconds lasts: what was "
+        "granted was over before it was heard of, again and again. Nothing is held; give it a longer ttl"
+    )
 
 
 def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:

@@ -23,7 +23,7 @@ from weakref import ref
 from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
-from .._link.troubles import unanswered
+from .._link.troubles import too_slow, unanswered
 from ..errors import SyncError
 from ..lease import Lease
 
@@ -99,6 +99,8 @@ class Ticket:
     abandoned = False
     """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Lease | None = None
+    _late_since: float | None = None
+    """When a grant was over before it got here, first of some in a row (local clock)."""
     _replayed = False
     """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
     _ours = 0
@@ -177,6 +179,7 @@ class Ticket:
         elif answer.outcome is Outcome.QUEUED:
             self._base = call.sent - answer.server_time
             self._queued = True
+            self._late_since = None
             self._local.queued(answer.left, answer.more)
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
@@ -260,7 +263,12 @@ class Ticket:
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
             if not request.reusable:
                 self._undo_all()
-            self._again()
+            if self._too_late():
+                self._leave()
+                if not self._taker.done():
+                    self._taker.set_exception(too_slow(local.keys.name, request.ttl_ms))
+            else:
+                self._again()
             return
         lease = self._lease = local.hold(request, self._token, fence, deadline, duration)
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
@@ -275,6 +283,13 @@ class Ticket:
             lease.forsake()
         else:
             self._taker.set_result(lease)
+
+    def _too_late(self) -> bool:
+        """Another grant took longer to get here than it lasts: return whether to give up."""
+        if self._late_since is None:
+            self._late_since = now()
+            return False  # it may have been a pause of this process
+        return not self._request.wait or now() - self._late_since > self._local.hub.retry_for
 
     def _fail(self, error: SyncError, call: Call) -> None:
         self._leave()

@@ -14,15 +14,19 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from .._clock import now
+from .._engine.outcomes import Outcome
 from .._engine.several import acquire_all, joined
 from .._link.call import Call
 from ..lease import Lease
 from .local import LocalName
 from .ticket import Request, Ticket
 
+FREE_MS = -2
+"""What is left of a holder that is not there, in the answer about a lock that was not taken because others are."""
 
-async def try_together(names: Sequence[LocalName], request: Request) -> list[Lease | None]:
-    """Ask for all ``names`` in one round trip: for each a lease, or None when it is taken.
+
+async def try_together(names: Sequence[LocalName], request: Request) -> tuple[list[Lease | None], list[bool]]:
+    """Ask for all ``names`` in one round trip: for each a lease, or None; and whether it is free all the same.
 
     ``request`` must not wait and must not bring a token or an identity.
 
@@ -30,6 +34,7 @@ async def try_together(names: Sequence[LocalName], request: Request) -> list[Lea
     """
     futures: list[asyncio.Future[Lease | None]] = [name.hub.loop.create_future() for name in names]
     tickets = [Ticket(name, request, future) for name, future in zip(names, futures, strict=True)]
+    free = [False] * len(names)
     keys = joined([name.keys for name in names]) if len(names) > 1 and names[0].hub.pushes else None
     if keys is None:
         for ticket in tickets:
@@ -39,12 +44,19 @@ async def try_together(names: Sequence[LocalName], request: Request) -> list[Lea
         sent = now()
         numbers = [ticket.number for ticket in tickets]
         call = acquire_all(
-            hub.engine, keys, hub.token_prefix, numbers, request.ttl_ms, sent, sent + hub.retry_for, _deal_out(tickets)
+            hub.engine,
+            keys,
+            hub.token_prefix,
+            numbers,
+            request.ttl_ms,
+            sent,
+            sent + hub.retry_for,
+            _deal_out(tickets, free),
         )
         for ticket in tickets:
             ticket.sent, ticket.call = sent, call
     try:
-        return [await future for future in futures]
+        return [await future for future in futures], free
     except BaseException:
         for ticket, future in zip(tickets, futures, strict=True):
             future.cancel()
@@ -52,11 +64,12 @@ async def try_together(names: Sequence[LocalName], request: Request) -> list[Lea
         raise
 
 
-def _deal_out(tickets: Sequence[Ticket]) -> Callable[[Call], None]:
-    """Return what gives each ticket its part of the answer."""
+def _deal_out(tickets: Sequence[Ticket], free: list[bool]) -> Callable[[Call], None]:
+    """Return what gives each ticket its part of the answer, and notes who is ``free``."""
 
     def answered(call: Call) -> None:
         replies = [None] * len(tickets) if call.error is not None else call.reply
+        free[:] = [type(reply) is list and reply[0] == Outcome.BUSY and reply[2] == FREE_MS for reply in replies]
         for ticket, reply in zip(tickets, replies, strict=True):
             part = Call(call.keys, call.script, (), call.sent, call.expires, call.done)
             part.over, part.reply, part.error = True, reply, call.error

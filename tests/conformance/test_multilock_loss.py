@@ -136,15 +136,15 @@ async def test_p6_one_is_lost_while_the_others_are_still_under_way(
     lock = AsyncMultiLock(sync, names)
     losses = 0
 
-    async def lose_one(*arguments: Any) -> list[Lease | None]:
+    async def lose_one(*arguments: Any) -> tuple[list[Lease | None], list[bool]]:
         nonlocal losses
-        found = await try_together(*arguments)
+        found, free = await try_together(*arguments)
         lost = found[which] if which < len(found) and losses % 2 == 0 else None
         losses += 1
         if lost is not None:
             lost.give_back()
             lost.lose("taken")
-        return found
+        return found, free
 
     monkeypatch.setattr("redis_sync_aio.multilock.try_together", lose_one)
     assert await lock.try_acquire() is None

@@ -1,0 +1,154 @@
+"""Readers that become the writer, and back: two leases on one permit of the server."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ._clock import now
+from ._engine.lua import WHOLE, Answer, Outcome, Released
+from ._hold import Hold, OnLost
+from ._implicit import coordinator_for
+from ._keys import upgrade_keys
+from ._link.call import Call
+from ._renewal import Renewals
+from ._shared import SharedLease
+from ._types import MIN_TTL_MS, Seconds, timeout_seconds
+from ._waiting.ticket import Request, acquire
+from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
+from .lease import HELD, Lease, State
+
+if TYPE_CHECKING:
+    from .rwlock import ReadSide
+
+
+class UpgradeSide:
+    """Readers that become the writer. The writer's lease has the reader's token, and its release is a downgrade."""
+
+    def __init__(self, read: ReadSide, on_lost: OnLost) -> None:
+        self._read = read
+        self._on_lost: OnLost = on_lost
+        self._keys = upgrade_keys(read._keys)
+
+    def hold(self, lease: Lease, timeout: Seconds | None) -> Hold[Lease]:
+        limit = timeout_seconds(timeout)
+
+        async def enter() -> Lease:
+            self._check(lease, 1, "reader")
+            permit = lease.permit
+            self._check_alone(lease, permit)
+            permit.upgrader, lease.over = lease, None
+            try:
+                upgraded = await self._acquire(lease, limit)
+            except BaseException:
+                permit.upgrader = None
+                raise
+            # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
+            coordinator_for(self._read._source).renewals.upgraded(lease, upgraded)
+            if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
+                upgraded.give_back()
+                self._check(lease, 1, "reader")
+            lease.fence = upgraded.fence  # what it goes on to read is what is written now
+            return upgraded
+
+        return Hold(enter, self._on_lost)
+
+    def _check_alone(self, lease: Lease, permit: Lease) -> None:
+        """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
+        first = permit.upgrader
+        if first is not None and (first.over is None or first.over.state is State.RELEASING or first.over.remaining()):
+            if first is not lease:
+                raise self._deadlock()
+            raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
+        known = coordinator_for(self._read._source).known(self._keys)  # another lease of the same identity
+        if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
+            raise self._deadlock()
+
+    async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
+        if isinstance(lease, SharedLease):
+            # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
+            begin = now()
+            if not await lease.alone(limit):
+                raise self._in_use(lease, None)
+            self._check(lease, 1, "reader")  # it may have ended, and who reads beside it goes on
+            if limit:
+                limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
+        left = lease.ends_by() - now()
+        request = Request(
+            lease.ttl_ms if left == math.inf else max(MIN_TTL_MS, min(lease.ttl_ms, math.floor(left * 1000))),
+            lease.auto_renew,
+            token=lease.wire_token,
+            wait=limit != 0,
+            timeout=limit or None,
+            weight=WHOLE,
+            limit=WHOLE,
+            upgrade=True,
+            refused=lambda answer, _: self._refused(answer, lease),
+        )
+        local = coordinator_for(self._read._source).local(self._keys)
+        try:
+            upgraded = await acquire(local, request)
+        except AcquireTimeout as error:
+            raise self._in_use(lease, error.remaining) from error
+        if upgraded is None:
+            raise self._in_use(lease, local.holder_remaining())
+        return upgraded
+
+    def _in_use(self, lease: Lease, remaining: float | None) -> AcquireTimeout:
+        why = "others read it;"
+        if any(other is not lease for other in self._read._held()):
+            why = (
+                "this process reads by another lease, too. If it is of the task that asks, that waits for itself; else"
+            )
+        return AcquireTimeout(
+            f"{lease.name!r} could not be upgraded in time: {why} wait longer, or look at statistics()",
+            name=lease.name,
+            remaining=remaining,
+        )
+
+    async def downgrade(self, lease: Lease) -> None:
+        self._check(lease, WHOLE, "writer")
+        lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
+        for twin in self._read._leases():  # the same identity's
+            if twin.wire_token == lease.wire_token and twin.weight == WHOLE:
+                twin.lose("expired")
+        keeper = lease.permit._keeper
+        assert isinstance(keeper, Renewals)
+
+        def answered(call: Call) -> SyncError | None:
+            if call.error is not None:
+                # Its renewals as a reader would keep what may still be the writer's for ever.
+                keeper.undo(self._keys, lease.wire_token)
+                return call.error
+            if call.reply != Released.RELEASED:
+                lease.lose("expired")
+                return lease.loss()
+            return None
+
+        await keeper.ask(
+            lease, lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest), answered
+        )
+
+    def _check(self, lease: Lease, weight: int, what: str) -> None:
+        lease.check_place()
+        lease.check()
+        theirs = lease.keys != self._read._keys or lease.client is not self._read._client
+        if theirs or lease.weight != weight or lease.state is not HELD:
+            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}")
+
+    def _refused(self, answer: Answer, lease: Lease) -> SyncError:
+        if answer.outcome is not Outcome.GONE:
+            return self._deadlock()
+        if lease.state in (State.RELEASING, State.RELEASED):
+            return NotHeld(f"the lease on {lease.name!r} was released before it could be upgraded")
+        return LeaseLost(
+            f"the lease on {lease.name!r} was lost before it could be upgraded: read again under a new one",
+            name=lease.name,
+            reason="expired",
+        )
+
+    def _deadlock(self) -> WouldDeadlock:
+        return WouldDeadlock(
+            f"another reader of {self._read.name!r} is, or waits to become, the writer, and both wait for each other: "
+            "release this lease, and acquire the write side"
+        )
