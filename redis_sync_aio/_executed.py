@@ -17,6 +17,9 @@ Command: TypeAlias = tuple[Packed, Words, dict[str, Any]]
 
 Replies: TypeAlias = tuple[Any, ...]
 
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, redis.exceptions.RedisError)
+"""What the client's decoder, or a callback of its, raises for a reply. The command was executed."""
+
 
 async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: Sequence[Reply]) -> Replies:
     """Return the replies to ``commands``. Raises PartlyApplied if one failed, or can not be read."""
@@ -27,7 +30,7 @@ async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: S
             continue
         try:
             replies.append(await connection.as_from_client(words, options, connection.decoded(reply)))
-        except Exception as error:  # of the client's decoder, or of a callback of its: the command was executed
+        except UNREADABLE as error:
             replies.append(error)
     bad = [number for number, reply in enumerate(replies) if isinstance(reply, Exception)]
     if not bad:

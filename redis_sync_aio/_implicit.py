@@ -40,31 +40,38 @@ def coordinator_for(client: Redis | Coordinator) -> Coordinator:
     found = coordinators.get((client, loop))
     if found is None:
         for key in list(coordinators):  # a copy: other threads have loops and coordinators, too
-            if key[1].is_closed():
-                coordinators.pop(key, None)
+            # One that was closed by itself, not by `asyncio.run` or another that ends asynchronous generators before.
+            if key[1].is_closed() and (dead := coordinators.pop(key, None)) is not None:
+                dead.bury()
         found = coordinators[client, loop] = Coordinator(client)
-        found.on_close = lambda: _forget(client, loop)
         found.check()
-        _close_when_idle(found, loop)
+        _Idle(client, found)
     return found
 
 
-def _forget(client: Redis, loop: asyncio.AbstractEventLoop) -> None:
-    coordinators.pop((client, loop), None)
+class _Idle:
+    """Closes a coordinator when it was not used for a while."""
 
+    def __init__(self, client: Redis, coordinator: Coordinator) -> None:
+        self._key = client, coordinator.loop
+        self._coordinator = coordinator
+        coordinator.on_close = self._closed
+        self._look_later()
 
-def _close_when_idle(coordinator: Coordinator, loop: asyncio.AbstractEventLoop) -> None:
-    number = coordinator.next_number()
+    def _look_later(self) -> None:
+        self._number = self._coordinator.next_number()
+        self._timer = self._coordinator.loop.call_later(IDLE, self._look)
 
-    def look() -> None:
-        if coordinator.why_closed is not None:
-            return
-        if coordinator.locals or coordinator.asking or coordinator.next_number() > number + 1:
-            _close_when_idle(coordinator, loop)
+    def _look(self) -> None:
+        coordinator = self._coordinator
+        if coordinator.locals or coordinator.asking or coordinator.next_number() > self._number + 1:
+            self._look_later()
         else:
             coordinator.retire("it was idle")
 
-    loop.call_later(IDLE, look)
+    def _closed(self) -> None:
+        self._timer.cancel()  # it would keep the coordinator and its client for that long
+        coordinators.pop(self._key, None)
 
 
 def _after_fork_in_child() -> None:
@@ -73,4 +80,5 @@ def _after_fork_in_child() -> None:
         coordinator.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -27,6 +27,7 @@ class Turn(Protocol):
     @property
     def held(self) -> bool:
         """Whether it was taken, and lasts."""
+        ...
 
     async def take(self, timeout: float | None) -> None:
         """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""

@@ -132,8 +132,7 @@ class UpgradeSide:
     def _check(self, lease: Lease, weight: int, what: str) -> None:
         lease.check_place()
         lease.check()
-        theirs = lease.keys != self._read._keys or lease.client is not self._read._client
-        if theirs or lease.weight != weight or lease.state is not HELD:
+        if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
             raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}")
 
     def _refused(self, answer: Answer, lease: Lease) -> SyncError:

@@ -382,6 +382,17 @@ class Coordinator(Names):
         """In the child: the sockets belong to the parent. Never use or close them here."""
         self._forked, self._thread = True, 0
         if self._loop is not None:
-            self._stop_sharing()
-            self.renewals.stop()
+            self._stop_at_once()
             self._executor.abandon()
+
+    def bury(self) -> None:
+        """Its event loop was closed without a word: give up its places in the client's pool, and its connection."""
+        self._why_closed = self._why_closed or "its event loop was closed"
+        if self._loop is not None:
+            self._stop_at_once()
+            self._executor.bury()
+
+    def _stop_at_once(self) -> None:
+        self._stop_sharing()
+        self.renewals.stop()
+        self._witness.leave()

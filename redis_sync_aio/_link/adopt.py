@@ -13,6 +13,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 from weakref import WeakMethod
 
@@ -44,6 +45,14 @@ def dead_end(transport: asyncio.BaseTransport) -> None:
         os.dup2(ours.fileno(), connection.fileno())
         ours.close()
         _silent.append(silent)  # if it were closed, the child would see the end of the stream
+
+
+def hang_up(transport: asyncio.BaseTransport) -> None:
+    """End the connection without its event loop, which is closed. The descriptor goes with the transport."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.fileno() >= 0:
+        with suppress(OSError):  # the server has ended it before
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 _silent: list[socket.socket] = []
@@ -203,6 +212,10 @@ class Adopted:
     def take(self, protocol: asyncio.Protocol) -> None:
         """Let ``protocol`` receive what arrives from now on."""
         self.transport.set_protocol(protocol)
+
+    def leave(self) -> None:
+        """It leads nowhere any more: closing the client must not close it."""
+        self._place.leave()
 
     def lost(self, error: Exception | None) -> None:
         """Tell redis-py that its transport is gone: whoever waits for it to be closed goes on."""

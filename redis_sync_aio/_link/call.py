@@ -141,8 +141,22 @@ class Executor(Protocol):
     def abandon(self) -> None:
         """In a forked child: never use or close what belongs to the parent."""
 
+    def bury(self) -> None:
+        """The event loop was closed, so nothing runs any more: end the connection without it."""
+
     async def close(self) -> None:
         """Fail whatever is under way and close connections and tasks."""
+
+
+class LinkOwner(Protocol):
+    """What the link tells its coordinator. All of it is called from the event loop, none of it raises."""
+
+    def link_pushed(self, payload: bytes) -> None: ...
+    def link_up(self) -> None: ...
+    def link_refused(self, error: SyncError) -> None: ...
+    async def link_closing(self) -> None: ...
+    def link_client_closed(self) -> None: ...
+    def link_needed(self) -> bool: ...
 
 
 # Answers that say "not now": nothing was executed, so the call is simply sent again after a while.

@@ -25,7 +25,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from redis.asyncio import Redis
 
@@ -42,6 +41,7 @@ from .call import (
     TRANSIENT,
     Call,
     Here,
+    LinkOwner,
     Reply,
     ReplyError,
     Talk,
@@ -58,17 +58,6 @@ logger = logging.getLogger("redis_sync_aio")
 
 RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
 RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
-
-
-class LinkOwner(Protocol):
-    """What the link tells its coordinator. All of it is called from the event loop, none of it raises."""
-
-    def link_pushed(self, payload: bytes) -> None: ...
-    def link_up(self) -> None: ...
-    def link_refused(self, error: SyncError) -> None: ...
-    async def link_closing(self) -> None: ...
-    def link_client_closed(self) -> None: ...
-    def link_needed(self) -> bool: ...
 
 
 class Link:
@@ -370,6 +359,14 @@ class Link:
         for wire in (self._wire, self._opening):
             if wire is not None:
                 wire.dead_end()
+        self._wire = self._opening = None
+
+    def bury(self) -> None:
+        """The event loop is closed: end the connection without it."""
+        self._closed = True
+        for wire in (self._wire, self._opening):
+            if wire is not None:
+                wire.bury()
         self._wire = self._opening = None
 
     async def close(self) -> None:

@@ -217,6 +217,10 @@ class PlainExecutor:
         self._closed = True
         dead_end_pool(self._client)
 
+    def bury(self) -> None:
+        """The event loop is closed: the connections are the client's."""
+        self._closed = True
+
     async def close(self) -> None:
         """Cancel what is under way: it ends with CoordinatorClosed."""
         self._closed = True

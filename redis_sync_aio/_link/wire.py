@@ -10,7 +10,7 @@ from typing import cast
 import hiredis
 
 from .._clock import now
-from .adopt import Adopted, dead_end
+from .adopt import Adopted, dead_end, hang_up
 from .call import Call, Reply, ReplyError, Words
 from .talks import Converse, Exchange, Talks
 
@@ -166,6 +166,14 @@ class Wire(asyncio.Protocol):
         self.closed_by_us = True
         self.talks.end()
         dead_end(self._transport)
+        self._adopted.leave()
+
+    def bury(self) -> None:
+        """End without the event loop, which is closed."""
+        self.closed_by_us = True
+        self.talks.end()
+        hang_up(self._transport)
+        self._adopted.leave()
 
     def abort(self) -> None:
         """Close at once; ``on_lost`` is not called."""

@@ -275,16 +275,21 @@ async def test_it_reads_again_after_an_outage(share: bool) -> None:
     """P4: the end of the upgrade had no answer, and the reader's lease outlived that."""
     with EmbeddedServer(persistent=True) as server:
         async with server.client() as redis, Coordinator(redis, retry_for=0.3) as sync:
-            rw = AsyncReadWriteLock(sync, NAME, ttl=30, share=share)
+            rw = AsyncReadWriteLock(sync, NAME, ttl=3, share=share)
             reader = await rw.read().acquire()
-            writer = await rw.upgrade(reader).__aenter__()
-            server.kill()
+            upgrade = rw.upgrade(reader)
             with pytest.raises(Unreachable):
-                await writer.release()
+                async with upgrade:
+                    server.kill()
+            assert upgrade.lease is not None
+            with pytest.raises(LeaseLost):  # P1: nobody may count on it when others get in
+                upgrade.lease.check()
             server.restart(keep_data=True)
             with suppress(Unreachable):
                 await wait_until(lambda: _nobody_writes(rw), FAST, timeout=10)
             assert await _nobody_writes(rw)
+            ends = reader.deadline
+            await wait_until(lambda: reader.deadline > ends + 2, FAST, timeout=5)  # P6: it is renewed as a reader
             reader.check()
             await reader.release()
 

@@ -21,6 +21,7 @@ from redis_sync_aio import (
     CommandRefused,
     Conflict,
     Coordinator,
+    Lease,
     NotHeld,
     OutcomeUnknown,
     PartlyApplied,
@@ -283,15 +284,15 @@ async def test_a_turn_that_was_lost_is_taken_again(redis: Redis, make_client: Ma
     others = make_client()
     theirs = AsyncLock(others, "{k}:turn", ttl=5)
     runs = 0
-    held = None
+    held: list[Lease] = []
 
     async def body(tx: Transaction) -> None:
-        nonlocal runs, held
+        nonlocal runs
         runs += 1
         await tx.get("k")
         if runs == 2:  # it has the turn, and now somebody else gets it
             await theirs.force_release()
-            held = await theirs.acquire(timeout=5)
+            held.append(await theirs.acquire(timeout=5))
             await asyncio.sleep(TURN_TTL / 2)  # a renewal tells it of the loss
         if runs < 3:
             await redis.incr("k")
@@ -299,10 +300,10 @@ async def test_a_turn_that_was_lost_is_taken_again(redis: Redis, make_client: Ma
 
     running = asyncio.ensure_future(transaction(redis, body, "k", escalate_after=1, deadline=20))
     async with asyncio.timeout(10):
-        while held is None or (await theirs.statistics()).waiters < 1:
+        while not held or (await theirs.statistics()).waiters < 1:
             await asyncio.sleep(0.01)
     assert not running.done()
-    await held.release()
+    await held[0].release()
     done = await running
     assert (done.attempts, done.conflicts, done.escalated) == (3, 2, True)
     await others.aclose()
