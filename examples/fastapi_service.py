@@ -2,7 +2,7 @@
 
 Shows the `Coordinator` in the lifespan, `order_lease` as a dependency, the fence passed on to the storage, and
 what the caller is told: 423 with Retry-After when the order is busy, 503 when Redis is out of reach or the
-lease was lost. Needs ``pip install redis_sync_aio[embedded] 'fastapi>=0.121' uvicorn``. Run, and try::
+lease was lost. Needs ``pip install 'redis_sync_aio[embedded]' 'fastapi>=0.121' uvicorn``. Run, and try::
 
     python examples/fastapi_service.py              # or: uvicorn examples.fastapi_service:app
     curl -X POST 'localhost:8000/orders/42/items?price=5'
@@ -81,9 +81,9 @@ async def order_lease(order_id: int, orders: StoredOrders) -> AsyncIterator[Leas
     try:
         async with lock.hold(timeout=orders.patience) as lease:
             yield lease
-    except AcquireTimeout:
+    except AcquireTimeout as busy:
         # 423 Locked: send the same request again later. (409: it does not fit the order as it is, look at that first.)
-        remaining = (await lock.statistics()).remaining or 0  # until then a crashed holder blocks us
+        remaining = busy.remaining or 0  # until then a crashed holder blocks us
         later = {"Retry-After": str(max(1, math.ceil(remaining)))}
         raise HTTPException(423, "this order is being changed", headers=later) from None
 

@@ -1,6 +1,6 @@
 """An order over systems that share no transaction: a process is killed in the middle of it, the next one cleans up.
 
-Run ``python examples/order_saga.py`` (needs ``pip install redis_sync_aio[embedded]``). A worker charges the customer,
+Run ``python examples/order_saga.py`` (needs ``pip install 'redis_sync_aio[embedded]'``). A worker charges the customer,
 takes the goods from stock, and is killed before it can ship them. The next worker finds the robust lock abandoned, runs
 the undo steps that the first one had recorded, and does the order anew. Exit code 0 if nobody paid twice and no item
 is lost.

@@ -2,7 +2,8 @@
 
 Copy the fixtures into your conftest.py. pytest-asyncio runs the set-up, the test and the tear-down of a fixture as
 different tasks; a lease may be acquired in one and released in another. Needs ``pip install
-redis_sync_aio[embedded] pytest-asyncio``. Run::
+'redis_sync_aio[embedded]' pytest-asyncio`` (and, so that pytest-asyncio does not warn,
+``asyncio_default_fixture_loop_scope = "function"`` in pytest's configuration). Run::
 
     pytest examples/pytest_fixtures.py
 """

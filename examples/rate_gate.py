@@ -3,7 +3,7 @@
 A call takes one of four permits, an export two. Who comes first calls first, also with an export among small calls;
 if a process dies its permits come back when its leases end.
 
-Run ``python examples/rate_gate.py`` (needs ``pip install redis_sync_aio[embedded] aiohttp``): three processes with
+Run ``python examples/rate_gate.py`` (needs ``pip install 'redis_sync_aio[embedded]' aiohttp``): three processes with
 eight tasks each call an API that this one plays, and which answers 429 to everything beyond its limit. Exit code 0 if
 it never had to. On your own: ``REDIS_URL=… API_URL=… python examples/rate_gate.py worker``, many times.
 """

@@ -1,8 +1,8 @@
 """Transfers between accounts: a multi-lock over both, in whatever order they are named, and a fence for each.
 
-Run ``python examples/transfer.py`` (needs ``pip install redis_sync_aio[embedded]``): 40 tasks, half of them on another
-connection, as another process would be, move money between five accounts of an embedded server. Each transfer reads
-two balances, works a while, and writes both. Exit code 0 if no money was lost or made.
+Run ``python examples/transfer.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): 40 tasks, half of them on
+another connection, as another process would be, move money between five accounts of an embedded server. Each transfer
+reads two balances, works a while, and writes both. Exit code 0 if no money was lost or made.
 """
 
 from __future__ import annotations

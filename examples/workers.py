@@ -1,6 +1,6 @@
 """Workers in several processes: one customer's jobs in order and one at a time, and a cron job that runs once.
 
-Run ``python examples/workers.py`` (needs ``pip install redis_sync_aio[embedded]``): three processes share the work
+Run ``python examples/workers.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes share the work
 on an embedded server for two or three seconds, one is killed in the middle of a job, and the log that they keep is
 judged: exit code 0 if no rule was broken. On your own: ``REDIS_URL=… python examples/workers.py worker``, many times.
 """

@@ -215,6 +215,8 @@ def _dump(value: object, what: str) -> bytes:
         found = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except RecursionError as error:
         raise ValueError(f"{what} is nested too deeply for JSON") from error
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what} can not be recorded: {error}") from error
     if len(found) > MAX_BYTES:
         raise ValueError(
             f"{what} must have at most {MAX_BYTES:,} bytes as JSON, not {len(found):,}: record a reference"

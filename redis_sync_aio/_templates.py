@@ -7,6 +7,8 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ._types import is_async
+
 Names = Callable[[Sequence[Any], Mapping[str, Any]], tuple[str, ...]]
 
 
@@ -15,7 +17,9 @@ def check_template(template: object, what: str) -> str:
     if not isinstance(template, str):
         raise TypeError(f"{what} must be str, not {template!r}")
     try:
-        _fields(template)
+        positional = sorted(field for field in _fields(template) if not field or field[0].isdigit())
+        if positional:
+            raise ValueError(f"a field without the name of an argument, {{{positional[0]}}}")
     except ValueError as error:
         raise ValueError(
             f"{what} {template!r} is not a template: {error}; write a field as {{argument}}, and double other braces"
@@ -34,7 +38,7 @@ def names_from(function: Callable[..., Any], templates: Sequence[str], *, given:
     ``given``: so many of its first arguments are not in the call. Raises TypeError when it is no coroutine function,
     ValueError when a template refers to something that is not one of its arguments.
     """
-    if not inspect.iscoroutinefunction(function):
+    if not is_async(function):
         raise TypeError(f"{function!r} is not a coroutine function")
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())

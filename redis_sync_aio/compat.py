@@ -278,7 +278,7 @@ class Lock(RedisLock):
         return kind(message, lock_name=text(self._keys.name))
 
     def _ttl_ms(self) -> int:
-        return ttl_ms(self.timeout) if self.timeout else FOR_EVER
+        return ttl_ms(self.timeout, "timeout") if self.timeout else FOR_EVER
 
 
 class _Acquired(NamedTuple):

@@ -251,7 +251,7 @@ class Coordinator(Names):
         """Raise unless this coordinator may be used here and now; the first use binds it to the running loop."""
         self.check_place()
         if self._why_closed is not None:
-            raise CoordinatorClosed(f"this coordinator can not be used any more: {self._why_closed}")
+            raise CoordinatorClosed(f"this coordinator can not be used any more, make another one: {self._why_closed}")
         if self._loop is None:
             self._start(running_loop())
 

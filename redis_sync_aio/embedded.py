@@ -20,6 +20,7 @@ from pathlib import Path
 from random import SystemRandom
 from subprocess import PIPE, STDOUT, Popen
 from typing import IO, Any, Final, Self, cast
+from urllib.parse import quote
 
 from redis.asyncio import Redis
 
@@ -35,7 +36,7 @@ _started: set[EmbeddedServer] = set()
 # closes and no server starts. `exec` keeps the pid.
 _LAUNCH: Final = 'read -r line && exec "$@" </dev/null'
 # The watchdog's `read` ends when the parent has died; the group, as the server may have a child that saves.
-_WATCH: Final = 'read -r line; kill -9 "-$1"; rm -rf "$2"'
+_WATCH: Final = 'read -r line; kill -9 "-$1"; PATH="$PATH:/bin:/usr/bin" rm -rf "$2"'
 
 
 class ServerNotFound(RuntimeError):
@@ -118,7 +119,7 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """Return ``redis://127.0.0.1:port`` if a port was asked for, else ``unix://path``; no credentials."""
-        return f"redis://{self.host}:{self._port}" if self._port else f"unix://{self.unix_socket}"
+        return f"redis://{self.host}:{self._port}" if self._port else f"unix://{quote(self.unix_socket)}"
 
     @property
     def pid(self) -> int:

@@ -357,7 +357,11 @@ def report(plan: Plan, run: Run, audit: Audit, out: Path | None, console: Consol
         else "without locks, so sales overlap"
     )
     subtitle = f"{plan.processes} processes x {plan.tasks} tasks sell {plan.items:,} items: {rule}"
-    out.write_text(timeline(run, plan.processes, plan.products, subtitle), encoding="utf-8")
+    try:
+        out.write_text(timeline(run, plan.processes, plan.products, subtitle), encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"The timeline could not be written: {error}", err=True)
+        return 2
     console.print(f"Timeline: {escape(str(out))}", soft_wrap=True)
     wrong = faults(audit, figures)
     if wrong:

@@ -12,7 +12,16 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncReadWriteLock, Coordinator, Lease, LeaseLost, Unreachable, WouldDeadlock, wait_until
+from redis_sync_aio import (
+    AsyncReadWriteLock,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    Unreachable,
+    WouldDeadlock,
+    wait_until,
+)
 from redis_sync_aio._keys import permit_keys
 from redis_sync_aio._scripts import load
 from redis_sync_aio._shared import SharedLease
@@ -20,6 +29,7 @@ from redis_sync_aio._waiting.ticket import Ticket
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
+from ..support.proxy import SWALLOW_REQUEST, FaultProxy, script
 
 NAME = "config"
 
@@ -360,3 +370,126 @@ async def test_p8_who_wrote_reads_what_it_wrote(sync: Coordinator, other: AsyncR
     assert theirs.fence == reader.fence == writer.fence
     await theirs.release()
     await reader.release()
+
+
+# -- no answer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["no answer", "cancelled"])
+async def test_p5_a_downgrade_without_an_answer_is_made_good(how: str, share: bool) -> None:
+    """Its renewals as a reader do not keep a writer's permit on the server: other readers get in."""
+    with EmbeddedServer() as server:
+        async with (
+            server.client() as direct,
+            FaultProxy(upstream=server.unix_socket) as proxy,
+            Redis.from_url(proxy.url) as client,
+            Coordinator(client, retry_for=0.3, response_timeout=0.3) as sync,
+        ):
+            rw = AsyncReadWriteLock(sync, NAME, ttl=3, share=share)
+            lease = await rw.write().acquire()
+            swallowed = proxy.on(script(load("upgrade_release").sha), SWALLOW_REQUEST)
+            downgrading = asyncio.create_task(rw.downgrade(lease))
+            if how == "cancelled":
+                await asyncio.wait_for(swallowed.fired.wait(), 5)
+                downgrading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await downgrading
+            else:
+                with pytest.raises(Unreachable):
+                    await downgrading
+            swallowed.cancel()
+            theirs = await AsyncReadWriteLock(direct, NAME).read().acquire(timeout=2.5)
+            lease.check()
+            assert lease.weight == 1
+            await theirs.release()
+            await lease.release()
+
+
+class _CancelledAtItsGrant:
+    """The future of a task, which is cancelled in the very turn in which it ends."""
+
+    def __init__(self, future: Any, task: asyncio.Task[Any]) -> None:
+        self._future, self._task = future, task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._future, name)
+
+    def set_result(self, lease: Lease | None) -> None:
+        self._future.set_result(lease)
+        self._task.cancel()
+
+
+async def test_p5_cancelled_in_the_turn_of_its_grant_and_no_answer_to_that() -> None:
+    """The server is told that the reader reads for longer than `retry_for`."""
+    with EmbeddedServer() as server:
+        async with (
+            server.client() as direct,
+            FaultProxy(upstream=server.unix_socket) as proxy,
+            Redis.from_url(proxy.url) as client,
+            Coordinator(client, retry_for=0.2, response_timeout=0.2) as sync,
+        ):
+            rw = AsyncReadWriteLock(sync, NAME, ttl=3)
+            reader = await rw.read().acquire()
+
+            async def upgrade() -> None:
+                async with rw.upgrade(reader):
+                    pass
+
+            swallowed = proxy.on(script(load("upgrade_release").sha), SWALLOW_REQUEST)
+            task = asyncio.create_task(upgrade())
+            await asyncio.sleep(0)
+            (ticket,) = sync.tickets.values()
+            ticket._taker = _CancelledAtItsGrant(ticket._taker, task)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(0.5)  # longer than retry_for
+            swallowed.cancel()
+            theirs = await AsyncReadWriteLock(direct, NAME).read().acquire(timeout=2.5)
+            reader.check()
+            await theirs.release()
+            await reader.release()
+
+
+async def test_p1_nobody_counts_on_the_writers_lease_when_its_end_had_no_answer(share: bool) -> None:
+    """P1: others read by then. And the reader's is renewed again."""
+    with EmbeddedServer() as server:
+        async with (
+            server.client() as direct,
+            FaultProxy(upstream=server.unix_socket) as proxy,
+            Redis.from_url(proxy.url) as client,
+            Coordinator(client, retry_for=0.3, response_timeout=0.3) as sync,
+        ):
+            rw = AsyncReadWriteLock(sync, NAME, ttl=2, share=share)
+            reader = await rw.read().acquire()
+            upgrade = rw.upgrade(reader)
+            await upgrade.__aenter__()
+            swallowed = proxy.on(script(load("upgrade_release").sha), SWALLOW_REQUEST)
+            with pytest.raises(Unreachable):
+                await upgrade.__aexit__(None, None, None)
+            swallowed.cancel()
+            theirs = await AsyncReadWriteLock(direct, NAME).read().acquire(timeout=2.5)
+            assert upgrade.lease is not None
+            with pytest.raises(LeaseLost):
+                upgrade.lease.check()
+            ends = reader.deadline
+            await wait_until(lambda: reader.deadline > ends + 1, FAST, timeout=5)
+            await theirs.release()
+            async with rw.upgrade(reader, timeout=5):
+                pass
+            await reader.release()
+
+
+async def test_what_was_released_before_it_became_the_writer_was_not_lost(
+    sync: Coordinator, other: AsyncReadWriteLock
+) -> None:
+    """The error says so."""
+    rw = AsyncReadWriteLock(sync, NAME)
+    reader, theirs = await rw.read().acquire(), await other.read().acquire()
+    waiting = asyncio.create_task(rw.upgrade(reader).__aenter__())
+    async with asyncio.timeout(5):
+        while not (await rw.statistics()).waiters:
+            await asyncio.sleep(0.01)
+    await reader.release()
+    with pytest.raises(NotHeld, match="was released before"):
+        await waiting
+    await theirs.release()

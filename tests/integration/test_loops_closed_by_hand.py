@@ -1,0 +1,127 @@
+"""P12, FAULTS A9: loops that are closed without a word, clients that live for one request, children that go on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from typing import Any
+
+import pytest
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncLock, LeaseLost
+from redis_sync_aio._implicit import coordinators
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+
+
+def connections(server: EmbeddedServer) -> int:
+    with SyncRedis.from_url(server.url) as client:
+        return len(client.client_list())
+
+
+# Of transports and connections whose loop nobody ended.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_p12_a_loop_that_is_closed_by_hand_leaves_nothing_for_long() -> None:
+    """Its connection and its places in the pool go when the client's lock is used again."""
+    with EmbeddedServer() as server:
+        _many_loops(server)
+    gc.collect()
+
+
+def _many_loops(server: EmbeddedServer) -> None:
+    client: Any = Redis.from_url(server.url, max_connections=20)
+    lock = AsyncLock(client, "job", ttl=5)
+
+    async def job() -> None:
+        async with lock:
+            pass
+
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(30):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(job())
+        loop.close()  # no shutdown_asyncgens()
+        del loop
+    gc.collect()
+    assert connections(server) <= 4
+    pool = client.connection_pool
+    assert pool.max_connections <= 22
+    assert len(pool._in_use_connections) <= 2
+    if before:
+        assert len(os.listdir("/proc/self/fd")) < before + 10
+
+    async def close() -> None:
+        async with lock:
+            pass
+        await client.aclose()
+
+    asyncio.run(close())
+    assert len(pool._in_use_connections) == 0
+    assert pool.max_connections == 20
+
+
+async def test_p12_a_client_for_each_request_is_freed_with_it(redis: Redis, make_client: MakeClient) -> None:
+    """Not only when it would have been idle for long enough."""
+    before = len(coordinators)
+    loop: Any = asyncio.get_running_loop()
+    for number in range(20):
+        client = make_client()
+        async with AsyncLock(client, f"name{number}"):
+            assert len(coordinators) == before + 1
+        await client.aclose()
+    async with asyncio.timeout(5):
+        while len(coordinators) > before:
+            await asyncio.sleep(0.01)
+    gc.collect()
+    looks = [it for it in loop._scheduled if not it.cancelled() and "_Idle" in repr(it._callback)]
+    assert len(looks) == before
+
+
+def test_a_forked_child_may_close_the_parents_client(server: EmbeddedServer) -> None:
+    """It goes on with it, closes it, and does not touch the parent's connection."""
+
+    async def child(client: Redis) -> int:
+        async with AsyncLock(client, "child's"):
+            pass
+        await client.aclose()
+        return 0
+
+    async def parent() -> None:
+        client: Any = Redis.from_url(server.url)
+        async with AsyncLock(client, "parent's", ttl=5) as lease:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(_run_in_child(client, child))
+            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            await lease.extend(5)
+        await client.aclose()
+
+    asyncio.run(parent())
+
+
+def _run_in_child(client: Redis, child: Any) -> int:
+    try:
+        asyncio.events._set_running_loop(None)  # as multiprocessing does
+        return int(asyncio.new_event_loop().run_until_complete(child(client)))
+    except BaseException as error:
+        print("child:", repr(error), flush=True)
+        return 1
+
+
+async def test_a_body_that_ends_another_lease_of_its_identity_is_cancelled(redis: Redis) -> None:
+    """P7: by its inner body the task itself released what the outer one holds, too."""
+    lock = AsyncLock(redis, "twice")
+    went_on = False
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with lock.hold(identity="me") as outer:
+            inner = await lock.acquire(identity="me")
+            await inner.release()
+            assert outer.is_lost()
+            await asyncio.sleep(5)
+            went_on = True
+    assert not went_on
