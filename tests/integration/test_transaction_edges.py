@@ -351,6 +351,22 @@ async def test_p10_a_commit_under_way_is_not_executed_under_the_next_lease(
         await theirs.release()
 
 
+async def test_a_guarded_commit_gives_up_when_its_coordinator_does(server: EmbeddedServer) -> None:
+    """`retry_for` holds for it, too."""
+    async with (
+        proxied(server) as (proxy, client),
+        Coordinator(client, retry_for=0.3) as sync,
+        AsyncLock(sync, "guard", ttl=60) as lease,
+    ):
+        proxy.on("WATCH", CUT_BEFORE, times=None)
+        began = now()
+        with pytest.raises(Unreachable):  # noqa: PT012
+            async with lease.transaction() as tx:
+                tx.multi()
+                tx.incr("n")
+        assert now() - began < 3
+
+
 async def test_a_commit_beside_a_busy_semaphore_has_an_end(redis: Redis, make_client: MakeClient) -> None:
     """It is tried for the coordinator's `retry_for`, while others acquire and release at each of its moments."""
     others = make_client()
