@@ -29,7 +29,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Transaction, "_begin_again", "[*self._keys, *self._also_watched]", '[b"else"]'
     ),
     "a conflict is taken for done": Mutant(
-        Transaction, "_execute", "return None if executed is", "return () if executed is"
+        Transaction, "_execute", "is None:\n        return None", "is None:\n        return ()"
     ),
     "what was not sent is not known": Mutant(Transaction, "_execute", "not connection.written or ", ""),
     "a refused EXEC leaves MULTI open": Mutant(
@@ -41,15 +41,14 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "one attempt more": Mutant(Attempts, "_again", "self._attempts >=", "self._attempts >"),
     "the deadline is ignored": Mutant(Attempts, "_again", "late or self._attempts", "self._attempts"),
-    "trouble before EXEC is final": Mutant(Attempts, "_passes", "passing(error) and", "False and"),
+    "trouble before EXEC is final": Mutant(Attempts, "_pass", "passing(error) and", "False and"),
     "what is not known is done again": Mutant(
         Attempts, "_unanswered", "elif executed is None and not self._terms.idempotent:", "elif False:"
     ),
     "the idempotent is not done again": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
-    "the error of the body is swallowed": Mutant(
-        Attempts, "leave", "return isinstance(error, SyncError) and", "return not isinstance(error, SyncError) or"
-    ),
-    "the body's Unreachable is taken for ours": Mutant(Attempts, "_passes", "error is tx._trouble and ", ""),
+    "the error of the body is swallowed": Mutant(Attempts, "leave", "return False  # P7", "return True  # P7"),
+    "the body's Unreachable is taken for ours": Mutant(Attempts, "leave", " and error is tx._trouble", ""),
+    "an earlier EXEC is forgotten": Mutant(Attempts, "_given_up", "if not self._perhaps:", "if True:"),
     # the marker
     "the marker is not watched": Mutant(
         Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
@@ -88,7 +87,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the lock is not watched": Mutant(_guarded, "_watched", "lease.keys.all[:1]", "lease.keys.all[1:2]"),
     "a spent permit guards": Mutant(_guarded, "_judge", "else weight > 0", "else True"),
     "a renewal is a conflict": Mutant(
-        GuardedTransaction, "_commit_while_held", "if self._keys != self._guards:", "if True:"
+        GuardedTransaction, "_commit_while_held", "if self._keys != self._guards or", "if True or"
     ),
     "an unanswered guarded EXEC is repeated": Mutant(
         GuardedTransaction, "_commit_while_held", "raise self._unknown() from outcome.cause", "outcome = None"

@@ -261,6 +261,22 @@ async def check_the_idempotent_is_tried_again(bench: Bench) -> None:
     assert bench.counted() == 2
 
 
+async def check_a_later_run_does_not_deny_an_earlier_exec(bench: Bench) -> None:
+    bench.on("EXEC", cut)
+
+    async def body(tx: Transaction) -> None:
+        bench.turns += 1
+        await tx.get("n")
+        if bench.turns == 2:
+            bench.server.incr("n")
+        tx.multi()
+        tx.incr("done")
+
+    with pytest.raises(OutcomeUnknown):
+        await transaction(bench.client, body, "n", idempotent=True, attempts=2)
+    assert bench.server.get("done") == b"1"
+
+
 async def check_a_refused_exec_leaves_no_multi_open(bench: Bench) -> None:
     bench.on("EXEC", lambda _: False)
     with pytest.raises(CommandRefused):
