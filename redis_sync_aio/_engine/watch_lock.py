@@ -12,7 +12,7 @@ from .outcomes import Outcome
 from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
 from .talk import WINDOW, Decide, Line, Step, blob, checked, deaf, microseconds, pairs
 
-LockKeys: TypeAlias = tuple[bytes, ...]
+WireKeys: TypeAlias = tuple[bytes, ...]
 """name, queue, fence, polls."""
 Decision: TypeAlias = rules.Decision
 
@@ -21,7 +21,7 @@ Decision: TypeAlias = rules.Decision
 class View:
     """A lock as it was read."""
 
-    keys: LockKeys
+    keys: WireKeys
     before: LockSnapshot
     line: Line
 
@@ -46,7 +46,7 @@ def _held(name: bytes, holder: bytes | None, left: int) -> Words:
     return (b"SET", name, holder) if left == FOR_EVER_MS else (b"SET", name, holder, b"PX", left)
 
 
-def _read(locks: Sequence[LockKeys], own: bytes, window: int, mute: bool, full: bool) -> Talk:
+def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool) -> Talk:
     """Return a `View` of each lock. ``own`` is the caller's ticket, or empty."""
     asked: list[Words] = [(b"WATCH", *(key for keys in locks for key in keys)), (b"TIME",)]
     for name, queue, fence, polls in locks:
@@ -76,7 +76,7 @@ def _read(locks: Sequence[LockKeys], own: bytes, window: int, mute: bool, full: 
     return [_view(keys, base, own, reply, until) for keys, reply, until in zip(locks, read, alive, strict=True)]
 
 
-def _view(keys: LockKeys, base: LockSnapshot, own: bytes, reply: list[Reply], alive: list[Reply]) -> View:
+def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], alive: list[Reply]) -> View:
     holder, left, last, kept, head, waiting, tail, place, own_until = reply
     polls = {member: int(float(until)) for member, until in zip(head, alive, strict=False) if until is not None}
     if own_until is not None:
@@ -103,7 +103,7 @@ def _step(views: Sequence[View], decisions: Sequence[Decision], reply: object, w
     return Step(reply, writes, tuple(messages), without)
 
 
-def _one(keys: LockKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
+def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
     """Decide about one lock; ``waits``: whose ticket is queued goes on waiting when nothing can be written."""
 
     def decide(mute: bool, full: bool) -> Talk:
@@ -121,28 +121,28 @@ def _one(keys: LockKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], w
     return decide
 
 
-def acquire(keys: LockKeys, words: Words) -> Decide:
+def acquire(keys: WireKeys, words: Words) -> Decide:
     """As acquire.lua."""
     token, ttl_ms, member, poll_ms, reusable = words
     own, ttl, poll = blob(member), int(ttl_ms), int(poll_ms)
     return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, reusable == b"1"), waits=True)
 
 
-def release(keys: LockKeys, words: Words) -> Decide:
+def release(keys: WireKeys, words: Words) -> Decide:
     """As release.lua."""
     token, member, pending = words
     own = blob(member)
     return _one(keys, own, lambda it: rules.release(it, blob(token), own, pending == b"1"))
 
 
-def renew(keys: LockKeys, words: Words) -> Decide:
+def renew(keys: WireKeys, words: Words) -> Decide:
     """As renew.lua."""
     token, ttl_ms, *more = words
     fences = int(more[0]) if more else None
     return _one(keys, b"", lambda it: rules.renew(it, blob(token), int(ttl_ms), fences))
 
 
-def force(keys: LockKeys, words: Words) -> Decide:
+def force(keys: WireKeys, words: Words) -> Decide:
     """As force.lua."""
     return _one(keys, b"", rules.force)
 
@@ -166,7 +166,7 @@ def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
     return decide
 
 
-def inspect(keys: LockKeys, words: Words) -> Decide:
+def inspect(keys: WireKeys, words: Words) -> Decide:
     """As inspect.lua."""
     name, queue, fence, _ = keys
     (shown,) = words

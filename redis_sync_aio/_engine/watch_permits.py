@@ -14,7 +14,7 @@ from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
 from .talk import WINDOW, Decide, Line, Step, blob, checked, deaf, microseconds, pairs
 
-PermitKeys: TypeAlias = tuple[bytes, ...]
+WireKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""
 Decision: TypeAlias = rules.Decision
 
@@ -29,7 +29,7 @@ UNREAD = 1
 class View:
     """Permits as they were read: of `before.permits` those that a decision may need."""
 
-    keys: PermitKeys
+    keys: WireKeys
     before: PermitSnapshot
     kept: int  # until when the keys last; ms, server time
     line: Line
@@ -83,7 +83,7 @@ class View:
         return max(time, -(-after.fence // 1000)) + 2 * least if short else self.kept
 
 
-def _read(keys: PermitKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Talk:
+def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Talk:
     """Return a `View`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
     permits, state, queue, polls = keys
     asked: list[Words] = [
@@ -175,7 +175,7 @@ def _waits(decision: Decision) -> bool:
 
 
 def _about(
-    keys: PermitKeys,
+    keys: WireKeys,
     token: bytes,
     own: bytes,
     rule: Callable[[PermitSnapshot], Decision],
@@ -212,46 +212,46 @@ def _about(
     return decide
 
 
-def acquire(keys: PermitKeys, words: Words) -> Decide:
+def acquire(keys: WireKeys, words: Words) -> Decide:
     """As permits_acquire.lua."""
     token, own = blob(words[0]), blob(words[2])
     ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 5, 6))
     return _about(keys, token, own, lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit), waits=True)
 
 
-def release(keys: PermitKeys, words: Words) -> Decide:
+def release(keys: WireKeys, words: Words) -> Decide:
     """As permits_release.lua."""
     token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
     return _about(keys, token, own, lambda it: rules.release(it, token, own, pending))
 
 
-def renew(keys: PermitKeys, words: Words) -> Decide:
+def renew(keys: WireKeys, words: Words) -> Decide:
     """As permits_renew.lua."""
     token, ttl, least, fences = blob(words[0]), int(words[1]), int(words[2]), int(words[3]) if words[3:] else None
     return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, least, fences))
 
 
-def resize(keys: PermitKeys, words: Words) -> Decide:
+def resize(keys: WireKeys, words: Words) -> Decide:
     """As permits_resize.lua."""
     limit = int(words[0])
     return _about(keys, b"", b"", lambda it: rules.resize(it, limit))
 
 
-def upgrade(keys: PermitKeys, words: Words) -> Decide:
+def upgrade(keys: WireKeys, words: Words) -> Decide:
     """As upgrade_acquire.lua."""
     token, own, attempt = blob(words[0]), blob(words[2]), blob(words[5])
     ttl, poll = int(words[1]), int(words[3])
     return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll, attempt), True, attempt)
 
 
-def downgrade(keys: PermitKeys, words: Words) -> Decide:
+def downgrade(keys: WireKeys, words: Words) -> Decide:
     """As upgrade_release.lua."""
     token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
     attempt = blob(words[3]) if words[3:] else b""
     return _about(keys, token, own, lambda it: rules.downgrade(it, token, own, pending, attempt), attempt=attempt)
 
 
-def inspect(keys: PermitKeys, words: Words) -> Decide:
+def inspect(keys: WireKeys, words: Words) -> Decide:
     """As permits_inspect.lua."""
     permits, state, queue, _ = keys
     shown = int(words[0])

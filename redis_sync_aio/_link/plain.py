@@ -26,8 +26,8 @@ from ..errors import CoordinatorClosed
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import answered, error_answer
 from .borrow import borrow
-from .call import CLOSED, CONFLICT, MOMENT, TRANSIENT, Call, Reply, ReplyError, Talk, scripts_refused, warn_of_watch
-from .talks import AFTER_CONFLICT, Converse, proof
+from .call import CLOSED, CONFLICT, MOMENT, TRANSIENT, Call, Reply, ReplyError, scripts_refused, warn_of_watch
+from .talks import AFTER_CONFLICT, Converse, Proven
 from .troubles import REFUSED, time_is_up, unanswered
 from .wire import pack
 
@@ -45,9 +45,8 @@ class PlainExecutor:
     def __init__(self, client: Redis, response_timeout: float, converse: Converse) -> None:
         self._client = client
         self._response_timeout = response_timeout
-        self._converse = converse
+        self._converse = Proven(converse)
         self._no_scripts = ""  # how the server refused them
-        self._proved = False
         self._silent = False  # the last attempt of all ended without a sign of the server
         self._queues: dict[bytes, deque[Call]] = {}
         self._timers: dict[Call, asyncio.TimerHandle] = {}  # of calls whose turn has not come
@@ -160,7 +159,7 @@ class PlainExecutor:
     async def _talk_once(self, call: Call) -> Reply:
         connection = await borrow(self._client, self._response_timeout)
         connection.watching = True  # until the talk has come to its end, which is EXEC
-        talk = self._prove_and_converse(call)
+        talk = self._converse(call)
         try:
             commands = next(talk)
             while True:
@@ -171,12 +170,6 @@ class PlainExecutor:
             return end.value
         finally:
             await connection.give_back(drop=connection.watching)
-
-    def _prove_and_converse(self, call: Call) -> Talk:
-        if not self._proved:
-            yield from proof()
-            self._proved = True
-        return (yield from self._converse(call))
 
     async def _behind(self, error: Exception, left: float) -> Exception:
         """Return what redis-py was retrying when its time was up.

@@ -24,12 +24,23 @@ Converse = Callable[[Call], Talk]
 AFTER_CONFLICT = Backoff(initial=0.0005, cap=0.02)
 
 
-def proof() -> Talk:
-    """Find out that MULTI and EXEC may be used at all: without MULTI, what follows would be executed at once."""
-    for reply in (yield [(b"MULTI",), (b"EXEC",)]):
-        if isinstance(reply, ReplyError):
-            raise reply
-    return None
+class Proven:
+    """A `Converse` that finds out first, and once, that MULTI and EXEC may be used at all.
+
+    Without MULTI what follows it would be executed at once.
+    """
+
+    def __init__(self, converse: Converse) -> None:
+        self._converse = converse
+        self._proved = False
+
+    def __call__(self, call: Call) -> Talk:
+        if not self._proved:
+            for reply in (yield [(b"MULTI",), (b"EXEC",)]):
+                if isinstance(reply, ReplyError):
+                    raise reply
+            self._proved = True
+        return (yield from self._converse(call))
 
 
 class Exchange:
@@ -60,7 +71,7 @@ class Talks:
         say: Callable[[list[Words], Callable[[list[Reply]], None]], None],
         on_error: Callable[[Call, str], None],
     ) -> None:
-        self._converse = converse
+        self._converse = Proven(converse)
         self._say = say
         self._on_error = on_error
         self._calls: dict[bytes, deque[Call]] = {}  # by name; none is empty
@@ -68,7 +79,6 @@ class Talks:
         self._begun: dict[Call, Iterator[float]] = {}  # the back-off of each call that was tried already
         self._current: Call | None = None
         self._talk: Talk
-        self._proved = False
         self._ended_with_connection = False
 
     def end(self) -> None:
@@ -103,13 +113,8 @@ class Talks:
                 call.attempts += 1
             self._current = call
             call.sent = now()
-            self._talk = self._converse(call) if self._proved else self._prove_and_converse(call)
+            self._talk = self._converse(call)
             self._go_on(None)
-
-    def _prove_and_converse(self, call: Call) -> Talk:
-        yield from proof()
-        self._proved = True
-        return (yield from self._converse(call))
 
     def _go_on(self, replies: list[Reply] | None) -> None:
         call = self._current
