@@ -493,3 +493,17 @@ async def test_what_was_released_before_it_became_the_writer_was_not_lost(
     with pytest.raises(NotHeld, match="was released before"):
         await waiting
     await theirs.release()
+
+
+async def test_a_writer_that_releases_the_reader_is_cancelled(sync: Coordinator, share: bool) -> None:
+    """P7: the writer's lease ended with it, by the task's own hand."""
+    rw = AsyncReadWriteLock(sync, NAME, share=share)
+    reader = await rw.read().acquire()
+    went_on = False
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with rw.upgrade(reader):
+            await reader.release()
+            await asyncio.sleep(5)
+            went_on = True
+    assert not went_on
+    await (await rw.write().acquire(timeout=5)).release()
