@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NoReturn, TypeVar
 
 from redis.asyncio import Redis
 
@@ -106,6 +106,9 @@ class Attempts:
             )
         try:
             await self._before_next()
+        except SyncError as error:
+            self._finish()
+            self._give_up(error)
         except BaseException:
             self._finish()
             raise
@@ -127,7 +130,7 @@ class Attempts:
         try:
             await self._turn.take(None if ends is None else max(0.0, self._begun + ends - now()))
         except AcquireTimeout as error:
-            raise self._given_up(self._conflict(turn=True)) from error
+            raise self._conflict(turn=True) from error
         self._escalated = True
 
     def _has_turn(self) -> bool:
@@ -210,7 +213,7 @@ class Attempts:
                 self._conflicts += 1
                 self._trouble_since = None
                 if not self._again(self._conflict_delays, None):
-                    raise self._given_up(self._conflict())
+                    self._give_up(self._conflict())
                 if self._has_turn():
                     self._delay = 0.0  # whoever has the turn need not let others pass
             else:
@@ -226,15 +229,13 @@ class Attempts:
         """Nothing was done in this attempt, because of ``error``: plan the next one, or raise."""
         if passing(error) and self._out_of_trouble(tx._asked):
             return True
-        raise self._given_up(error)
+        self._give_up(error)
 
-    def _given_up(self, error: SyncError) -> SyncError:
-        """Return what to raise when ``error`` ends it, and this attempt has done nothing."""
+    def _give_up(self, error: SyncError) -> NoReturn:
+        """Raise ``error``, by which this attempt has done nothing; or that an earlier one may have."""
         if not self._perhaps:
-            return error
-        unknown = self._unknown("to an earlier EXEC", "it could not be done again, so look at the data")
-        unknown.__cause__ = error
-        return unknown
+            raise error
+        raise self._unknown("to an earlier EXEC", "it could not be done again, so look at the data") from error
 
     async def _unanswered(self, outcome: Unanswered, sent: float) -> None:
         """EXEC may have been executed."""
@@ -271,13 +272,12 @@ class Attempts:
 
     def _conflict(self, turn: bool = False) -> Conflict:
         elapsed = now() - self._begun
-        waited = (
-            f"others had the turn on {self._shown()} until the deadline, and before that they " if turn else "others "
-        )
+        what = [f"others had the turn on {self._shown()} until the deadline"] if turn else []
+        if self._conflicts or not turn:
+            what.append(f"others changed {self._shown()} during {self._conflicts} of {self._attempts} attempts")
         return Conflict(
-            f"{waited}changed {self._shown()} during {self._conflicts} of {self._attempts} attempts in {elapsed:.3f} "
-            "seconds: nothing was written. Allow more attempts or time, watch fewer keys, or let it take its turn "
-            "(escalate_after=3)",
+            f"{', and before that '.join(what)}, in {elapsed:.3f} seconds: nothing was written. Allow more attempts or "
+            "time, watch fewer keys, or let it take its turn (escalate_after=3)",
             attempts=self._attempts,
             conflicts=self._conflicts,
             elapsed=elapsed,

@@ -53,6 +53,7 @@ class Share(Lease):
 
     def loss(self) -> LeaseLost:
         """Return the error that says how this lease was lost."""
+        self.told = True
         return self._bundle.loss()
 
     async def release(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -89,7 +88,8 @@ class GuardedTransaction(Transaction):
         """
         self._check_commit()
         retry_for = self._lease._keeper.retry_for
-        in_trouble, touched = (iter(replace(it, deadline=retry_for)) for it in (OUT_OF_REACH, TOUCHED))
+        ends = now() + retry_for
+        in_trouble, touched = iter(OUT_OF_REACH), iter(TOUCHED)
         conflicts = 0
         while True:
             try:
@@ -98,8 +98,9 @@ class GuardedTransaction(Transaction):
                     await self._send([])
                 outcome = await self._execute()
             except SyncError as error:
-                delay = next(in_trouble, None)
-                if error is not self._trouble or not passing(error) or self._keys != self._guards or delay is None:
+                delay = next(in_trouble)
+                late = now() + delay >= ends
+                if error is not self._trouble or not passing(error) or self._keys != self._guards or late:
                     raise
                 self._trouble = None
                 await self._begin_again()
@@ -111,11 +112,10 @@ class GuardedTransaction(Transaction):
                 return outcome
             conflicts += 1
             await self._begin_again()
-            delay = next(touched, None)
-            if self._keys != self._guards or delay is None:
+            delay = next(touched)
+            if self._keys != self._guards or now() + delay >= ends:
                 await self._blame(conflicts)
-            else:
-                await asyncio.sleep(delay)
+            await asyncio.sleep(delay)
 
     async def _blame(self, conflicts: int) -> None:
         """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""

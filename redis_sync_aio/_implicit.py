@@ -39,14 +39,18 @@ def coordinator_for(client: Redis | Coordinator) -> Coordinator:
     loop = running_loop()
     found = coordinators.get((client, loop))
     if found is None:
-        for key in list(coordinators):  # a copy: other threads have loops and coordinators, too
-            # One that was closed by itself, not by `asyncio.run` or another that ends asynchronous generators before.
-            if key[1].is_closed() and (dead := coordinators.pop(key, None)) is not None:
-                dead.bury()
+        _bury_the_dead()
         found = coordinators[client, loop] = Coordinator(client)
         found.check()
         _Idle(client, found)
     return found
+
+
+def _bury_the_dead() -> None:
+    """End those whose loop was closed by itself, not by `asyncio.run` or another that lets generators end before."""
+    for key in list(coordinators):  # a copy: other threads have loops and coordinators, too
+        if key[1].is_closed() and (dead := coordinators.pop(key, None)) is not None:
+            dead.bury()
 
 
 class _Idle:
@@ -63,6 +67,7 @@ class _Idle:
         self._timer = self._coordinator.loop.call_later(IDLE, self._look)
 
     def _look(self) -> None:
+        _bury_the_dead()
         coordinator = self._coordinator
         if coordinator.locals or coordinator.asking or coordinator.next_number() > self._number + 1:
             self._look_later()

@@ -299,8 +299,12 @@ class Renewals:
         pending: bool = False,
         closing: tuple[Argument, ...] = (),
         done: Callable[[Call], None] | None = None,
+        expires: float | None = None,
     ) -> None:
-        """Send a release that nobody waits for, again and again for a minute at least: see `LocalName.undo`."""
+        """Send a release that nobody waits for, again and again: see `LocalName.undo`.
+
+        For a minute at least, or until ``expires`` (local clock).
+        """
 
         def answered(call: Call) -> None:
             self.under_way.finished()
@@ -309,7 +313,8 @@ class Renewals:
 
         self.under_way.started()
         time = now()
-        expires = time + max(self.retry_for, 60.0)
+        if expires is None:
+            expires = time + max(self.retry_for, 60.0)
         self._engine().release(keys, token, ticket, time, expires, answered, pending=pending, closing=closing)
 
     def _put_back(self, lease: Lease) -> None:
@@ -330,10 +335,13 @@ class Renewals:
         lease: Lease = call.about
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
         error = None if plainly else self._release_error(lease, call)
+        awaited = bool(lease.releasers)
         lease.release_ended(error)
         if error is None or lease.state is not State.HELD:
             return
         if lease.attempt:  # nobody may count on it any more: the server is told that its reader reads
+            if awaited:  # who released it is told by the error, not by a cancellation
+                lease.on_loss = None
             lease.lose("unreachable")
         else:
             _end_in_time(self.loop, lease)

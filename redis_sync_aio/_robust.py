@@ -74,6 +74,7 @@ class Record:
     def __init__(self, keeper: Renewals) -> None:
         self._keeper = keeper
         self.steps: list[Step] = []
+        self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without what was refused
 
     async def adopt(self, lease: Lease, by: float) -> None:
         """Take the place of the record that is there. It has until ``by`` (local clock)."""
@@ -98,6 +99,7 @@ class Record:
             return WrongKeyType(
                 f"the record of {lease.name!r} is not one of ours: {error}; delete it", code="WRONGTYPE"
             )
+        self._sound = self.progress, self.steps
         if before:
             fence, micros, token = before.split(b" ", 2)
             at = EPOCH + timedelta(microseconds=int(micros))
@@ -125,6 +127,7 @@ class Record:
             await self._write(lease, self.progress, [step for step in self.steps if step not in gone])
         except SyncError:
             self.steps = [*self.steps, *(step for step in gone if step not in self.steps)]
+            self._sound = self._sound[0], self.steps
             raise
 
     def undone(self, lease: Lease, step: Step) -> Awaitable[None]:
@@ -140,7 +143,6 @@ class Record:
         # Not a coroutine up to here: what can not be recorded is refused by the call, and changes nothing.
         words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
         # At once: what another task records next goes behind this on the wire, and includes it.
-        before = self.progress, self.steps
         self.progress, self.steps = progress, steps
         self._seq += 1
         number = self._seq
@@ -150,8 +152,10 @@ class Record:
 
         def answered(call: Call) -> SyncError | None:
             error = _trouble(self._keeper, lease, ttl, sent, call)
-            if isinstance(error, CommandRefused) and not call.ambiguous and number == self._seq:
-                self.progress, self.steps = before  # nothing was changed, and nothing that includes this was sent
+            if not isinstance(error, CommandRefused) or call.ambiguous:
+                self._sound = progress, steps
+            elif number == self._seq:  # nothing was changed, and nothing that includes this was sent
+                self.progress, self.steps = self._sound
             return error
 
         return self._keeper.ask(

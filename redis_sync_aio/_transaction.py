@@ -153,6 +153,8 @@ class Transaction(AsyncCoreCommands):
         """
         name = first_word(args[0]) if args else ""
         self._check_open(name)
+        if not name:
+            raise TransactionMisuse("a command without a name")
         if name in CONTROL:
             raise TransactionMisuse(f"{name} is not for the body: use tx.watch() and tx.multi(); EXEC follows the body")
         if name in SESSION:

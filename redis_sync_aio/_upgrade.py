@@ -117,8 +117,10 @@ class UpgradeSide:
 
         def answered(call: Call) -> SyncError | None:
             if call.error is not None:
-                # Its renewals as a reader would keep what may still be the writer's for ever.
-                keeper.undo(self._keys, lease.wire_token)
+                # Its renewals as a reader would keep what may still be the writer's for ever. Not when it is over: the
+                # same identity may have been granted the writer's anew.
+                if lease.state is HELD:
+                    keeper.undo(self._keys, lease.wire_token, expires=lease.deadline)
                 return call.error
             if call.reply != Released.RELEASED:
                 lease.lose("expired")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import takewhile
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import redis.exceptions
 from redis.asyncio import Redis
 
 from .borrow import Borrowed, Words, packer
-from .call import Reply
 
 
 def _names(text: str) -> frozenset[str]:
@@ -45,7 +45,7 @@ _SCRIPTS = frozenset(("EVAL", "EVALSHA", "FCALL"))
 
 _EFFECTS = frozenset(("write", "may_replicate", "admin", "blocking", "pubsub"))
 
-_asked: WeakKeyDictionary[Redis, dict[bytes, bool]] = WeakKeyDictionary()
+_asked: WeakKeyDictionary[Redis, dict[str, _About]] = WeakKeyDictionary()
 
 
 def first_word(command: object) -> str:
@@ -69,28 +69,40 @@ async def only_reads(client: Redis, connection: Borrowed, words: Words) -> bool 
     Also true when the server does not know the command: it will say so. Returns the error when it does not answer
     that. Raises OUT_OF_REACH.
     """
-    first, *rest = " ".join(map(_text, words[:2])).lower().split()
-    if first.upper() in _SCRIPTS or (first == "script" and rest[:1] != ["exists"]):
+    first, *rest = _text(words[0]).lower().split()
+    part = rest[0] if rest else _text(words[1]).lower() if len(words) > 1 else ""
+    if first.upper() in _SCRIPTS or (first == "script" and part != "exists"):
         return False
-    # The flags of a container ("CONFIG") are those of its parts, where it has any: before Redis 7 it has its own.
-    part = f"{first}|{rest[0]}" if rest else first
+    whole = f"{first}|{part}"
+    found = await _about(client, connection, *((first, whole) if rest else (first,)))
+    if isinstance(found, _About) and found.parts and part and not rest:
+        found = await _about(client, connection, first, whole)
+    return not found.effects if isinstance(found, _About) else found
+
+
+class _About(NamedTuple):
+    """What the server says of a command."""
+
+    effects: bool
+    parts: bool
+    """It has subcommands, which have effects of their own."""
+
+
+async def _about(client: Redis, connection: Borrowed, *names: str) -> _About | redis.exceptions.ResponseError:
+    """Ask about a command, or about one with a part of it: before Redis 7 only the former is known to have effects."""
     known = _asked.setdefault(client, {})
-    asked = packer(client)(("COMMAND", "INFO", first, part))
-    if asked not in known:
-        (answer,) = await connection.exchange([asked])
+    if names[-1] not in known:
+        (answer,) = await connection.exchange([packer(client)(("COMMAND", "INFO", *names))])
         if isinstance(answer, redis.exceptions.ResponseError):
             return answer
-        if not isinstance(answer, list) or len(answer) != 2:
+        if not isinstance(answer, list) or len(answer) != len(names):
             return redis.exceptions.ResponseError(f"an answer of another kind to COMMAND INFO: {answer!r}")
-        known[asked] = not (_flags(answer[0]) | _flags(answer[1])) & _EFFECTS
-    return known[asked]
+        # What is missing is no command of the server's.
+        found = [about for about in answer if isinstance(about, list) and len(about) > 2]
+        flags = {_text(flag) for about in found for flag in about[2]}
+        known[names[-1]] = _About(bool(flags & _EFFECTS), any(len(about) > 9 and about[9] for about in found))
+    return known[names[-1]]
 
 
 def _text(word: object) -> str:
     return word.decode("latin-1") if isinstance(word, bytes) else str(word)
-
-
-def _flags(answer: Reply) -> set[str]:
-    if not isinstance(answer, list) or len(answer) < 3:
-        return set()  # no command of the server's
-    return set(map(_text, answer[2]))

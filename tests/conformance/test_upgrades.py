@@ -29,7 +29,7 @@ from redis_sync_aio._waiting.ticket import Ticket
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
-from ..support.proxy import SWALLOW_REQUEST, FaultProxy, script
+from ..support.proxy import SWALLOW_REQUEST, FaultProxy, anything, script
 
 NAME = "config"
 
@@ -507,3 +507,50 @@ async def test_a_writer_that_releases_the_reader_is_cancelled(sync: Coordinator,
             went_on = True
     assert not went_on
     await (await rw.write().acquire(timeout=5)).release()
+
+
+async def test_who_releases_the_writer_in_its_body_is_told_of_no_answer(share: bool) -> None:
+    """By Unreachable, as of any lease, and not by a cancellation; the end of the body says that it is lost."""
+    with EmbeddedServer() as server:
+        async with (
+            FaultProxy(upstream=server.unix_socket) as proxy,
+            Redis.from_url(proxy.url) as client,
+            Coordinator(client, retry_for=0.3, response_timeout=0.3) as sync,
+        ):
+            rw = AsyncReadWriteLock(sync, NAME, ttl=5, share=share)
+            reader = await rw.read().acquire()
+            swallowed = proxy.on(script(load("upgrade_release").sha), SWALLOW_REQUEST)
+            told = False
+            with pytest.raises(LeaseLost):  # noqa: PT012
+                async with rw.upgrade(reader) as writer:
+                    with pytest.raises(Unreachable):
+                        await writer.release()
+                    await asyncio.sleep(0)
+                    told = True
+            assert told
+            swallowed.cancel()
+            reader.check()
+            await reader.release()
+
+
+async def test_p1_a_downgrade_without_an_answer_does_not_meet_a_later_writer_of_its_name(redis: Redis) -> None:
+    """P1: an identity that was granted the writer's anew, elsewhere, is not made a reader by what is sent late."""
+    with EmbeddedServer() as server:
+        async with (
+            server.client() as direct,
+            FaultProxy(upstream=server.unix_socket) as proxy,
+            Redis.from_url(proxy.url) as client,
+            Coordinator(client, retry_for=0.2, response_timeout=0.2) as sync,
+        ):
+            rw, theirs = AsyncReadWriteLock(sync, NAME, ttl=0.6), AsyncReadWriteLock(direct, NAME, ttl=10)
+            lease = await rw.write().acquire(identity="worker-7")
+            swallowed = proxy.on(anything, SWALLOW_REQUEST, times=None)
+            with pytest.raises(Unreachable):
+                await rw.downgrade(lease)
+            await asyncio.wait_for(lease.lost.wait(), 5)
+            anew = await theirs.write().acquire(identity="worker-7", timeout=5)
+            swallowed.cancel()
+            assert (await rw.statistics()).writer == "worker-7"  # behind whatever is sent late
+            await asyncio.sleep(0.3)
+            assert (await rw.statistics()).writer == "worker-7"
+            await anew.release()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, LeaseLost
+from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReentrantLock, AsyncSemaphore, Coordinator, LeaseLost
 from redis_sync_aio._implicit import coordinators
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -124,7 +126,32 @@ async def test_a_body_that_ends_another_lease_of_its_identity_is_cancelled(redis
         async with lock.hold(identity="me") as outer:
             inner = await lock.acquire(identity="me")
             await inner.release()
-            assert outer.is_lost()
             await asyncio.sleep(5)
             went_on = True
     assert not went_on
+    assert outer.is_lost()
+
+
+Makes: dict[str, Callable[[Coordinator], Any]] = {
+    "lock": lambda sync: AsyncLock(sync, "gone", ttl=0.1),
+    "shared lock": lambda sync: AsyncLock(sync, "gone", ttl=0.1, share=True),
+    "reentrant lock": lambda sync: AsyncReentrantLock(sync, "gone", ttl=0.1),
+    "several locks": lambda sync: AsyncMultiLock(sync, ["gone", "too"], ttl=0.1),
+    "semaphore": lambda sync: AsyncSemaphore(sync, "gone", limit=1, ttl=0.1),
+}
+
+
+@pytest.mark.parametrize("make", Makes.values(), ids=Makes)
+async def test_a_body_that_is_told_of_its_loss_is_not_cancelled_as_well(
+    sync: Coordinator, make: Callable[[Coordinator], Any]
+) -> None:
+    """P7: by LeaseLost of its own release, after the loop stood still; what it tidies up then is not cut."""
+    tidied_up = False
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with make(sync) as lease:
+            time.sleep(0.15)  # noqa: ASYNC251
+            with pytest.raises(LeaseLost):
+                await lease.release()
+            await asyncio.sleep(0.02)
+            tidied_up = True
+    assert tidied_up

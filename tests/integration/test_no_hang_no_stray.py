@@ -183,6 +183,10 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
             with pytest.raises(SyncError, match="nothing was changed"):
                 await change()
             assert lease.progress == {"line": 1}
+        proxy.on(recording, no, times=2)
+        both = await asyncio.gather(lease.record({"line": 2}), lease.record({"line": 3}), return_exceptions=True)
+        assert all(isinstance(error, SyncError) for error in both)
+        assert lease.progress == {"line": 1}
         with pytest.raises(SyncError, match="nothing was changed"):  # noqa: PT012
             async with Compensation(lease, steps) as undo:
                 await undo.push("refund", order=7)

@@ -48,7 +48,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the idempotent is not done again": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
     "the error of the body is swallowed": Mutant(Attempts, "leave", "return False  # P7", "return True  # P7"),
     "the body's Unreachable is taken for ours": Mutant(Attempts, "leave", " and error is tx._trouble", ""),
-    "an earlier EXEC is forgotten": Mutant(Attempts, "_given_up", "if not self._perhaps:", "if True:"),
+    "an earlier EXEC is forgotten": Mutant(Attempts, "_give_up", "if not self._perhaps:", "if True:"),
     # the marker
     "the marker is not watched": Mutant(
         Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
