@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from redis.asyncio import Redis
 
@@ -74,7 +74,7 @@ class GuardedTransaction(Transaction):
         self._lease.committing(1)
         try:
             self.replies = await self._commit_while_held()
-        except BaseException as failure:  # so it may be under way
+        except BaseException as failure:  # then it may be under way still, so that stays noted
             await self._end(drop=isinstance(failure, asyncio.CancelledError))
             raise
         self._lease.committing(-1)
@@ -117,7 +117,7 @@ class GuardedTransaction(Transaction):
                 await self._blame(conflicts)
             await asyncio.sleep(delay)
 
-    async def _blame(self, conflicts: int) -> None:
+    async def _blame(self, conflicts: int) -> NoReturn:
         """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""
         keys, self._keys, self._to_watch = self._keys, self._guards, list(self._guards)
         await self._send([])

@@ -76,7 +76,8 @@ class _Idle:
 
     def _closed(self) -> None:
         self._timer.cancel()  # it would keep the coordinator and its client for that long
-        coordinators.pop(self._key, None)
+        if coordinators.get(self._key) is self._coordinator:  # closing tells it twice, and there may be another by then
+            del coordinators[self._key]
 
 
 def _after_fork_in_child() -> None:

@@ -86,6 +86,20 @@ async def test_p12_a_client_for_each_request_is_freed_with_it(redis: Redis, make
     assert later() <= timers
 
 
+async def test_p12_the_end_of_a_coordinator_does_not_make_the_next_one_forgotten(redis: Redis) -> None:
+    """It ends in the background while the client is used again: that use's coordinator stays the client's."""
+    lock, loop = AsyncLock(redis, "again"), asyncio.get_running_loop()
+    async with lock:
+        pass
+    first = coordinators[redis, loop]
+    first.retire("for a test")
+    async with lock:
+        second = coordinators[redis, loop]
+    await first.close()
+    assert second is not first
+    assert coordinators[redis, loop] is second
+
+
 def test_a_forked_child_may_close_the_parents_client(server: EmbeddedServer) -> None:
     """It goes on with it, closes it, and does not touch the parent's connection."""
 
