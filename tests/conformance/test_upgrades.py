@@ -411,8 +411,11 @@ class _CancelledAtItsGrant:
     def __init__(self, future: Any, task: asyncio.Task[Any]) -> None:
         self._future, self._task = future, task
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._future, name)
+    def done(self) -> bool:
+        return bool(self._future.done())
+
+    def set_exception(self, error: Exception) -> None:
+        self._future.set_exception(error)
 
     def set_result(self, lease: Lease | None) -> None:
         self._future.set_result(lease)

@@ -135,15 +135,17 @@ def _run_in_child(client: Redis, child: Any) -> int:
 async def test_a_body_that_ends_another_lease_of_its_identity_is_cancelled(redis: Redis) -> None:
     """P7: by its inner body the task itself released what the outer one holds, too."""
     lock = AsyncLock(redis, "twice")
+    hold = lock.hold(identity="me")
     went_on = False
     with pytest.raises(LeaseLost):  # noqa: PT012
-        async with lock.hold(identity="me") as outer:
+        async with hold:
             inner = await lock.acquire(identity="me")
             await inner.release()
             await asyncio.sleep(5)
             went_on = True
     assert not went_on
-    assert outer.is_lost()
+    assert hold.lease is not None
+    assert hold.lease.is_lost()
 
 
 Makes: dict[str, Callable[[Coordinator], Any]] = {
