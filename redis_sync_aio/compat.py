@@ -120,7 +120,7 @@ class Lock(RedisLock):
             # The release goes on in the background. The body's error leaves; the cancellation stays due.
             if error is None or isinstance(error, asyncio.CancelledError):
                 raise
-            stay_due(again, 0)
+            stay_due(again, 0)  # tasks share this object, so nobody kept how many requests there were before
 
     async def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: str | bytes | None = None

@@ -219,7 +219,7 @@ class Adopted:
 
     def lost(self, error: Exception | None) -> None:
         """Tell redis-py that its transport is gone: whoever waits for it to be closed goes on."""
-        self._place.leave()
+        self.leave()
         if isinstance(self._redis_protocol, asyncio.Protocol):
             self._redis_protocol.connection_lost(error)
         self._connection._reader = self._connection._writer = None
