@@ -72,13 +72,13 @@ class Cancelling:
 
 
 @contextmanager
-def insisting(seconds: float) -> Iterator[None]:
+def insisting(seconds: float | None) -> Iterator[None]:
     """For the block of ``asyncio.timeout(seconds)``: cancel again while it goes on after that (`SWALLOWED`).
 
     redis-py would go on with all its retries. `asyncio.timeout` finds its own request afterwards, and nothing but that.
     """
     task = asyncio.current_task()
-    if task is None or AGAIN is None:
+    if seconds is None or task is None or AGAIN is None:
         yield
         return
     again = Cancelling(task, AGAIN)

@@ -6,6 +6,7 @@ same moment best; see M. Brooker, "Exponential Backoff And Jitter", AWS Architec
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,8 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar, overload
 
-import anyio
-
+from ._cancellation import insisting
 from ._types import Seconds, count, seconds, timeout_seconds
 
 T = TypeVar("T")
@@ -121,17 +121,22 @@ async def wait_until(
     """
     limit = timeout_seconds(timeout)
     delays = iter(backoff)
-    with anyio.move_on_after(limit) as scope:
-        while True:
-            result = condition()
-            if inspect.isawaitable(result):
-                result = await result
-            if result:
-                return result
-            delay = next(delays, None)
-            if delay is None:
-                raise TimeoutError("the condition was not met before the back-off ended")
-            await anyio.sleep(delay)
-    if scope.cancelled_caught:
-        raise TimeoutError(f"the condition was not met within {limit} seconds")
-    raise AssertionError("unreachable")
+    # Not anyio.move_on_after: before anyio 4.16 that swallows a cancellation of the turn in which the time is up.
+    timer = asyncio.timeout(limit)
+    try:
+        async with timer:
+            with insisting(limit):
+                while not timer.expired():  # it can be when the condition swallowed the cancellation
+                    result = condition()
+                    if inspect.isawaitable(result):
+                        result = await result
+                    if result:
+                        return result
+                    delay = next(delays, None)
+                    if delay is None:
+                        raise TimeoutError("the condition was not met before the back-off ended")
+                    await asyncio.sleep(delay)
+    except TimeoutError:
+        if not timer.expired():
+            raise
+    raise TimeoutError(f"the condition was not met within {limit} seconds")

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -260,6 +261,34 @@ async def test_cancellation_comes_out_and_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert asyncio.all_tasks() == before - {task}
+
+
+@pytest.mark.parametrize("ahead", [0.01, -0.01], ids=["cancelled first", "timed out first"])
+async def test_a_cancellation_in_the_turn_of_the_timeout_is_not_taken_for_it(ahead: float) -> None:
+    """P5. anyio before 4.16 swallows it."""
+    loop, limit = asyncio.get_running_loop(), 0.02
+    task = asyncio.ensure_future(wait_until(lambda: False, Backoff(initial=60, cap=60, jitter=False), limit))
+    await asyncio.sleep(0)
+    due = loop.time() + limit
+    loop.call_at(due - ahead, task.cancel)
+    while loop.time() < due + abs(ahead):
+        pass  # both are due in the next turn
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_condition_that_swallows_the_end_of_its_time_is_not_called_again() -> None:
+    calls = []
+
+    async def swallows() -> bool:
+        calls.append(1)
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return False
+
+    with pytest.raises(TimeoutError, match="within"):
+        await wait_until(swallows, FAST, timeout=0.02)
+    assert len(calls) == 1
 
 
 async def test_an_outer_scope_is_not_mistaken_for_the_timeout() -> None:
