@@ -27,6 +27,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, waits
 from ..support.timed import Timed
+from ..support.tls import encrypted, make_tls
 
 NAME = "scene"
 ROOT = Path(__file__).parents[2]
@@ -42,9 +43,9 @@ def scene(function: Scene) -> Scene:
     return function
 
 
-def play(server: EmbeddedServer, name: str, how: str = "", **environment: str) -> None:
-    """Run a scene in a process of its own."""
-    command = [sys.executable, "-W", "error", "-m", __name__, name, server.url, how]
+def play(server: EmbeddedServer, name: str, how: str = "", *, url: str = "", **environment: str) -> None:
+    """Run a scene in a process of its own; with ``url`` it gets to the server by that way."""
+    command = [sys.executable, "-W", "error", "-m", __name__, name, url or server.url, how]
     environment = {**os.environ, "PYTHONDEVMODE": "1", **environment}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=25, check=False)
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1:]) == (0, "", ["done"]), done
@@ -159,6 +160,15 @@ async def in_own_loop_of_child(lock: AsyncLock, lease: Lease, how: str) -> None:
 @pytest.mark.parametrize("made_from", ["coordinator", "bare client", "polling"])
 def test_p12_a8_fork(server: EmbeddedServer, made_from: str, ends: str) -> None:
     play(server, "fork", f"{made_from} {ends}", PYTHONDEVMODE="")
+    assert look(server) is None
+
+
+@pytest.mark.parametrize("ends", ["os._exit", "sys.exit"])
+def test_p12_a8_fork_with_tls(server: EmbeddedServer, tmp_path: Path, ends: str) -> None:
+    """The child has a copy of the parent's session, and does not say a word in it."""
+    tls = make_tls(tmp_path)
+    with encrypted(server.unix_socket, tls) as port:
+        play(server, "fork", f"coordinator {ends}", url=tls.url(port), PYTHONDEVMODE="")
     assert look(server) is None
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -153,6 +154,7 @@ async def wired(
     name: str = "wire",
     kind: Kind = LOCK,
     client: dict[str, Any] | None = None,
+    tls: ssl.SSLContext | None = None,
     **options: Any,
 ) -> AsyncIterator[Wired]:
     """Set all that up. Scripts are known to the server, so that the faults hit commands that do something."""
@@ -162,7 +164,7 @@ async def wired(
     limits: dict[str, Any] = {"response_timeout": RESPONSE_TIMEOUT, "retry_for": RETRY_FOR}
     assert server.port is not None
     async with (
-        FaultProxy((server.host, server.port)) as proxy,
+        FaultProxy((server.host, server.port), tls) as proxy,
         server.client() as direct,
         Redis(host=proxy.host, port=proxy.port, **(timeouts | client_options | (client or {}))) as faulty,
         Coordinator(direct) as other,

@@ -12,6 +12,7 @@ delays, holds or swallows one message keeps all that follow it waiting, as on a 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -279,13 +280,14 @@ class _Link:
 
 
 class FaultProxy:
-    """Listens on a free port of 127.0.0.1; each connection gets its own one to ``upstream``."""
+    """Listens on a free port of 127.0.0.1, perhaps with TLS; each connection gets its own one to ``upstream``."""
 
     host = "127.0.0.1"
     _server: asyncio.Server
 
-    def __init__(self, upstream: tuple[str, int] | str) -> None:
+    def __init__(self, upstream: tuple[str, int] | str, tls: ssl.SSLContext | None = None) -> None:
         self._upstream = upstream
+        self._tls = tls
         self._links: dict[asyncio.Task[None], _Link] = {}
         self._rules: list[Rule] = []
         self._push_rules: list[Rule] = []
@@ -320,7 +322,7 @@ class FaultProxy:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Link(self).client, self.host, 0)
+        self._server = await loop.create_server(lambda: _Link(self).client, self.host, 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
