@@ -19,7 +19,7 @@ from typing import TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ._clock import now
-from ._waiting.ticket import Request
+from ._waiting.request import Request
 from .errors import LeaseLost, LossReason
 from .lease import HELD, Lease, State
 
@@ -147,6 +147,10 @@ class Bundle:
     def forget(self, lease: Lease) -> None:
         """A share is lost. If it found out by itself, by the clock, then it tells the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
+
+    def pass_on(self, lease: Lease) -> bool:
+        """Return False: it is no identity's."""
+        return False
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return the leases that a share stands on."""

@@ -25,7 +25,8 @@ from ._link.client import encode
 from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
 from ._waiting.cohort import Cohort
 from ._waiting.local import LocalName
-from ._waiting.ticket import Request, acquire, never_refused
+from ._waiting.request import Request, never_refused
+from ._waiting.ticket import acquire
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, SyncError
 from .lease import Lease

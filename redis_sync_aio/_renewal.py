@@ -41,6 +41,7 @@ class Renewals:
         engine: Callable[[], LuaEngine],
         leases: Callable[[], Iterable[Lease]],
         forget: Callable[[Lease], None],
+        pass_on: Callable[[Lease], bool],
         retry_for: float,
         patience: float,
         check_place: Callable[[], None],
@@ -53,6 +54,7 @@ class Renewals:
         self._engine = engine
         self._leases = leases
         self._forget = forget
+        self.pass_on = pass_on
         self.retry_for = retry_for
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
@@ -315,7 +317,9 @@ class Renewals:
         time = now()
         if expires is None:
             expires = time + max(self.retry_for, 60.0)
-        self._engine().release(keys, token, ticket, time, expires, answered, pending=pending, closing=closing)
+        self._engine().release(
+            keys, token, ticket, time, expires, answered, pending=pending, closing=closing, reusable=not pending
+        )
 
     def _put_back(self, lease: Lease) -> None:
         """Make a reader of a writer whose release nobody will send, or that had no answer.

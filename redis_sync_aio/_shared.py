@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._link.call import Argument, Reply
     from ._renewal import Renewals
     from ._waiting.local import LocalName
-    from ._waiting.ticket import Request
+    from ._waiting.request import Request
 
 Task: TypeAlias = asyncio.Task[object]
 

@@ -14,7 +14,8 @@ from ._link.call import Call
 from ._renewal import Renewals
 from ._shared import SharedLease
 from ._types import MIN_TTL_MS, Seconds, timeout_seconds
-from ._waiting.ticket import Request, acquire
+from ._waiting.request import Request
+from ._waiting.ticket import acquire
 from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
 from .lease import HELD, Lease, State
 

@@ -50,7 +50,8 @@ from ._keys import lock_keys
 from ._link.call import Call, Reply
 from ._link.client import check_client, encode
 from ._types import text, ttl_ms
-from ._waiting.ticket import Request, acquire
+from ._waiting.request import Request
+from ._waiting.ticket import acquire
 from .backoff import Backoff, wait_until
 from .errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 

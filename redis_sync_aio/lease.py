@@ -323,8 +323,8 @@ class Lease(Recorded):
         """End those of the tasks that share it whose own time is up."""
 
     def forsake(self) -> None:
-        """Nobody wants it: start the release, unless others may live on it, because it was their lease before."""
-        if self.joined:
+        """Nobody wants it: start the release, unless it was the identity's before, or another one of it lives on it."""
+        if self.joined or (self.shared and self._keeper.pass_on(self)):
             self._keeper.forget(self)
         else:
             self.give_back()

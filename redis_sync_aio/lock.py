@@ -15,7 +15,8 @@ from ._primitive import SHOWN, Primitive
 from ._robust import adopting
 from ._types import Name, Seconds, require_bool, text
 from ._waiting.local import LocalName
-from ._waiting.ticket import Request, acquire
+from ._waiting.request import Request
+from ._waiting.ticket import acquire
 from .coordinator import Coordinator
 from .lease import Lease
 

@@ -14,7 +14,8 @@ from ._primitive import SHOWN, Primitive
 from ._types import Name, Seconds, text
 from ._upgrade import UpgradeSide
 from ._waiting.local import LocalName
-from ._waiting.ticket import Request, acquire
+from ._waiting.request import Request
+from ._waiting.ticket import acquire
 from .coordinator import Coordinator
 from .errors import WouldDeadlock
 from .lease import Lease
@@ -57,7 +58,7 @@ class Side(Primitive):
     async def _ticket(self, local: LocalName, request: Request) -> Lease | None:
         lease = await acquire(local, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
-            local.drop(lease)
+            lease.forsake()
             has, use = ("writing", "downgrade() it") if lease.weight == WHOLE else ("reading", "upgrade() it")
             raise WouldDeadlock(
                 f"{text(lease.wire_token)!r} holds {self.name!r} already, for {has}: go on with that lease, or {use}"

@@ -12,7 +12,7 @@ from .._clock import now
 from .._engine.outcomes import WHOLE
 from .._shared import Base, LastShare, SharedLease
 from ..lease import Lease
-from .ticket import Request
+from .request import Request
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -208,6 +208,10 @@ class Bases(ABC):
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
         self.hub.renewals.check_place()
+
+    def pass_on(self, lease: Lease) -> bool:
+        """Return False: it is no identity's."""
+        return False
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""

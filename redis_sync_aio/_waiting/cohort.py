@@ -29,7 +29,8 @@ from .._shared import Base, SharedLease, Task
 from ..errors import LimitMismatch, SyncError, Unreachable, copied
 from ..lease import Lease
 from .bases import Answer, Bases
-from .ticket import Request, Ticket
+from .request import Request
+from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .local import LocalName

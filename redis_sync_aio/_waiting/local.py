@@ -26,10 +26,12 @@ from ..backoff import Backoff
 from ..errors import AcquireTimeout, CoordinatorClosed, SyncError, copied
 from ..lease import Lease
 from .cohort import Cohort
+from .namesakes import Namesakes
 
 if TYPE_CHECKING:
     from .._renewal import Renewals
-    from .ticket import Request, Ticket
+    from .request import Request
+    from .ticket import Ticket
 
 
 MANY = 16
@@ -77,6 +79,7 @@ class LocalName:
         "keys",
         "leases",
         "name",
+        "namesakes",
         "tickets",
     )
 
@@ -86,6 +89,7 @@ class LocalName:
         self.name = text(keys.name)
         self.tickets: dict[int, Ticket] = {}  # oldest first
         self.leases: dict[Lease, None] = {}  # on the server
+        self.namesakes: Namesakes | None = None  # once somebody asked by an identity
         self.cohorts: dict[tuple[int, int], Cohort] = {}  # by weight and limit of what they want
         self._many = MANY  # of them: time to forget those that nobody uses
         self._heal: asyncio.TimerHandle | None = None
@@ -105,6 +109,8 @@ class LocalName:
         if self.tickets.pop(number, None) is None:
             return
         del self.hub.tickets[number]
+        if self.namesakes is not None:
+            self.namesakes.settle()
         if not self.tickets:
             self._stop_healing()
             self.forget_if_idle()
@@ -220,6 +226,12 @@ class LocalName:
         self.leases[lease] = None
         self.hub.renewals.watch(lease)
         return lease
+
+    def by_identity(self) -> Namesakes:
+        """Return what is known of those who ask by an identity."""
+        if self.namesakes is None:
+            self.namesakes = Namesakes(self)
+        return self.namesakes
 
     def cohort(self, request: Request) -> Cohort:
         """Return the cohort of tasks that want the same."""

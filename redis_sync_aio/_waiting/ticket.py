@@ -15,62 +15,19 @@ that the grant was new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from .._clock import EARLY, now
-from .._engine.lua import ASK_AGAIN, WHOLE, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
+from .._engine.lua import ASK_AGAIN, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
 from .._link.troubles import too_slow, unanswered
 from ..errors import SyncError
 from ..lease import Lease
+from .request import Request
 
 if TYPE_CHECKING:
     from .local import LocalName
-
-
-def never_refused(answer: Answer, weight: int) -> SyncError:
-    """For what the server always admits: locks, readers and writers."""
-    raise AssertionError(f"a request of weight {weight} can not be refused: {answer}")
-
-
-@dataclass(slots=True)
-class Request:
-    """What a primitive wants."""
-
-    ttl_ms: int
-    auto_renew: bool
-    max_hold: float | None = None
-    identity: bytes | None = None
-    token: bytes | None = None  # the caller's own token, not to be shared as an identity is; does not queue
-    wait: bool = True
-    timeout: float | None = None
-    weight: int = 0  # of a permit; 0: it is a lock
-    limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
-    upgrade: bool = False  # of what the token holds already; ends by a downgrade
-    shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
-    linger: float = 0.0  # for so long a shared lease that no task has is kept
-    refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
-
-    reusable: bool = field(init=False)
-    """Whether what the token holds may be in use elsewhere, before or after this request."""
-    size: tuple[int, ...] = field(init=False)
-    """What a request for permits says beside that for a lock."""
-
-    plain: bool = field(init=False)
-    """Whether it lasts for as long as it is renewed, and weighs nothing, or one."""
-
-    def __post_init__(self) -> None:
-        self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
-        self.size = (self.weight, self.limit) if self.weight else ()
-        self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
-
-    @property
-    def reads(self) -> bool:
-        """Whether it is for a reader: any number of them have the same at once."""
-        return self.limit == WHOLE and self.weight == 1
 
 
 class Taker(Protocol):
@@ -125,13 +82,13 @@ class Ticket:
         hub, request = self._local.hub, self._request
         self.number = hub.next_number()
         own = b"%b%d~" if request.shared else b"%b%d"
-        self._token = request.identity or request.token or own % (hub.token_prefix, self.number)
+        self.token = request.identity or request.token or own % (hub.token_prefix, self.number)
         if request.upgrade:
             self._attempt = b"%b|%d" % (hub.inbox or hub.token_prefix, self.number)  # see parts/turns.lua
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
-            self._member = ticket_member(hub.inbox, self.number, claim_ms, self._token, request.weight)
+            self._member = ticket_member(hub.inbox, self.number, claim_ms, self.token, request.weight)
         self._local.add(self)
 
     # -- the request -----------------------------------------------------------------------------------
@@ -140,9 +97,11 @@ class Ticket:
         """Send the request, for the first time or to find out what became of it (P3)."""
         hub, request = self._local.hub, self._request
         self.sent = now()
+        if request.identity is not None and self._local.by_identity().defer(self):
+            return
         self.call = hub.engine.acquire(
             self._local.keys,
-            self._token,
+            self.token,
             request.ttl_ms,
             self._member,
             hub.poll_ms if request.wait else 0,
@@ -220,9 +179,8 @@ class Ticket:
     def pushed(self, push: Push) -> None:
         """A message for this ticket: the grant, or word of the present holder."""
         if self.abandoned:
-            if push.fence > 0:  # a new grant, and nobody wants it
-                self._local.undo(self._token, self._member)
-                self._local.remove(self.number)
+            if push.fence > 0:
+                self._decline()
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
@@ -270,11 +228,12 @@ class Ticket:
             else:
                 self._again()
             return
-        lease = self._lease = local.hold(request, self._token, fence, deadline, duration)
+        lease = self._lease = local.hold(request, self.token, fence, deadline, duration)
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
-        if not new:
-            lease.joined = True
+        if request.identity is not None:
+            only = local.by_identity().inherits(self.token)
+            lease.joined = not new and not only
         if request.upgrade:
             lease.attempt = self._attempt
         self._leave()  # after hold(): a name without tickets and leases is forgotten
@@ -352,14 +311,23 @@ class Ticket:
 
     def _undo_all(self) -> None:
         closing = (self._attempt,) if self._request.upgrade else ()
-        self._local.undo(self._token, self._member, pending=True, closing=closing)
+        self._local.undo(self.token, self._member, pending=True, closing=closing)
 
     def _undo_answered(self, call: Call) -> None:
         if call.error is None and (plain_grant(call.reply) or read_acquire(call.reply).number == self._ours != 0):
-            self._local.remove(self.number)
-            self._local.undo(self._token, self._member)
+            self._decline()
         else:
             self._withdraw_ticket()
+        if self._local.namesakes is not None:
+            self._local.namesakes.settle()
+
+    def _decline(self) -> None:
+        """It was granted what nobody wants any more."""
+        if self._request.identity is not None and self._local.by_identity().pass_on(self.token):
+            self._withdraw_ticket()
+        else:
+            self._local.undo(self.token, self._member)
+            self._local.remove(self.number)
 
     def _withdraw_ticket(self) -> None:
         local, number = self._local, self.number

@@ -19,7 +19,8 @@ from .._engine.several import acquire_all, joined
 from .._link.call import Call
 from ..lease import Lease
 from .local import LocalName
-from .ticket import Request, Ticket
+from .request import Request
+from .ticket import Ticket
 
 FREE_MS = -2
 """What is left of a holder that is not there, in the answer about a lock that was not taken because others are."""

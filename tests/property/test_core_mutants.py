@@ -17,6 +17,7 @@ from redis_sync_aio._link.link import Link
 from redis_sync_aio._link.plain import PlainExecutor
 from redis_sync_aio._renewal import Renewals
 from redis_sync_aio._waiting.local import LocalName
+from redis_sync_aio._waiting.namesakes import Namesakes
 from redis_sync_aio._waiting.ticket import Ticket
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -52,8 +53,13 @@ MUTANTS: Mapping[str, Mutant] = {
     # P5 cancellation
     "nothing is undone": Mutant(Ticket, "undo", "self._undo_all()"),
     "an identity's grant is not undone": Mutant(
-        Ticket, "_undo_answered", "self._local.undo(self._token, self._member)", "pass"
+        Ticket, "_decline", "self._local.undo(self.token, self._member)", "pass"
     ),
+    "who asks again does not ask behind the undoing": Mutant(
+        Namesakes, "defer", "it.abandoned and it.call is not None", "False"
+    ),
+    "what a namesake is about to join is undone": Mutant(Namesakes, "pass_on", "not self._under_way(token)", "True"),
+    "what no namesake got is kept": Mutant(Namesakes, "settle", 'self._local.undo(token, b"")', "pass"),
     "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(Ticket, "abandon", "self._lease.forsake()", "pass"),
     "clean-ups overtake, without a link": Mutant(PlainExecutor, "send", "if queue is not None:", "if False:"),

@@ -173,6 +173,31 @@ async def check_a_cancelled_request_leaves_nothing(sim: Sim) -> None:
             await sim.check_free()
 
 
+async def check_a_cancelled_request_takes_nothing_from_its_namesakes(sim: Sim) -> None:
+    """Neither from one that asks next nor from one that asks at the same time; and if that is cancelled, too, …"""
+    for beside, both in ((False, False), (True, False), (True, True)):
+        async with sim.coordinators():
+            lock = AsyncLock(sim.sync, "l")
+            assert not await lock.locked()
+            first = asyncio.create_task(lock.acquire(identity="me", ttl=5))
+            second = asyncio.create_task(lock.acquire(identity="me")) if beside else None
+            sim.on("acquire", partial(soon, first.cancel))
+            if second is not None and both:
+                sim.on("acquire", partial(soon, second.cancel))
+            await asyncio.wait([first])
+            assert first.cancelled()
+            second = second or asyncio.create_task(lock.acquire(identity="me"))
+            await asyncio.wait([second])
+            await asyncio.sleep(0.1)
+            if both:
+                assert second.cancelled()
+            else:
+                assert second.result().remaining() > (0 if beside else 20), "what was cancelled decides nothing"
+                assert await AsyncLock(sim.other, "l").try_acquire() is None
+                await second.result().release()
+            await sim.check_free()
+
+
 async def check_a_wait_that_is_over_leaves_nothing(sim: Sim) -> None:
     async with sim.coordinators():
         held = await AsyncLock(sim.other, "l").acquire()

@@ -1,0 +1,51 @@
+"""What a primitive asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .._engine.lua import WHOLE, Answer
+from ..errors import SyncError
+
+
+def never_refused(answer: Answer, weight: int) -> SyncError:
+    """For what the server always admits: locks, readers and writers."""
+    raise AssertionError(f"a request of weight {weight} can not be refused: {answer}")
+
+
+@dataclass(slots=True)
+class Request:
+    """What a primitive wants."""
+
+    ttl_ms: int
+    auto_renew: bool
+    max_hold: float | None = None
+    identity: bytes | None = None
+    token: bytes | None = None  # the caller's own token, not to be shared as an identity is; does not queue
+    wait: bool = True
+    timeout: float | None = None
+    weight: int = 0  # of a permit; 0: it is a lock
+    limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
+    upgrade: bool = False  # of what the token holds already; ends by a downgrade
+    shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
+    linger: float = 0.0  # for so long a shared lease that no task has is kept
+    refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
+
+    reusable: bool = field(init=False)
+    """Whether what the token holds may be in use elsewhere, before or after this request."""
+    size: tuple[int, ...] = field(init=False)
+    """What a request for permits says beside that for a lock."""
+
+    plain: bool = field(init=False)
+    """Whether it lasts for as long as it is renewed, and weighs nothing, or one."""
+
+    def __post_init__(self) -> None:
+        self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
+        self.size = (self.weight, self.limit) if self.weight else ()
+        self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is for a reader: any number of them have the same at once."""
+        return self.limit == WHOLE and self.weight == 1
