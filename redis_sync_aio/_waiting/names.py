@@ -62,7 +62,7 @@ class Names(ABC):
 
     def _pass_on(self, lease: Lease) -> bool:
         local = self.locals.get(lease.keys.id)
-        return local is not None and local.by_identity().pass_on(lease.wire_token, lease)
+        return local is not None and local.by_identity().pass_on(lease.wire_token, lease.fence, lease)
 
     def _recheck_all(self) -> None:
         for local in list(self.locals.values()):

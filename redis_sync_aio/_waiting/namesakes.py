@@ -38,10 +38,11 @@ class Namesakes:
             self._behind.append(ticket)
         return True
 
-    def pass_on(self, token: bytes, but: Lease | None = None) -> bool:
-        """Return whether another request or lease of this identity takes over what was granted to one (to ``but``)."""
+    def pass_on(self, token: bytes, fence: int, but: Lease | None = None) -> bool:
+        """Return whether another lease than ``but``, or a request, of this identity takes over the grant ``fence``."""
         for lease in self._local.leases:
-            if lease.wire_token == token and lease is not but and lease.state is State.HELD:
+            same = lease.wire_token == token and lease.fence == fence  # else it is gone, and has to learn that
+            if same and lease is not but and lease.state is State.HELD:
                 lease.joined = False
                 return True
         if not self._under_way(token):

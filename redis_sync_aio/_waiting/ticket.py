@@ -180,7 +180,7 @@ class Ticket:
         """A message for this ticket: the grant, or word of the present holder."""
         if self.abandoned:
             if push.fence > 0:
-                self._decline()
+                self._decline(push.fence)
             return
         if self._base is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
@@ -314,16 +314,20 @@ class Ticket:
         self._local.undo(self.token, self._member, pending=True, closing=closing)
 
     def _undo_answered(self, call: Call) -> None:
-        if call.error is None and (plain_grant(call.reply) or read_acquire(call.reply).number == self._ours != 0):
-            self._decline()
+        if call.error is not None:
+            self._withdraw_ticket()
+        elif plain_grant(call.reply):
+            self._decline(call.reply)
+        elif read_acquire(call.reply).number == self._ours != 0:
+            self._decline(self._ours)
         else:
             self._withdraw_ticket()
         if self._local.namesakes is not None:
             self._local.namesakes.settle()
 
-    def _decline(self) -> None:
+    def _decline(self, fence: int) -> None:
         """It was granted what nobody wants any more."""
-        if self._request.identity is not None and self._local.by_identity().pass_on(self.token):
+        if self._request.identity is not None and self._local.by_identity().pass_on(self.token, fence):
             self._withdraw_ticket()
         else:
             self._local.undo(self.token, self._member)

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, WouldDeadlock, wait_until
+from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost, WouldDeadlock, wait_until
 from redis_sync_aio.coordinator import Push
 
 from ..conftest import MakeClient
@@ -169,3 +169,19 @@ async def test_the_other_side_was_joined_by_nobody(sync: Coordinator, redis: Red
             return found.writer is None and found.readers == 0
 
         await wait_until(free, FAST, timeout=2)
+
+
+@kinds
+@pytest.mark.parametrize("number", range(0, TURNS, 2))
+async def test_a_lease_that_is_gone_inherits_nothing(sync: Coordinator, redis: Redis, kind: Kind, number: int) -> None:
+    """Others may have been in between; nobody here knows yet that it is gone."""
+    lock = kind.make(sync, NAME, auto_renew=False)
+    gone = await lock.acquire(**WHO)
+    await kind.vanish(redis, NAME)
+    again = asyncio.create_task(lock.acquire(**WHO))
+    await turns(number)
+    for lease in await cancel(again):
+        await lease.release()
+    await check_nothing_left(kind, redis)
+    with suppress(LeaseLost):
+        await gone.release()
