@@ -148,10 +148,6 @@ class Bundle:
         """A share is lost. If it found out by itself, by the clock, then it tells the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
 
-    def pass_on(self, lease: Lease) -> bool:
-        """Return False: it is no identity's."""
-        return False
-
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return the leases that a share stands on."""
         return self.members

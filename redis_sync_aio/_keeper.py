@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Keeper(Protocol):
-    """What a lease needs of the one who keeps it: the renewals of its coordinator."""
+    """What a lease needs of the one who keeps it.
+
+    `Renewals` keep those on the server, a `Bundle` the shares of a multi-lease, a `Cohort` what its tasks share.
+    """
 
     loop: asyncio.AbstractEventLoop
     client: Redis
@@ -22,7 +25,6 @@ class Keeper(Protocol):
     def check_place(self) -> None: ...
     def release(self, lease: Lease) -> None: ...
     def forget(self, lease: Lease) -> None: ...
-    def pass_on(self, lease: Lease, /) -> bool: ...
     def members_of(self, lease: Lease) -> tuple[Lease, ...]: ...
     async def extend(self, lease: Lease, ttl: int) -> None: ...
 

@@ -37,7 +37,7 @@ class Keys:
     family: ClassVar[Family]
     """Which scripts take them."""
     closing: ClassVar[tuple[bytes, ...]] = ()
-    """What a release says about the record of a lease, when it is about none."""
+    """The last arguments of a release that ends no lease (it only withdraws a ticket)."""
 
     name: bytes  # as users know it
     all: tuple[bytes, ...]  # in the order in which scripts take them

@@ -41,7 +41,6 @@ class Renewals:
         engine: Callable[[], LuaEngine],
         leases: Callable[[], Iterable[Lease]],
         forget: Callable[[Lease], None],
-        pass_on: Callable[[Lease], bool],
         retry_for: float,
         patience: float,
         check_place: Callable[[], None],
@@ -54,7 +53,6 @@ class Renewals:
         self._engine = engine
         self._leases = leases
         self._forget = forget
-        self.pass_on = pass_on
         self.retry_for = retry_for
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
@@ -287,7 +285,7 @@ class Renewals:
         self._forget(lease)
         if lease.under is not None:
             self.watch(lease.under.permit)  # it is renewed by itself again
-        if lease.shared:  # the same lease, acquired here more than once: it ends for all of them
+        if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
                 if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
                     twin.lose("expired")

@@ -27,6 +27,7 @@ from .lease import HELD, State
 if TYPE_CHECKING:
     from ._renewal import Renewals
     from ._unanswered import Sent
+    from ._waiting.local import LocalName
     from .lease import Lease
 
 MAX_BYTES = 65_536
@@ -177,7 +178,7 @@ def _trouble(keeper: Renewals, lease: Lease, ttl: int, sent: Sent | None, call: 
     return error
 
 
-async def adopting(granting: Awaitable[Lease | None], keeper: Renewals, timeout: float | None) -> Lease | None:
+async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout: float | None) -> Lease | None:
     """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
 
     ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
@@ -186,14 +187,14 @@ async def adopting(granting: Awaitable[Lease | None], keeper: Renewals, timeout:
     lease = await granting
     if lease is None:
         return None
-    record = lease.book = Record(keeper)
+    record = lease.book = Record(local.hub.renewals)
     try:
         await record.adopt(lease, max(ends, now() + lease.patience))
     except BaseException:
         # Cancelled, refused, lost, out of reach. The release follows the adoption on the wire, and puts back what
         # that may have replaced: nobody has seen it.
         lease.unfinished = True
-        lease.forsake()
+        local.decline(lease)
         raise
     return lease
 

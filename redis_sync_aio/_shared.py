@@ -189,7 +189,6 @@ class SharedLease(Lease):
     until = math.inf
     ends = math.inf
     """When it ends, whether its base is renewed or not (local clock)."""
-    shared = False
     weight = 1
     task: Task | None
     """Who has it."""

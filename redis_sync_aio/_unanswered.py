@@ -54,10 +54,10 @@ class Unanswered:
         return sent
 
     def answered(self, permit: Lease, sent: Sent, ambiguous: bool, alone: bool) -> None:
-        """It was executed, or refused. So what was given up before it is not under way any more.
+        """The server has answered ``sent``: earlier ones that were given up are not under way here any more.
 
-        But for stray copies: of that, and if it is ``ambiguous`` of this one. Of connections that have ended, if the
-        present one is ``alone``, there are none.
+        A copy of those, or of ``sent`` if it is ``ambiguous``, may still arrive by a connection that was lost, unless
+        the present one is known to be ``alone``.
         """
         found = self._sent.get(permit)
         if found is None or sent not in found:

@@ -159,7 +159,6 @@ class Coordinator(Names):
             lambda: self.engine,
             self._all_leases,
             self._forget_lease,
-            self._pass_on,
             self.retry_for,
             self._response_timeout,
             self.check_place,

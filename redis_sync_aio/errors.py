@@ -191,7 +191,7 @@ class WrongKeyType(CommandRefused):
 
 
 class LinkUnavailable(SyncError):
-    """The server or the ACL user does not allow pushes, and ``push="always"`` was asked for."""
+    """``push="always"`` was asked for; the server, its user or the client's kind of connection does not allow it."""
 
 
 class CoordinatorClosed(SyncError):

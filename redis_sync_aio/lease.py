@@ -117,7 +117,6 @@ class Lease(Recorded):
         self.period = period  # seconds granted by the latest answer
         self.ttl_ms = terms.ttl_ms
         self.weight = terms.weight or 1
-        self.shared = terms.identity is not None  # others may use the same token
         self.auto_renew = terms.auto_renew
         # Without an end, also where an identity joins a lease that has none, there is nothing to renew.
         self.renew_at = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
@@ -279,7 +278,7 @@ class Lease(Recorded):
         return self.within is not None and self.within() is task
 
     def committing(self, number: int) -> None:
-        """So many commits more are under way that are valid as long as the server knows the token; or fewer."""
+        """``number`` more guarded commits are under way (negative: fewer)."""
 
     def become_reader(self) -> None:
         """It was a writer's."""
@@ -321,13 +320,6 @@ class Lease(Recorded):
 
     def look_at_shares(self, time: float) -> None:
         """End those of the tasks that share it whose own time is up."""
-
-    def forsake(self) -> None:
-        """Nobody wants it: start the release, unless it was the identity's before, or another one of it lives on it."""
-        if self.joined or (self.shared and self._keeper.pass_on(self)):
-            self._keeper.forget(self)
-        else:
-            self.give_back()
 
     def closing(self) -> tuple[Argument, ...]:
         """Return what its release says of the record, if there is one, or which attempt at an upgrade it ends."""

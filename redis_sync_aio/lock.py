@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from ._engine.lua import read_inspect, ticket_token
+from ._engine.lua import read_inspect
 from ._hold import OnLost
 from ._keys import Engine, lock_keys, robust_keys
 from ._primitive import SHOWN, Primitive
@@ -159,13 +159,13 @@ class AsyncLock(Primitive):
             fence=view.fence,
             foreign=view.holder is not None and view.holder != view.fence_token,
             waiters=view.waiting + self._behind_tickets(),
-            waiting=tuple(text(ticket_token(ticket)) for ticket in view.tickets),
+            waiting=tuple(text(ticket.token) for ticket in view.tickets),
             task=None if local is None else local.task_of(view.holder),
         )
 
     def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
         lease = acquire(local, request)
-        return adopting(lease, local.hub.renewals, request.timeout) if self._robust else lease
+        return adopting(lease, local, request.timeout) if self._robust else lease
 
     async def _holders(self) -> str:
         holder = (await self.statistics()).holder

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from redis.asyncio import Redis
 
-from ._engine.lua import WHOLE, PermitsView, read_permits, ticket_token, ticket_weight
+from ._engine.lua import WHOLE, PermitsView, read_permits
 from ._hold import Hold, OnLost
 from ._keys import Engine, PermitKeys, permit_keys
 from ._primitive import SHOWN, Primitive
@@ -58,7 +58,7 @@ class Side(Primitive):
     async def _ticket(self, local: LocalName, request: Request) -> Lease | None:
         lease = await acquire(local, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
-            lease.forsake()
+            local.decline(lease)
             has, use = ("writing", "downgrade() it") if lease.weight == WHOLE else ("reading", "upgrade() it")
             raise WouldDeadlock(
                 f"{text(lease.wire_token)!r} holds {self.name!r} already, for {has}: go on with that lease, or {use}"
@@ -257,8 +257,7 @@ class AsyncReadWriteLock:
             fence=view.fence or None,
             waiters=view.waiting + self._read._behind_tickets(),
             waiting=tuple(
-                ("write" if ticket_weight(ticket) == WHOLE else "read", text(ticket_token(ticket, "permits")))
-                for ticket in view.tickets
+                ("write" if ticket.weight == WHOLE else "read", text(ticket.token)) for ticket in view.tickets
             ),
         )
 

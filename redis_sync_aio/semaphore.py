@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from ._engine.lua import Answer, LuaEngine, Outcome, PermitsView, read_permits, ticket_token
+from ._engine.lua import Answer, LuaEngine, Outcome, PermitsView, read_permits
 from ._hold import Hold, OnLost
 from ._implicit import coordinator_for
 from ._keys import Engine, permit_keys
@@ -118,7 +118,7 @@ class AsyncSemaphore(Primitive):
             scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
             decision; "lua": CommandRefused instead. Both work on the same semaphore at the same time.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
-            see `AsyncLock` and docs/local-sharing.md. A lower limit reaches them with the next renewal.
+            see `AsyncLock` and docs/local-sharing.md. A lower limit reaches other processes with their next renewal.
         linger: for how many seconds (or timedelta) a shared permit is kept when no task has it; 0: not at all.
 
     Raises:
@@ -286,7 +286,7 @@ class AsyncSemaphore(Primitive):
             holders=tuple(PermitHolder(text(p.token), p.weight, p.left, p.fence) for p in view.permits),
             fence=view.fence or None,
             waiters=view.waiting + self._behind_tickets(),
-            waiting=tuple(text(ticket_token(ticket, "permits")) for ticket in view.tickets),
+            waiting=tuple(text(ticket.token) for ticket in view.tickets),
         )
 
     async def locked(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from .outcomes import WHOLE as WHOLE
 from .outcomes import Outcome as Outcome
 from .outcomes import Released as Released
 from .outcomes import Renewed as Renewed
+from .snapshot import Ticket
 
 
 class Answer(NamedTuple):
@@ -37,7 +38,7 @@ class View:
     fence: int | None
     fence_token: bytes | None
     waiting: int
-    tickets: tuple[bytes, ...]
+    tickets: tuple[Ticket, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class PermitsView:
     used: int
     fence: int
     waiting: int
-    tickets: tuple[bytes, ...]
+    tickets: tuple[Ticket, ...]
     permits: tuple[Permit, ...]
 
 
@@ -84,14 +85,19 @@ def read_renew(reply: Reply) -> Renewed:
 def read_inspect(reply: Reply) -> View:
     """Decode a reply of inspect.lua."""
     holder, left, fence, token, waiting, tickets = reply
-    return View(holder, _left(left), None if fence is None else int(fence), token, waiting, tuple(tickets))
+    shown = _tickets(map(Ticket.of_lock, tickets))
+    return View(holder, _left(left), None if fence is None else int(fence), token, waiting, shown)
 
 
 def read_permits(reply: Reply) -> PermitsView:
     """Decode a reply of permits_inspect.lua."""
     limit, used, fence, waiting, tickets, permits = reply
     shown = tuple(Permit(token, weight, int(own), ms / 1000) for token, weight, own, ms in permits)
-    return PermitsView(limit, used, int(fence), waiting, tuple(tickets), shown)
+    return PermitsView(limit, used, int(fence), waiting, _tickets(map(Ticket.parse, tickets)), shown)
+
+
+def _tickets(found: Iterable[Ticket | None]) -> tuple[Ticket, ...]:
+    return tuple(ticket for ticket in found if ticket is not None)  # what is none is a foreign hand's
 
 
 def _left(milliseconds: int) -> float | None:
@@ -103,16 +109,6 @@ def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight
     if weight:
         return b"%b|%d|%d|%d|%b" % (inbox, number, claim_ms, weight, token)
     return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
-
-
-def ticket_token(member: bytes, family: Family = "lock") -> bytes:
-    """Return whose ticket it is."""
-    return member.split(b"|", 3)[3] if family == "lock" else member.split(b"|", 4)[4]
-
-
-def ticket_weight(member: bytes) -> int:
-    """Return what a ticket for permits asks for."""
-    return int(member.split(b"|", 4)[3])
 
 
 class Push(NamedTuple):

@@ -12,4 +12,4 @@ local holder, ttl = redis.call('GET', NAME), ARGV[2]
 -- include: prolong
 if not ARGV[3] then return {1, now} end
 local first = ARGV[3] == '0' and 0 or next_fence(holder, ttl, ARGV[3])
-return {1, now, tonumber(first), redis.call('EXISTS', QUEUE)}
+return {1, now, tonumber(first), redis.call('ZCARD', QUEUE) > 0 and 1 or 0}

@@ -29,7 +29,7 @@ if fits(WHOLE, had) then
   if ticket ~= '' then leave(ticket) end
   its_fence = next_fence(WHOLE)
   hold(token, WHOLE, ttl, had, its_fence, ARGV[6])
-  if sharer(token) and redis.call('EXISTS', QUEUE) == 1 then wanted(token) end
+  if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then wanted(token) end
   return tonumber(its_fence)
 end
 ahead = -1

@@ -209,10 +209,6 @@ class Bases(ABC):
         """Raise WrongContext in another event loop, or after a fork."""
         self.hub.renewals.check_place()
 
-    def pass_on(self, lease: Lease) -> bool:
-        """Return False: it is no identity's."""
-        return False
-
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
         assert isinstance(lease, SharedLease)

@@ -222,7 +222,7 @@ class Cohort(Bases):
         """A task was cancelled."""
         if not future.cancelled():  # it ended in the same turn of the loop
             if future.exception() is None and (lease := future.result()) is not None:
-                lease.forsake()
+                lease.give_back()
             return
         if request.wait:
             self._gone += 1

@@ -227,6 +227,15 @@ class LocalName:
         self.hub.renewals.watch(lease)
         return lease
 
+    def decline(self, lease: Lease) -> None:
+        """Nobody wants it: give it back, unless its identity held it before the request, or others of it take over."""
+        if lease.joined or (
+            lease.identity is not None and self.by_identity().pass_on(lease.wire_token, lease.fence, lease)
+        ):
+            self.drop(lease)
+        else:
+            lease.give_back()
+
     def by_identity(self) -> Namesakes:
         """Return what is known of those who ask by an identity."""
         if self.namesakes is None:

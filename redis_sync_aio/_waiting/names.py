@@ -60,10 +60,6 @@ class Names(ABC):
         if local is not None:
             local.drop(lease)
 
-    def _pass_on(self, lease: Lease) -> bool:
-        local = self.locals.get(lease.keys.id)
-        return local is not None and local.by_identity().pass_on(lease.wire_token, lease.fence, lease)
-
     def _recheck_all(self) -> None:
         for local in list(self.locals.values()):
             local.recheck()

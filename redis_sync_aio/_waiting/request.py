@@ -22,7 +22,7 @@ class Request:
     auto_renew: bool
     max_hold: float | None = None
     identity: bytes | None = None
-    token: bytes | None = None  # the caller's own token, not to be shared as an identity is; does not queue
+    token: bytes | None = None  # the caller's own, or the reader's that upgrades; not to be shared as an identity is
     wait: bool = True
     timeout: float | None = None
     weight: int = 0  # of a permit; 0: it is a lock

@@ -239,7 +239,7 @@ class Ticket:
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self._taker.done():
             # Cancelled, and the task has not run since: its `abandon` comes later and finds all done.
-            lease.forsake()
+            local.decline(lease)
         else:
             self._taker.set_result(lease)
 
@@ -287,7 +287,7 @@ class Ticket:
     def abandon(self, future: asyncio.Future[Lease | None]) -> None:
         """The task, our taker, does not want the lock any more (it was cancelled). Undo whatever was done for it."""
         if self._lease is not None:
-            self._lease.forsake()
+            self._local.decline(self._lease)
         elif future.cancelled():
             self.undo()
         else:

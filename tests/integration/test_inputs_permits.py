@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, WrongKeyType, wait_until
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, WrongKeyType, wait_until
 from redis_sync_aio._keys import permit_keys
 
 from ..conftest import MakeClient
@@ -240,3 +240,13 @@ async def test_d15_a_foreign_key_while_it_is_held(sync: Coordinator, redis: Redi
     await next_lease.release()
     await kept.release()
     assert (await sem.statistics()).held == 0
+
+
+async def test_d15_a_foreign_member_of_the_queue_does_not_break_a_look(sync: Coordinator, redis: Redis) -> None:
+    """It is counted until it is found out, and nobody can say whose it is."""
+    lock, semaphore, both = AsyncLock(sync, "n"), AsyncSemaphore(sync, "n", limit=1), AsyncReadWriteLock(sync, "n")
+    async with lock, semaphore, both.write():
+        for queue in ("{n}:queue", "{n}:sem:queue", "{n}:rw:queue"):
+            await redis.zadd(queue, {"junk": 1})
+        for found in (await lock.statistics(), await semaphore.statistics(), await both.statistics()):
+            assert (found.waiters, found.waiting) == (1, ())

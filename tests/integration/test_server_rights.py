@@ -23,6 +23,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._keys import permit_keys
 from redis_sync_aio.errors import LinkUnavailable
+from redis_sync_aio.rwlock import WriteSide
 
 from .test_server_faults import Served, modes
 from .test_server_faults_answers import ORDERS, everything, served_to, user
@@ -120,6 +121,47 @@ async def test_less_than_the_least_rights(what: str) -> None:
             async with Coordinator(s.client, push="always") as woken, Coordinator(s.client, push="never") as polling:
                 with pytest.raises((PermissionRefused, LinkUnavailable), match=f"'{missing[1:]}'"):
                     await use(woken, polling)
+
+
+@pytest.mark.parametrize("what", ["lock", "semaphore", "writer"])
+async def test_least_rights_for_sharing(what: str) -> None:
+    """D16: they suffice, also for renewals, and when somebody waits."""
+    shared: dict[str, Any] = {"share": True, "ttl": 0.6}
+    async with served_to() as s, Coordinator(s.admin) as elsewhere:
+        await user(s, rights(LOCKS if what == "lock" else PERMITS))
+        kinds: dict[str, Callable[..., AsyncLock | AsyncSemaphore | WriteSide]] = {
+            "lock": AsyncLock,
+            "semaphore": partial(AsyncSemaphore, limit=1),
+            "writer": lambda *names, **options: AsyncReadWriteLock(*names, **options).write(),
+        }
+        make = kinds[what]
+        ours, other = make(s.sync, ORDERS, **shared), make(elsewhere, ORDERS)
+        lease = await ours.acquire(timeout=2)
+        waiting = asyncio.create_task(other.acquire(timeout=5))
+        first = lease.deadline
+        await wait_until(lambda: lease.deadline > first, SOON, timeout=2)
+        await wait_until(lambda: bool(elsewhere.local(other._keys).tickets), SOON, timeout=2)
+        await lease.release()
+        again = asyncio.create_task(ours.acquire(timeout=5))
+        await (await waiting).release()
+        await (await again).release()
+
+
+async def test_least_rights_for_a_shared_upgrade() -> None:
+    """D16: also when somebody waits."""
+    async with served_to() as s, Coordinator(s.admin) as elsewhere:
+        await user(s, rights(PERMITS))
+        both, other = AsyncReadWriteLock(s.sync, ORDERS, share=True), AsyncReadWriteLock(elsewhere, ORDERS)
+        async with both.read().hold(timeout=2) as reader:
+            waiting = asyncio.create_task(other.write().acquire(timeout=5))
+
+            async def queued() -> bool:
+                return (await other.statistics()).waiters > 0
+
+            await wait_until(queued, SOON, timeout=2)
+            async with both.upgrade(reader, timeout=2) as lease:
+                await lease.extend(20)
+        await (await waiting).release()
 
 
 async def test_rights_for_robust_locks() -> None:

@@ -61,7 +61,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "what a namesake is about to join is undone": Mutant(Namesakes, "pass_on", "not self._under_way(token)", "True"),
     "what no namesake got is kept": Mutant(Namesakes, "settle", 'self._local.undo(token, b"")', "pass"),
     "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self.undo()"),
-    "the cancelled waiter keeps a grant of the same turn": Mutant(Ticket, "abandon", "self._lease.forsake()", "pass"),
+    "the cancelled waiter keeps a grant of the same turn": Mutant(
+        Ticket, "abandon", "self._local.decline(self._lease)", "pass"
+    ),
     "clean-ups overtake, without a link": Mutant(PlainExecutor, "send", "if queue is not None:", "if False:"),
     # P6 leases
     "the lease counts from the answer": Mutant(

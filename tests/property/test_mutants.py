@@ -162,11 +162,11 @@ MUTANTS: Mapping[str, Mutant] = {
     "a renewal reserves what nobody wants": Mutant("ARGV[3] == '0' and 0 or next_fence", "next_fence"),
     "every renewal reserves": Mutant("if not ARGV[3] then return {1, now} end", "ARGV[3] = ARGV[3] or '0'"),
     "a renewal does not say who waits": Mutant(
-        "tonumber(first), redis.call('EXISTS', QUEUE)}",
+        "tonumber(first), redis.call('ZCARD', QUEUE) > 0 and 1 or 0}",
         "tonumber(first), 0}",
     ),
     "who shares is not told that somebody waits": Mutant("if holder then wanted(holder) end"),
-    "who shares is told although nobody waits": Mutant("(anyway or redis.call('EXISTS', QUEUE) == 1)", "true"),
+    "who shares is told although nobody waits": Mutant("(anyway or redis.call('ZCARD', QUEUE) > 0)", "true"),
     "who shares is not told that it was taken by force": Mutant("if holder then wanted(holder, true) end"),
     "who shares is not told who is behind": Mutant("wanted(token)\n"),
     "a grant does not say that somebody is behind": Mutant(

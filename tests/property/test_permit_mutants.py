@@ -316,11 +316,11 @@ MUTANTS: Mapping[str, Mutant] = {
         "if more then settle('') wanted(token) end",
     ),
     "a new writer is not told who waits": Mutant(
-        "if sharer(token) and redis.call('EXISTS', QUEUE) == 1 then",
+        "if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then",
         "if false then",
     ),
     "a new writer is told although nobody waits": Mutant(
-        "sharer(token) and redis.call('EXISTS', QUEUE) == 1",
+        "sharer(token) and redis.call('ZCARD', QUEUE) > 0",
         "true",
     ),
     "a grant does not say that somebody is behind": Mutant("if following then", "if next_inbox == inbox then"),

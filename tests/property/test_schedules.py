@@ -147,14 +147,17 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "nothing is undone": ("lock", undo_nothing),
     "the undo may come first": ("lock", lambda patch: patch.setattr(LuaEngine, "release", elsewhere)),
     "the undo leaves no tombstone": ("lock", leave_no_tombstone),
-    "a grant that meets the cancellation stays": ("lock", Mutant(Ticket, "abandon", "self._lease.forsake()").apply),
+    "a grant that meets the cancellation stays": (
+        "lock",
+        Mutant(Ticket, "abandon", "self._local.decline(self._lease)").apply,
+    ),
     "the budget of a shared lock does not count": (
         "shared lock",
         Mutant(Bases, "_may_go_on", "base.budget > 0", "True").apply,
     ),
     "whoever is cancelled keeps what he was handed": (
         "shared lock",
-        Mutant(Cohort, "abandon", "lease.forsake()").apply,
+        Mutant(Cohort, "abandon", "lease.give_back()").apply,
     ),
     "by talks nothing is undone": ("lock by watch", undo_nothing),
     "a commit that failed is taken for done": (

@@ -57,7 +57,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "its rest does not begin anew": Mutant(Bases, "_rest", "base.rests_since = time"),
     # P5 cancellation
     "who is done counts as living": Mutant(Cohort, "_hand_on", "if future.done():", "if False:"),
-    "who is cancelled keeps what he was handed": Mutant(Cohort, "abandon", "lease.forsake()", "pass"),
+    "who is cancelled keeps what he was handed": Mutant(Cohort, "abandon", "lease.give_back()", "pass"),
     "who is cancelled still counts": Mutant(Cohort, "abandon", "self._gone += 1\n        self._trim()", "self._trim()"),
     "who is cancelled on the short way still counts": Mutant(
         Primitive, "acquire", "cohort.abandon(answer, self._default)"

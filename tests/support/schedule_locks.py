@@ -17,7 +17,8 @@ from redis_sync_aio import (
     Lease,
     Unreachable,
 )
-from redis_sync_aio._engine.lua import WHOLE, ticket_token
+from redis_sync_aio._engine.lua import WHOLE
+from redis_sync_aio._engine.snapshot import Ticket
 from redis_sync_aio._hold import Hold
 from redis_sync_aio._keys import Engine, PermitKeys, lock_keys, permit_keys
 
@@ -158,7 +159,8 @@ class LateRequests:
                 self.spent = self.undone, self.server.get(KEYS.fence)
             self.undone = b""
         if kind == "release":
-            self.over.update({token, ticket_token(ticket) if ticket else b""})
+            found = Ticket.of_lock(ticket)
+            self.over.update({token, found.token if found else b""})
             self.undone = token if ticket else b""
         elif kind == "acquire":
             if pipe.lost and token in self.over:

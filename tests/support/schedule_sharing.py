@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease
-from redis_sync_aio._engine.lua import ticket_token
+from redis_sync_aio._engine.snapshot import Ticket
 from redis_sync_aio._shared import SharedLease
 
 from .gate import Command, Gate, Pipe
@@ -102,7 +102,7 @@ class Sharings(Acquisitions):
     def knows(self, sync: Coordinator) -> bool:
         """Whether others wait, and the process of ``sync`` has heard all that there is to hear."""
         tickets = self.server.zrange(KEYS.queue, 0, -1)
-        if all(ticket_token(ticket).startswith(sync.token_prefix) for ticket in tickets):
+        if all(found and found.token.startswith(sync.token_prefix) for found in map(Ticket.of_lock, tickets)):
             return False
         link = sync._link
         pipe = link and link._wire and link._wire._transport

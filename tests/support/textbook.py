@@ -176,10 +176,6 @@ async def take_some(client: Client, name: str, weight: int, limit: int, gap: Gap
     return False
 
 
-async def give_back_some(client: Client, name: str, weight: int) -> None:
-    await client.decrby(name, weight)
-
-
 class ClockSemaphore:
     """A sorted set of holders and their time of arrival, by each client's own clock; the first ``limit`` are in."""
 

@@ -22,7 +22,7 @@ end
 -- Tell a process that shares what it holds that it is wanted: if somebody waits, or anyway.
 local function wanted(holder, anyway)
   local inbox, id = sharer(holder)
-  if inbox and (anyway or redis.call('EXISTS', QUEUE) == 1) then
+  if inbox and (anyway or redis.call('ZCARD', QUEUE) > 0) then
     redis.pcall('PUBLISH', 'rsa:' .. inbox, id .. ' -2 ' .. digits .. ' 0')
   end
 end

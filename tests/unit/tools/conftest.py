@@ -92,9 +92,6 @@ class Wire:
         await self._writer.wait_closed()
 
 
-Connect = Callable[[], Any]
-
-
 @pytest.fixture
 async def wires(proxy: FaultProxy) -> AsyncIterator[Callable[[], Any]]:
     """Opens raw connections through the proxy."""
