@@ -24,8 +24,13 @@ class Guard:
         """``before``: how many cancellations of ``task`` were under way when the body began."""
         self._task = task
         self._before = before
+        self._why = why
         self._cancelling = Cancelling(task, REPEAT)
         self._cancelling.cancel(why)
+
+    def named(self, error: BaseException) -> bool:
+        """Return whether ``error`` is a cancellation that has our message."""
+        return isinstance(error, asyncio.CancelledError) and error.args == (self._why,)
 
     def finish(self, error: BaseException | None) -> bool:
         """Take it back; return whether ``error`` is nothing but our own cancellation of the body."""

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType, TracebackType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
+import anyio.lowlevel
+
 from ._cancellation import stay_due
 from ._clock import now
 from ._guard import Guard
@@ -113,6 +115,8 @@ class Hold(Generic[L]):
             if own is None:
                 raise
             _note(own, trouble)
+        if own is not None and self._guard is not None and self._guard.named(own):
+            await _delivered_again(own)
 
     async def _release_after(self, error: BaseException, lease: Lease) -> None:
         """Release after a body that failed: a second cancellation must not hide its error.
@@ -137,6 +141,19 @@ def _note(error: BaseException, trouble: SyncError) -> None:
     note = f"redis_sync_aio: {trouble}"
     if str(trouble) != str(error) and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
+
+
+async def _delivered_again(error: BaseException) -> None:
+    """For what leaves with our message, as ours met another cancellation in one turn of the loop.
+
+    If the other one was by a scope of anyio, which knows its own by their message, it comes again and leaves instead.
+    """
+    try:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+    except asyncio.CancelledError as again:
+        for note in getattr(error, "__notes__", ()):
+            again.add_note(note)
+        raise
 
 
 async def _not_entered(what: str, error: BaseException | None) -> None:

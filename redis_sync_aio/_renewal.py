@@ -145,6 +145,7 @@ class Renewals:
         ``weight``: of the lease when it was sent.
         """
         if lease.state is not State.HELD:
+            lease.outlasts |= ttl > 0 and call.error is None
             return lease.loss() if lease.state is State.LOST else None
         if call.error is not None:
             lease.renew_at = now() + min(1.0, lease.period / 6)
@@ -223,7 +224,8 @@ class Renewals:
         """Keep ``lease`` no longer: it is lost."""
         self._forget(lease)
         self._put_back(lease)
-        if lease.under is None and lease.reason != "closed" and not lease.reusable and self._unanswered.any(lease):
+        perhaps = lease.outlasts or self._unanswered.any(lease)
+        if lease.under is None and lease.reason != "closed" and not lease.reusable and perhaps:
             # Nobody has it here, and the server may have prolonged it, or do so yet: others would wait in vain.
             lease.unfinished = True
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())

@@ -91,6 +91,8 @@ class Lease(Recorded):
     releasers: list[Releaser] | None = None
     joined = False
     """The identity held it before: the lease did not begin with this request."""
+    outlasts = False
+    """A renewal was answered while it was released: the server has it for longer than is known here."""
     unfinished = False
     """What was done under it was broken off: its record stays."""
     told = False

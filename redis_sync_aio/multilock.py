@@ -222,7 +222,9 @@ class AsyncMultiLock(Enterable[MultiLease]):
             return leases
         _give_back(leases)
         name = self._locks[len(leases) + free]._local()
-        raise AcquireTimeout(f"{name.name!r} is taken", name=name.name, remaining=name.holder_remaining())
+        error = AcquireTimeout(f"{name.name!r} is taken", name=name.name, remaining=name.holder_remaining())
+        name.forget_if_idle()
+        raise error
 
     async def _acquire_all(self, limit: float | None, ttl: Seconds | None) -> list[Lease]:
         """Take what is free, wait for the next in order, and so on until all are held.

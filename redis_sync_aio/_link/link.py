@@ -307,8 +307,8 @@ class Link:
         self._unsent.extendleft(reversed(resend))
         if wire.closed_by_client:
             self._owner.link_client_closed()
-        elif self._unsent or self._owner.link_needed():
-            self.connect()
+        if self._unsent or (not wire.closed_by_client and self._owner.link_needed()):
+            self.connect()  # after the client's end for what gives back only
 
     def _drop(self, why: str) -> None:
         """Give up the connection and open another."""

@@ -19,7 +19,10 @@ if poll_ms > 0 then redis.call('ZSCORE', POLLS, ticket) end -- POLLS is somebody
 local holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
 local last_token = last and string.sub(last, 18)
 local spent = not holder and last_token == token and ARGV[5] ~= '1'
-if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end
+if ticket ~= '' and (spent or holder == token) then
+  redis.call('ZREM', QUEUE, ticket)
+  if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
+end
 if spent then return {4, 0, -2, now, 0} end
 if holder == token then
   local fence = last_token == token and string.sub(last, 1, 16) + 1 - fences_of(token) or next_fence(token, ttl)

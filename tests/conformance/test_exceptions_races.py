@@ -58,6 +58,34 @@ async def free(kind: Kind, redis: Redis) -> bool:
 # -- a loss and a cancellation from outside ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("waits", [0, 1], ids=["running", "waiting"])
+@pytest.mark.parametrize("loss_first", [True, False], ids=["loss first", "scope first"])
+async def test_p7_a_loss_in_the_turn_of_a_scopes_cancellation(
+    kind: Kind, sync: Coordinator, loss_first: bool, waits: float
+) -> None:
+    """Both orders: the scope of anyio ends what it has cancelled, and the task is nobody's to cancel."""
+    before = this_task().cancelling()
+    scope, lost = anyio.CancelScope(), False
+    try:
+        with scope:
+            async with kind.make(sync, NAME).hold() as lease:
+
+                def both() -> None:
+                    if not loss_first:
+                        scope.cancel()
+                    lease.lose("expired")
+                    scope.cancel()
+
+                later(0, both)
+                for _ in range(5):
+                    await asyncio.sleep(waits)
+    except LeaseLost:
+        lost = True
+    assert lost or scope.cancelled_caught
+    assert this_task().cancelling() == before
+    await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("cancel_after", range(4))
 @pytest.mark.parametrize("lose_after", range(4))
 @pytest.mark.parametrize("cancel_first", [False, True])
