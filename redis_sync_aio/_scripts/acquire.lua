@@ -1,8 +1,7 @@
 -- Take the lock, or a place in its queue (or neither, when there is no ticket).
 -- KEYS  name, queue, fence, polls
 -- ARGV  1 token  2 ttl_ms (0 = for ever)  3 ticket ('' = do not queue)
---       4 poll_ms: how long the ticket of a polling owner stays alive (0 = it has an inbox)
---       5 '1' if the token is a caller's identity, which may be used again after a release
+--       4 poll_ms: so long a polling owner's ticket lives (0 = it has an inbox)  5 '1' if the token may be used again
 -- REPLY fence                    GRANTED, for the whole ttl; the first of RANGE to a process that shares
 --       {code, fence, ms left (-1 = for ever, -2 = nobody holds it), server time in us, soon}
 --       code: 0 BUSY  2 QUEUED  3 OWN (held by this token already)  4 SPENT
@@ -19,10 +18,8 @@ if poll_ms > 0 then redis.call('ZSCORE', POLLS, ticket) end -- POLLS is somebody
 local holder, last = redis.call('GET', NAME), redis.call('GET', FENCE)
 local last_token = last and string.sub(last, 18)
 local spent = not holder and last_token == token and ARGV[5] ~= '1'
-if ticket ~= '' and (spent or holder == token) then
-  redis.call('ZREM', QUEUE, ticket)
-  if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
-end
+if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end
+if poll_ms > 0 and (spent or holder == token) then redis.call('ZREM', POLLS, ticket) end
 if spent then return {4, 0, -2, now, 0} end
 if holder == token then
   local fence = last_token == token and string.sub(last, 1, 16) + 1 - fences_of(token) or next_fence(token, ttl)

@@ -103,6 +103,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "a holder's ticket stays": Mutant(
         "if ticket ~= '' and (spent or holder == token) then redis.call('ZREM', QUEUE, ticket) end",
     ),
+    "a polling holder's ticket stays alive": Mutant(
+        "if poll_ms > 0 and (spent or holder == token) then redis.call('ZREM', POLLS, ticket) end",
+    ),
     "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
     "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
     "the lock has no ttl": Mutant("token, 'NX', 'PX', ttl", "token, 'NX'"),
@@ -234,7 +237,7 @@ async def check_a_holder_that_asks_again_leaves_the_queue(redis: Redis) -> None:
     await acquire(redis, b"a", polled(b"a"), 60_000)
     await redis.set(KEYS.name, "a", px=5000)
     assert (await acquire(redis, b"a", polled(b"a"), 60_000))[0] == 3
-    assert await redis.exists(KEYS.queue) == 0
+    assert await redis.exists(KEYS.queue, KEYS.polls) == 0
 
 
 async def check_a_spent_token_takes_nothing_although_others_wait(redis: Redis) -> None:
