@@ -84,8 +84,11 @@ async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordina
 
 @pytest_asyncio.fixture(autouse=True)
 async def no_task_left() -> AsyncIterator[None]:
-    """P12: when a test is over, no task of ours runs."""
+    """P12: when a test is over, no task of ours runs, but for what closes a coordinator."""
     before = asyncio.all_tasks()
     yield
     left = [task for task in asyncio.all_tasks() - before if "redis_sync_aio" in task.get_name()]
-    assert all(task.get_name() == "redis_sync_aio close" for task in left), left
+    names = {task.get_name() for task in left}
+    if "redis_sync_aio close" in names:  # it ends in time, and may connect until then: to give back what is under way
+        names -= {"redis_sync_aio close", "redis_sync_aio link"}
+    assert not names, left
