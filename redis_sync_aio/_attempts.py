@@ -19,11 +19,11 @@ from redis.asyncio import Redis
 from ._body import Body
 from ._clock import now
 from ._executed import Replies
-from ._link.borrow import Words
-from ._link.call import passing
+from ._link.answers import passing
+from ._link.borrow import Encodables
 from ._link.plain import RETRY
 from ._marker import Marker
-from ._transaction import Transaction, Unanswered
+from ._transaction import NoAnswer, Transaction
 from ._turn import PoliteTransaction, Turn
 from ._types import text
 from .backoff import Backoff
@@ -59,7 +59,7 @@ class Committed(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Bounds:
     """What the caller asked for, checked."""
 
     keys: tuple[bytes, ...]
@@ -74,7 +74,7 @@ class Terms:
 class Attempts:
     """Iterates over attempts until one is committed; each is an ``async with`` that yields the transaction."""
 
-    def __init__(self, client: Redis, terms: Terms, retry_for: float, turn: Turn | None = None) -> None:
+    def __init__(self, client: Redis, terms: Bounds, retry_for: float, turn: Turn | None = None) -> None:
         self._client = client
         self._terms = terms
         self._turn = turn  # of which the coroutines of this object are the only user
@@ -139,7 +139,7 @@ class Attempts:
     def _transaction(self) -> Transaction:
         keys = self._terms.keys
         watched: tuple[bytes, ...] = ()
-        first: tuple[Words, ...] = ()
+        first: tuple[Encodables, ...] = ()
         if self._terms.exactly_once:
             self._marker = marker = Marker(self._client, self._terms.keys[0])
             watched, first = (marker.key,), (marker.done,)
@@ -182,7 +182,7 @@ class Attempts:
             if error is None:
                 await self._commit(tx)
                 return False
-            await self._body.abandon(tx, error)
+            await self._body.failed(tx, error)
             if isinstance(error, SyncError) and error is tx._trouble:
                 return self._pass(tx, error)
             return False  # P7: the body's own error comes out bare
@@ -207,7 +207,7 @@ class Attempts:
             raise
         else:
             await tx._end(drop=False)
-            if isinstance(outcome, Unanswered):
+            if isinstance(outcome, NoAnswer):
                 await self._unanswered(outcome, sent)
             elif outcome is None:
                 self._conflicts += 1
@@ -237,7 +237,7 @@ class Attempts:
             raise error
         raise self._unknown("to an earlier EXEC", "it could not be done again, so look at the data") from error
 
-    async def _unanswered(self, outcome: Unanswered, sent: float) -> None:
+    async def _unanswered(self, outcome: NoAnswer, sent: float) -> None:
         """EXEC may have been executed."""
         executed = await self._marker.find_out(sent) if self._marker is not None else None
         if executed:

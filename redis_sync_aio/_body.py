@@ -37,7 +37,7 @@ class Body:
         """It is over, whatever task that is in."""
         self._pools.remove(self._pool)
 
-    async def abandon(self, tx: Transaction, error: BaseException) -> None:
+    async def failed(self, tx: Transaction, error: BaseException) -> None:
         """Give the connection back after ``error``. A cancellation meanwhile must not hide that (P7)."""
         cancelled = isinstance(error, asyncio.CancelledError)
         try:

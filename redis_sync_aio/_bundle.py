@@ -39,7 +39,7 @@ class Share(Lease):
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
         super().__init__(bundle, first.keys, bundle.token, bundle.fence, bundle.deadline(), period, terms)
         task = asyncio.current_task()
-        self.within = None if task is None else ref(task)
+        self.acquirer = None if task is None else ref(task)
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
@@ -207,9 +207,9 @@ class Bundle:
         interrupted: set[object] = set()
         for share in shares:
             if share.on_loss is not None:
-                if share.within in interrupted:  # a body inside another one of the same task: that one takes it along
+                if share.acquirer in interrupted:  # a body inside another one of the same task: that one takes it along
                     share.on_loss = None
-                interrupted.add(share.within)
+                interrupted.add(share.acquirer)
             share.lose(reason)
         for other in self.members:
             other.on_loss = None

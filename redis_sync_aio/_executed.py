@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import redis.exceptions
 
-from ._link.borrow import Borrowed, Packed, Words
+from ._link.borrow import Borrowed, Encodables, Packed
 from ._link.call import Reply
 from ._link.commands import first_word
 from .errors import PartlyApplied
 
-Command: TypeAlias = tuple[Packed, Words, dict[str, Any]]
+Command: TypeAlias = tuple[Packed, Encodables, dict[str, Any]]
 """A queued command: as it is sent, and as redis-py gave it, with its options."""
 
 Replies: TypeAlias = tuple[Any, ...]

@@ -10,29 +10,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from redis.asyncio import Redis
 
 from ._body import Body
 from ._clock import now
-from ._engine.lua import WHOLE
+from ._engine.possession import Possession
 from ._engine.talk import microseconds
 from ._executed import Replies
-from ._keys import PermitKeys
-from ._link.borrow import Words
-from ._link.call import Reply, passing
-from ._transaction import State, Transaction, Unanswered
+from ._link.answers import passing
+from ._link.borrow import Encodables
+from ._link.call import Reply
+from ._link.plain import RETRY
+from ._link.talks import AFTER_CONFLICT
+from ._transaction import NoAnswer, State, Transaction
 from ._types import text
-from .backoff import Backoff
-from .errors import Conflict, LossReason, OutcomeUnknown, SyncError, TransactionMisuse
+from .errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
 
 if TYPE_CHECKING:
     from .lease import Lease
-
-OUT_OF_REACH = Backoff(initial=0.01, cap=0.5)
-TOUCHED = Backoff(initial=0.0005, cap=0.02)
-"""Between commits of the same commands; each for the ``retry_for`` of the coordinator, or until the lease ends."""
 
 
 class GuardedTransaction(Transaction):
@@ -48,7 +45,8 @@ class GuardedTransaction(Transaction):
     def __init__(self, client: Redis, lease: Lease, members: Sequence[Lease]) -> None:
         self._lease = lease
         self._members = members
-        self._guards = tuple(key for member in members for key in _watched(member))
+        self._possessions = [Possession(member.keys, member.wire_token) for member in members]
+        self._guards = tuple(key for it in self._possessions for key in it.watched())
         super().__init__(client, self._guards)
         self._state = State.NEW
 
@@ -69,7 +67,7 @@ class GuardedTransaction(Transaction):
     ) -> None:
         self._body.end()
         if error is not None:
-            await self._body.abandon(self, error)
+            await self._body.failed(self, error)
             return
         self._lease.committing(1)
         try:
@@ -84,12 +82,13 @@ class GuardedTransaction(Transaction):
         """Commit, and again the same commands as long as nothing was done and the lease holds.
 
         A renewal, or another holder's permit, changes the watched key, too. So an EXEC that did nothing says only that
-        the token has to be compared again. Bounded by the deadline of the lease: `check` looks at the clock.
+        the token has to be compared again. Bounded by ``retry_for`` of the coordinator, and by the
+        deadline of the lease: `check` looks at the clock.
         """
         self._check_commit()
         retry_for = self._lease._keeper.retry_for
         ends = now() + retry_for
-        in_trouble, touched = iter(OUT_OF_REACH), iter(TOUCHED)
+        in_trouble, touched = iter(RETRY), iter(AFTER_CONFLICT)
         conflicts = 0
         while True:
             try:
@@ -106,7 +105,7 @@ class GuardedTransaction(Transaction):
                 await self._begin_again()
                 await asyncio.sleep(delay)
                 continue
-            if isinstance(outcome, Unanswered):
+            if isinstance(outcome, NoAnswer):
                 raise self._unknown() from outcome.cause
             if outcome is not None:
                 return outcome
@@ -145,42 +144,17 @@ class GuardedTransaction(Transaction):
 
     # -- the guard -------------------------------------------------------------------------------------
 
-    def _questions(self) -> Sequence[Words]:
-        return [("TIME",), *(words for member in self._members for words in _questions(member))]
+    def _questions(self) -> Sequence[Encodables]:
+        return [("TIME",), *(words for it in self._possessions for words in it.questions())]
 
     async def _answered(self, replies: Sequence[Reply]) -> bool:
         clock, *rest = replies
         time = microseconds(clock)
         answers = iter(rest)
-        for member in self._members:
-            reason = _judge(member, [next(answers) for _ in _questions(member)], time)
+        for member, possession in zip(self._members, self._possessions, strict=True):
+            reason = possession.loss(member.weight, [next(answers) for _ in possession.questions()], time)
             if reason is not None:
                 member.lose(reason)  # the lease hears of it as of any loss
                 self._trouble = self._lease.loss()
                 raise self._trouble
         return True
-
-
-def _watched(lease: Lease) -> tuple[bytes, ...]:
-    """Return the keys that change when the lease is lost."""
-    return lease.keys.all[:2] if isinstance(lease.keys, PermitKeys) else lease.keys.all[:1]
-
-
-def _questions(lease: Lease) -> list[Words]:
-    first, second = lease.keys.all[:2]
-    if isinstance(lease.keys, PermitKeys):
-        return [("ZSCORE", first, lease.wire_token), ("HGET", second, b"=" + lease.wire_token)]
-    return [("GET", first)]
-
-
-def _judge(lease: Lease, answers: list[Any], time: int) -> LossReason | None:
-    """Return why the lease is lost, by the server's answers at its ``time`` (us); None when it holds."""
-    if not isinstance(lease.keys, PermitKeys):
-        (holder,) = answers
-        return None if holder == lease.wire_token else "expired" if holder is None else "taken"
-    until, permit = answers
-    # Weight 0 is a tombstone; and what was a writer's may be a reader's by now. Otherwise the weight does not matter:
-    # the same identity may have asked again, for more or less.
-    weight = 0 if permit is None else int(permit.split(b" ", 1)[0])
-    enough = weight == lease.weight if lease.weight == WHOLE else weight > 0
-    return None if until is not None and float(until) > time and enough else "expired"

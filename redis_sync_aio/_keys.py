@@ -20,6 +20,7 @@ All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self, TypeAlias
 
@@ -131,6 +132,14 @@ def lock_keys(name: bytes) -> LockKeys:
     """
     stem = _stem(name)
     return LockKeys(name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
+
+
+def joined_keys(keys: Sequence[Keys]) -> LockKeys | None:
+    """Return the keys of several locks for one script, in order; None when they are in different hash slots."""
+    if len({hash_tag(one.name) for one in keys}) != 1:
+        return None
+    every = tuple(key for one in keys for key in one.all)
+    return LockKeys(keys[0].name, every, engine=keys[0].engine)
 
 
 def robust_keys(name: bytes) -> RobustKeys:

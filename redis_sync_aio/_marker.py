@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 
 from ._clock import now
 from ._keys import marker_key
-from ._link.borrow import OUT_OF_REACH, Words, borrow, packer
+from ._link.borrow import OUT_OF_REACH, Encodables, borrow, packer
 from ._link.plain import RETRY
 
 DONE, VOID = b"done", b"void"
@@ -39,9 +39,9 @@ class Marker:
     def __init__(self, client: Redis, key: bytes) -> None:
         self._client = client
         self.key = marker_key(key, secrets.token_hex(8).encode())
-        self.done: Words = self._set(DONE)
+        self.done: Encodables = self._set(DONE)
 
-    def _set(self, value: bytes, *options: str) -> Words:
+    def _set(self, value: bytes, *options: str) -> Encodables:
         return ("SET", self.key, value, "PX", int(KEPT * 1000), *options)
 
     async def find_out(self, sent: float) -> bool | None:

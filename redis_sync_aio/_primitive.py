@@ -116,7 +116,7 @@ class Primitive(Enterable[Lease]):
             try:
                 lease = await answer
             except CancelledError:
-                cohort.abandon(answer, self._default)
+                cohort.task_cancelled(answer, self._default)
                 raise
             assert lease is not None  # it waits
             lease.task = task
@@ -180,7 +180,7 @@ class Primitive(Enterable[Lease]):
 
         def send(engine: LuaEngine, time: float, expires: float, done: Callable[[Call], None]) -> Call:
             closing = self._closing
-            call = engine.release(self._keys, token, b"", time, expires, done, closing=closing, reusable=True)
+            call = engine.release(self._keys, token, b"", time, expires, done, closing=closing, undoes=True)
             sent.append(call)
             return call
 
@@ -244,7 +244,7 @@ class Primitive(Enterable[Lease]):
         return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight)
 
     def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
-        limit = timeout_seconds(timeout)
+        within = timeout_seconds(timeout)
         ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
         if self._max_hold is not None:
             most = int(self._max_hold * 1000)
@@ -254,8 +254,8 @@ class Primitive(Enterable[Lease]):
             self._auto_renew and ms != FOR_EVER,
             self._max_hold,
             None if identity is None else self._encode(identity, "identity"),
-            wait=limit != 0,
-            timeout=limit or None,
+            wait=within != 0,
+            timeout=within or None,
             weight=weight,
             limit=self._limit,
             refused=self._refusal(),

@@ -61,7 +61,7 @@ class Renewals:
 
     # -- keeping ---------------------------------------------------------------------------------------
 
-    def watch(self, lease: Lease) -> None:
+    def keep(self, lease: Lease) -> None:
         """Keep ``lease`` from now on."""
         if lease.renew_at < self._tick_at or self._timer is None:
             self._schedule(min(lease.renew_at, lease.deadline))
@@ -153,7 +153,7 @@ class Renewals:
                 logger.warning("the lease on %r could not be renewed: %s", lease.name, call.error)
             elif now() >= lease.deadline:
                 lease.lose("unreachable")
-            self.watch(lease)
+            self.keep(lease)
             return call.error
         outcome = read_renew(call.reply)
         if outcome is Renewed.GONE and weight > lease.weight:  # it was sent by a writer, and came after the downgrade
@@ -190,7 +190,7 @@ class Renewals:
         lease.deadline = since + lease.period
         lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
         lease.prolonged()
-        self.watch(lease)
+        self.keep(lease)
         if lease.under is not None:
             self._follow(lease.under.permit, lease)
             lease.deadline = min(lease.deadline, lease.until)
@@ -216,7 +216,7 @@ class Renewals:
     def _follow(self, lease: Lease, other: Lease) -> None:
         lease.follow(other)
         lease.prolonged()
-        self.watch(lease)
+        self.keep(lease)
 
     # -- Keeper, for leases ----------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Renewals:
         self.under_way.started()
         self._forget(lease)
         if lease.under is not None:
-            self.watch(lease.under.permit)  # it is renewed by itself again
+            self.keep(lease.under.permit)  # it is renewed by itself again
         if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
                 if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
@@ -318,7 +318,7 @@ class Renewals:
         if expires is None:
             expires = time + max(self.retry_for, 60.0)
         self._engine().release(
-            keys, token, ticket, time, expires, answered, pending=pending, closing=closing, reusable=not pending
+            keys, token, ticket, time, expires, answered, pending=pending, closing=closing, undoes=not pending
         )
 
     def _put_back(self, lease: Lease) -> None:
@@ -330,7 +330,7 @@ class Renewals:
         if under is not None:
             if under.state is not State.HELD:
                 return
-            self.watch(under.permit)  # it is renewed by itself again
+            self.keep(under.permit)  # it is renewed by itself again
         if lease.attempt:
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 

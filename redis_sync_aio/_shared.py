@@ -56,7 +56,7 @@ class Base(Lease):
     """Somebody else waits for it on the server."""
     sound: bool
     """It may be handed on; not when its cohort has parted with it, or a task overstayed its time."""
-    left: asyncio.Event | None
+    share_ended: asyncio.Event | None
     """Set when a share ends; there while somebody waits to be alone."""
 
     number = 0
@@ -84,7 +84,7 @@ class Base(Lease):
         self.step = 0 if request.reads else 1
         self._range = RANGE
         self.shares: list[SharedLease] = []
-        self.wanted, self.sound, self.left = False, True, None
+        self.wanted, self.sound, self.share_ended = False, True, None
         self._reserved(fence, RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
@@ -155,8 +155,8 @@ class Base(Lease):
 
     def one_left(self) -> None:
         """A share has ended."""
-        if self.left is not None:
-            self.left.set()
+        if self.share_ended is not None:
+            self.share_ended.set()
 
 
 class LastShare:
@@ -301,16 +301,16 @@ class SharedLease(Lease):
         """
         base = self.base
         self._keeper.part_with(base)
-        base.left = asyncio.Event()
+        base.share_ended = asyncio.Event()
         try:
             async with asyncio.timeout(timeout):
                 while len(base.shares) > 1 and self.state is HELD:
-                    base.left.clear()
-                    await base.left.wait()
+                    base.share_ended.clear()
+                    await base.share_ended.wait()
         except TimeoutError:
             return False
         finally:
-            base.left = None
+            base.share_ended = None
         return True
 
     def is_of(self, task: Task | None) -> bool:

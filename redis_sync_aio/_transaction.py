@@ -18,9 +18,9 @@ from redis.commands import AsyncCoreCommands
 
 from ._clock import now
 from ._executed import Command, Replies, read_replies, without_multi
-from ._link.answers import answered
-from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Words, borrow, packer
-from ._link.call import TRANSIENT, Reply
+from ._link.answers import TRANSIENT, answered
+from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Encodables, borrow, packer
+from ._link.call import Reply
 from ._link.client import encode
 from ._link.commands import CONTROL, READS, SESSION, blocks, first_word, only_reads
 from ._types import Name, text
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Unanswered:
+class NoAnswer:
     """EXEC was sent, and no answer came: it was executed, or not."""
 
     cause: Exception
@@ -89,7 +89,7 @@ class Transaction(AsyncCoreCommands):
         client: Redis,
         keys: tuple[bytes, ...],
         also_watched: tuple[bytes, ...] = (),
-        first: Sequence[Words] = (),
+        first: Sequence[Encodables] = (),
     ) -> None:
         self._client = client
         self._keys = keys
@@ -214,7 +214,7 @@ class Transaction(AsyncCoreCommands):
     def _has_ended(self) -> bool:
         return self._state is State.ENDED
 
-    async def _read(self, words: Words, options: dict[str, Any]) -> Any:
+    async def _read(self, words: Encodables, options: dict[str, Any]) -> Any:
         """Run one command of the body; its error comes out as from the client."""
         name = first_word(words[0])
         if name not in READS and not await self._only_reads(words):
@@ -225,7 +225,7 @@ class Transaction(AsyncCoreCommands):
             raise self._refused(reply) if refused is not None and refused.code in TRANSIENT else reply
         return await self._opened().as_from_client(words, options, reply)
 
-    async def _only_reads(self, words: Words) -> bool:
+    async def _only_reads(self, words: Encodables) -> bool:
         with self._reporting():
             found = await only_reads(self._client, await self._open(), words)
         if isinstance(found, bool):
@@ -238,12 +238,12 @@ class Transaction(AsyncCoreCommands):
             "tx.multi() first; or, if it reads, let this user ask (+command|info)"
         ) from found
 
-    async def _send(self, commands: Sequence[Words], raw: bool = False) -> list[Reply]:
+    async def _send(self, commands: Sequence[Encodables], raw: bool = False) -> list[Reply]:
         """Send commands, and WATCH before them for what is not watched yet, in one write; return their replies."""
         of_body = [self._pack(words) for words in commands]  # whose bad arguments are an error of its own
         with self._reporting():
             connection = await self._open()
-            first: list[Words] = []
+            first: list[Encodables] = []
             if self._to_watch:
                 first.append(("WATCH", *self._to_watch))
                 connection.watching = True
@@ -261,7 +261,7 @@ class Transaction(AsyncCoreCommands):
                 return await self._send(commands, raw)
         return replies[len(first) :]
 
-    def _questions(self) -> Sequence[Words]:
+    def _questions(self) -> Sequence[Encodables]:
         """Return what is asked right after the first WATCH, for those who do more than a plain transaction."""
         return ()
 
@@ -286,8 +286,8 @@ class Transaction(AsyncCoreCommands):
 
     # -- its end ---------------------------------------------------------------------------------------
 
-    async def _commit(self) -> Replies | Unanswered | None:
-        """Execute what is queued. Return the replies; None when a watched key was changed; Unanswered if that is so.
+    async def _commit(self) -> Replies | NoAnswer | None:
+        """Execute what is queued. Return the replies; None when a watched key was changed; NoAnswer if that is so.
 
         Raises TransactionMisuse, CommandRefused and Unreachable: nothing was done; PartlyApplied: some commands failed.
         """
@@ -305,7 +305,7 @@ class Transaction(AsyncCoreCommands):
             )
         self._state = State.ENDED
 
-    async def _execute(self) -> Replies | Unanswered | None:
+    async def _execute(self) -> Replies | NoAnswer | None:
         connection = self._opened()
         self._asked = now()
         packed = [MULTI, *map(self._pack, self._first), *(command for command, _, _ in self._queue), EXEC]
@@ -315,7 +315,7 @@ class Transaction(AsyncCoreCommands):
             # An error that the server answered came before EXEC, or instead of it: nothing was executed.
             if not connection.written or answered(self._keys[0], error) is not None:
                 raise self._failed(error) from error
-            return Unanswered(error)
+            return NoAnswer(error)
         if isinstance(multi, redis.exceptions.ResponseError):
             raise without_multi(multi, queued[len(self._first) :])
         if isinstance(executed, redis.exceptions.ResponseError):

@@ -12,7 +12,7 @@ from typing import Protocol
 from redis.asyncio import Redis
 
 from ._clock import now
-from ._link.borrow import Words
+from ._link.borrow import Encodables
 from ._link.call import Reply
 from ._transaction import Transaction
 from .errors import SyncError
@@ -44,7 +44,7 @@ class PoliteTransaction(Transaction):
         client: Redis,
         keys: tuple[bytes, ...],
         also_watched: tuple[bytes, ...],
-        first: Sequence[Words],
+        first: Sequence[Encodables],
         turns: tuple[bytes, ...],
         take_turn: Callable[[], Awaitable[None]],
     ) -> None:
@@ -52,7 +52,7 @@ class PoliteTransaction(Transaction):
         self._turns = turns
         self._take_turn = take_turn
 
-    def _questions(self) -> Sequence[Words]:
+    def _questions(self) -> Sequence[Encodables]:
         return [("EXISTS", *self._turns)] if self._turns else ()
 
     async def _answered(self, replies: Sequence[Reply]) -> bool:

@@ -102,11 +102,11 @@ def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
         raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {value!r}")
 
 
-def shown_limit(limit: float | None) -> str:
+def shown_within(within: float | None) -> str:
     """Return "within so many seconds" for a message. What is left of a time-out would have many digits."""
-    if limit == 0:
+    if within == 0:
         return "at once"
-    return f"within {limit if limit is None or limit < 0.001 else round(limit, 3)} seconds"
+    return f"within {within if within is None or within < 0.001 else round(within, 3)} seconds"
 
 
 def text(value: bytes) -> str:

@@ -44,7 +44,7 @@ from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from ._cancellation import stay_due
 from ._clock import now
-from ._engine.lua import FOR_EVER, Released, Renewed, Send, View, read_inspect, read_renew
+from ._engine.lua import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
 from ._implicit import coordinator_for
 from ._keys import lock_keys
 from ._link.call import Call, Reply
@@ -248,7 +248,7 @@ class Lock(RedisLock):
         holder = (await self._look()).holder
         return holder is not None and holder == self._token()
 
-    async def _look(self) -> View:
+    async def _look(self) -> LockView:
         return read_inspect(await self._ask(lambda engine, *call: engine.inspect(self._keys, 1, *call)))
 
     async def _ask(self, send: Send) -> Reply:

@@ -383,7 +383,7 @@ class Coordinator(Names):
         self._forked, self._thread = True, 0
         if self._loop is not None:
             self._stop_at_once()
-            self._executor.abandon()
+            self._executor.after_fork()
 
     def bury(self) -> None:
         """Its event loop was closed without a word: give up its places in the client's pool, and its connection."""

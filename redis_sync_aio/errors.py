@@ -154,7 +154,7 @@ class Unreachable(SyncError, RedisConnectionError):
 
     Of a transaction it is: nothing was written (`OutcomeUnknown` is raised when that is not certain).
 
-    What an abandoned request may have left on the server is withdrawn as soon as the server is back,
+    What a request that was given up may have left on the server is withdrawn as soon as the server is back,
     and otherwise ends with its ttl.
     """
 

@@ -82,7 +82,7 @@ class Lease(Recorded):
     """And that one of the reader's."""
     upgrader: Lease | None = None
     """Whose permit this is: which of those who read by it is, or is to become, the writer."""
-    within: ReferenceType[asyncio.Task[object]] | None = None
+    acquirer: ReferenceType[asyncio.Task[object]] | None = None
     """Which task acquired it, if others may, too. Weak: a task that forgets to release must not stay for that."""
     attempt = b""
     """What made its reader the writer; empty: it was acquired as it is."""
@@ -277,7 +277,7 @@ class Lease(Recorded):
 
     def is_of(self, task: asyncio.Task[object] | None) -> bool:
         """Return whether ``task`` acquired it."""
-        return self.within is not None and self.within() is task
+        return self.acquirer is not None and self.acquirer() is task
 
     def committing(self, number: int) -> None:
         """``number`` more guarded commits are under way (negative: fewer)."""

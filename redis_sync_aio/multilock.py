@@ -14,7 +14,7 @@ from ._clock import now
 from ._hold import Enterable, Hold, OnLost, check_on_lost
 from ._keys import Engine
 from ._link.client import running_loop
-from ._types import Name, Seconds, shown_limit, timeout_seconds
+from ._types import Name, Seconds, shown_within, timeout_seconds
 from ._waiting.together import try_together
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld
@@ -119,12 +119,12 @@ class AsyncMultiLock(Enterable[MultiLease]):
         On cancellation, and when it raises, everything that was acquired is given back and whatever else the
         server did is undone; all of that was sent before the error is raised, and does not delay it.
         """
-        limit = timeout_seconds(timeout)
+        within = timeout_seconds(timeout)
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
         try:
-            if limit == 0:
+            if within == 0:
                 return self._lease(await self._all_or_none(ttl))
-            return self._lease(await self._acquire_all(limit, ttl))
+            return self._lease(await self._acquire_all(within, ttl))
         except AcquireTimeout as error:
             ours = any(lock._leases() for lock in self._locks if lock.name == error.name)
             why = (
@@ -133,7 +133,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
                 else f"others hold {error.name!r} or wait for it;"
             )
             raise AcquireTimeout(
-                f"the locks {self._shown()} were not to be had together {shown_limit(limit)}: {why} wait longer, "
+                f"the locks {self._shown()} were not to be had together {shown_within(within)}: {why} wait longer, "
                 "or look at statistics() for the holders",
                 name=error.name,
                 remaining=error.remaining,
@@ -226,12 +226,12 @@ class AsyncMultiLock(Enterable[MultiLease]):
         name.forget_if_idle()
         raise error
 
-    async def _acquire_all(self, limit: float | None, ttl: Seconds | None) -> list[Lease]:
+    async def _acquire_all(self, within: float | None, ttl: Seconds | None) -> list[Lease]:
         """Take what is free, wait for the next in order, and so on until all are held.
 
         Invariant, and the reason why nobody deadlocks: who waits for a lock holds only locks that come before it.
         """
-        ends = None if limit is None else now() + limit
+        ends = None if within is None else now() + within
         held: list[Lease] = []
         try:
             while True:
@@ -258,8 +258,8 @@ class AsyncMultiLock(Enterable[MultiLease]):
 
         Return the leases, and how many more are free, but were not taken since others behind them are not.
         """
-        limit = None if ends is None else max(0.001, ends - now())
-        request = replace(locks[0]._request(ttl, None, 0), timeout=limit)
+        left = None if ends is None else max(0.001, ends - now())
+        request = replace(locks[0]._request(ttl, None, 0), timeout=left)
         names = [lock._local() for lock in locks]
         found, free = await try_together(names, request)
         first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))

@@ -22,7 +22,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from redis.asyncio import Redis
 
-from ._attempts import Attempt, Attempts, Committed, Terms
+from ._attempts import Attempt, Attempts, Bounds, Committed
 from ._implicit import client_of
 from ._keys import turn_key
 from ._link.client import encode
@@ -176,7 +176,7 @@ class WatchRetry:
     Examples, errors and cancellation: see `watch_retry`.
     """
 
-    def __init__(self, client: Redis | Coordinator, keys: tuple[Name, ...], terms: Terms) -> None:
+    def __init__(self, client: Redis | Coordinator, keys: tuple[Name, ...], terms: Bounds) -> None:
         self._client = client
         self._redis = client_of(client)
         self._keys = keys
@@ -215,7 +215,7 @@ async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) 
     return replace(done, value=value)
 
 
-def _attempts(client: Redis | Coordinator, redis: Redis, terms: Terms) -> Attempts:
+def _attempts(client: Redis | Coordinator, redis: Redis, terms: Bounds) -> Attempts:
     retry_for = client.retry_for if isinstance(client, Coordinator) else RETRY_FOR
     return Attempts(redis, terms, retry_for, None if terms.escalate_after is None else LockTurn(client, terms.keys))
 
@@ -255,7 +255,7 @@ def _terms(
     idempotent: bool,
     exactly_once: bool,
     escalate_after: int | None,
-) -> Terms:
+) -> Bounds:
     if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff or None, not {backoff!r}")
     if require_bool(idempotent, "idempotent") and require_bool(exactly_once, "exactly_once"):
@@ -265,7 +265,7 @@ def _terms(
     encoded = _encoded(redis, keys)
     for key in encoded if exactly_once or escalate_after is not None else ():
         turn_key(key)  # raises when its braces do not allow for keys beside it
-    return Terms(
+    return Bounds(
         encoded,
         count(attempts, "attempts", least=1),
         timeout_seconds(deadline, "deadline"),

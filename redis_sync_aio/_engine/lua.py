@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from .._keys import Family, Keys, PermitKeys
+from .._keys import Family, Keys, LockKeys, PermitKeys
 from .._link.call import Argument, Call, Executor, Reply
 from .._scripts import Script, load
 from .outcomes import ASK_AGAIN as ASK_AGAIN
@@ -16,7 +16,7 @@ from .outcomes import WHOLE as WHOLE
 from .outcomes import Outcome as Outcome
 from .outcomes import Released as Released
 from .outcomes import Renewed as Renewed
-from .snapshot import Ticket
+from .snapshot import FREE_MS, Ticket
 
 
 class Answer(NamedTuple):
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LockView:
     """A decoded answer of inspect.lua."""
 
     holder: bytes | None
@@ -77,16 +77,21 @@ def read_acquire(reply: Reply) -> Answer:
     return Answer(_OUTCOMES[outcome], number, _left(left), micros / 1e6, more)
 
 
+def left_free(reply: Reply) -> bool:
+    """Return whether acquire_all.lua says of a lock that it is free, and was not taken because others are not."""
+    return type(reply) is list and reply[0] == Outcome.BUSY and reply[2] == FREE_MS
+
+
 def read_renew(reply: Reply) -> Renewed:
     """Decode a reply of a renew script."""
     return Renewed(reply[0])
 
 
-def read_inspect(reply: Reply) -> View:
+def read_inspect(reply: Reply) -> LockView:
     """Decode a reply of inspect.lua."""
     holder, left, fence, token, waiting, tickets = reply
     shown = _tickets(map(Ticket.of_lock, tickets))
-    return View(holder, _left(left), None if fence is None else int(fence), token, waiting, shown)
+    return LockView(holder, _left(left), None if fence is None else int(fence), token, waiting, shown)
 
 
 def read_permits(reply: Reply) -> PermitsView:
@@ -111,7 +116,7 @@ def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight
     return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
 
 
-class Push(NamedTuple):
+class Pushed(NamedTuple):
     """A message in our inbox: a grant (fence > 0), ASK_AGAIN, WANTED, or word that the ticket is next (fence 0)."""
 
     number: int
@@ -123,12 +128,12 @@ class Push(NamedTuple):
     next_duration: float  # for how long what that ticket waits for is taken
 
 
-def read_push(payload: bytes) -> Push:
+def read_push(payload: bytes) -> Pushed:
     """Decode a message from settle() in parts/lock.lua or parts/turns.lua."""
     number, fence, micros, ms, *more = payload.split()
     following = int(more[0]) if more else 0
     then = int(more[1]) if len(more) > 1 else int(ms)
-    return Push(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, bool(more), following, then / 1000)
+    return Pushed(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, bool(more), following, then / 1000)
 
 
 Done = Callable[[Call], None]
@@ -160,6 +165,7 @@ class LuaEngine:
             "permits": Scripts("permits_", "permits_", "permits_", "permits_"),
             "upgrade": Scripts("upgrade_", "upgrade_", "permits_", "permits_"),
         }
+        self._all = load("acquire_all")
         self._force = load("force")
         self._resize = load("permits_resize")
         self._adopt = load("robust_adopt")
@@ -180,22 +186,33 @@ class LuaEngine:
         ttl_ms: int,
         ticket: bytes,
         poll_ms: int,
-        reusable: bool,
-        size: tuple[Argument, ...],
+        more: tuple[Argument, ...],
         sent: float,
         expires: float,
         done: Done,
     ) -> Call:
         """Ask for what ``keys`` stand for; with a ``ticket`` (not empty) also for a place in its queue.
 
-        ``size`` is weight and limit for permits, the attempt for upgrades, and empty for locks.
+        ``more``: weight and limit for permits, the attempt for upgrades; for locks 1 if the token may be used again.
         """
-        words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, b"1" if reusable else b"0")
-        if size:
-            words += size
+        words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
         call = Call(keys, self._scripts[keys.family].acquire, words, sent, expires, done)
         self.executor.send(call)
         return call
+
+    def acquire_all(
+        self,
+        keys: LockKeys,
+        prefix: bytes,
+        numbers: Iterable[int],
+        ttl_ms: int,
+        sent: float,
+        expires: float,
+        done: Done,
+    ) -> Call:
+        """Ask for all of `joined_keys` at once, each for the token of ``prefix`` and its number. Does not queue."""
+        words = (ttl_ms, prefix, b" ".join(b"%d" % number for number in numbers))
+        return self._send(self._all, keys, words, sent, expires, done)
 
     def release(
         self,
@@ -208,20 +225,20 @@ class LuaEngine:
         about: object = None,
         pending: bool = False,
         closing: tuple[Argument, ...] = (),
-        reusable: bool = False,
+        undoes: bool = False,
     ) -> Call:
         """Give up what ``token`` holds and its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be under way, and is to find its token spent.
         ``closing``: what is to become of the record of a robust lock; empty: it was not adopted. Of an upgrade: the
-        attempt. ``reusable``: the next request may have the same token, and must not come before this.
+        attempt. ``undoes``: as `Call.undoes`; also what is ``pending`` or has a ticket.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if closing or keys.closing:
             words += closing or keys.closing
         call = Call(keys, self._scripts[keys.family].release, words, sent, expires, done)
         call.about = about
-        call.undoes = pending or reusable or ticket != b""
+        call.undoes = pending or undoes or ticket != b""
         self.executor.send(call)
         return call
 

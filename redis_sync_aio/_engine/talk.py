@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Protocol, TypeAlias
 
-from .._link.call import CONFLICT, Argument, Here, Reply, ReplyError, Talk, Words, error_code
+from .._link.answers import error_code
+from .._link.call import CONFLICT, Argument, Here, Reply, ReplyError, Talk, Words
 from .snapshot import Message
 
 WINDOW = 16
@@ -29,7 +30,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Plan:
     """A decision, and how it is written."""
 
     reply: Reply
@@ -85,7 +86,7 @@ class Line:
 
 
 Decide: TypeAlias = Callable[[bool, bool], Talk]
-"""``decide(mute, full)`` reads and returns a `Step`; mute: we may not publish; full: the server is out of memory."""
+"""``decide(mute, full)`` reads and returns a `Plan`; mute: we may not publish; full: the server is out of memory."""
 
 
 def checked(replies: Iterable[Reply]) -> list[Reply]:
@@ -137,16 +138,16 @@ def attempt(decide: Decide, here: Here) -> Talk:
     """Read, decide, execute; return the reply, or CONFLICT."""
     mute = full = False
     while True:
-        step: Step = yield from decide(mute, full)
-        away = [message.inbox != here.inbox for message in step.messages]
-        published: list[Words] = [(b"PUBLISH", *message) for message in compress(step.messages, away)]
+        plan: Plan = yield from decide(mute, full)
+        away = [message.inbox != here.inbox for message in plan.messages]
+        published: list[Words] = [(b"PUBLISH", *message) for message in compress(plan.messages, away)]
         try:
-            done = yield from commit([*step.writes, *published])
+            done = yield from commit([*plan.writes, *published])
         except Refused as refused:
             if refused.command == b"PUBLISH" and refused.code == "NOPERM" and not mute:
                 mute = True  # whose turn it is finds out when it looks again
-            elif refused.code == "OOM" and step.without is not None:
-                return step.without
+            elif refused.code == "OOM" and plan.without is not None:
+                return plan.without
             elif refused.code == "OOM" and not full:
                 full = True
             else:
@@ -154,11 +155,11 @@ def attempt(decide: Decide, here: Here) -> Talk:
             continue
         if done is None:
             return CONFLICT
-        if step.more:
+        if plan.more:
             continue
-        for message in step.messages:
+        for message in plan.messages:
             if message.inbox == here.inbox:
                 here.deliver(message.payload)
         # Who died between our look and its grant keeps that until it ends by itself (P1). To take it back would be
         # another transaction: by then it may have come back, and seen that it holds the lock.
-        return step.reply
+        return plan.reply

@@ -10,7 +10,7 @@ from .._link.call import Reply, Talk, Words
 from . import rules_lock as rules
 from .outcomes import Outcome
 from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
-from .talk import WINDOW, Decide, Line, Step, blob, checked, deaf, microseconds, pairs
+from .talk import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """name, queue, fence, polls."""
@@ -18,7 +18,7 @@ Decision: TypeAlias = rules.Decision
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LockRead:
     """A lock as it was read."""
 
     keys: WireKeys
@@ -47,7 +47,7 @@ def _held(name: bytes, holder: bytes | None, left: int) -> Words:
 
 
 def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool) -> Talk:
-    """Return a `View` of each lock. ``own`` is the caller's ticket, or empty."""
+    """Return a `LockRead` of each lock. ``own`` is the caller's ticket, or empty."""
     asked: list[Words] = [(b"WATCH", *(key for keys in locks for key in keys)), (b"TIME",)]
     for name, queue, fence, polls in locks:
         asked += [
@@ -76,7 +76,7 @@ def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: 
     return [_view(keys, base, own, reply, until) for keys, reply, until in zip(locks, read, alive, strict=True)]
 
 
-def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], alive: list[Reply]) -> View:
+def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], alive: list[Reply]) -> LockRead:
     holder, left, last, kept, head, waiting, tail, place, own_until = reply
     polls = {member: int(float(until)) for member, until in zip(head, alive, strict=False) if until is not None}
     if own_until is not None:
@@ -92,15 +92,15 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
         polls=polls,
     )
     last_place = int(pairs(tail)[0][1]) if tail else 0
-    return View(keys, before, Line(keys[1], keys[3], last_place, waiting > len(head), own))
+    return LockRead(keys, before, Line(keys[1], keys[3], last_place, waiting > len(head), own))
 
 
-def _step(views: Sequence[View], decisions: Sequence[Decision], reply: object, without: object = None) -> Step:
+def _plan(views: Sequence[LockRead], decisions: Sequence[Decision], reply: object, without: object = None) -> Plan:
     messages, writes = list[Message](), list[Words]()
     for view, decision in zip(views, decisions, strict=True):
         messages += decision.messages
         writes += view.writes(decision.after)
-    return Step(reply, writes, tuple(messages), without)
+    return Plan(reply, writes, tuple(messages), without)
 
 
 def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
@@ -116,7 +116,7 @@ def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], w
             window *= 8
         queued = (int(Outcome.QUEUED), 0, view.before.left, view.before.now, 1)
         without = queued if waits and own in view.before.queue else None
-        return _step([view], [decision], decision.reply, without)
+        return _plan([view], [decision], decision.reply, without)
 
     return decide
 
@@ -125,7 +125,7 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
     """As acquire.lua."""
     token, ttl_ms, member, poll_ms, reusable = words
     own, ttl, poll = blob(member), int(ttl_ms), int(poll_ms)
-    return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, reusable == b"1"), waits=True)
+    return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, int(reusable) == 1), waits=True)
 
 
 def release(keys: WireKeys, words: Words) -> Decide:
@@ -160,7 +160,7 @@ def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
             decisions = rules.acquire_all(tuple(view.before for view in views), int(ttl_ms), tokens)
             pairs_of = list(zip(views, decisions, strict=True))
             if not any(view.line.ended(view.before, decision.after) for view, decision in pairs_of):
-                return _step(views, decisions, [decision.reply for decision in decisions])
+                return _plan(views, decisions, [decision.reply for decision in decisions])
             window *= 8
 
     return decide
@@ -176,6 +176,6 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
         asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, int(shown) - 1)]
         _, holder, left, last, waiting, tickets = checked((yield asked))
         fence_of, token = (last[:16], last[17:]) if last else (None, None)
-        return Step([holder, left, fence_of, token, waiting, tickets if int(shown) else []], [])
+        return Plan([holder, left, fence_of, token, waiting, tickets if int(shown) else []], [])
 
     return decide

@@ -12,7 +12,7 @@ from .._link.call import Reply, Talk, Words
 from . import rules_permits as rules
 from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
-from .talk import WINDOW, Decide, Line, Step, blob, checked, deaf, microseconds, pairs
+from .talk import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""
@@ -26,7 +26,7 @@ UNREAD = 1
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PermitsRead:
     """Permits as they were read: of `before.permits` those that a decision may need."""
 
     keys: WireKeys
@@ -84,7 +84,7 @@ class View:
 
 
 def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Talk:
-    """Return a `View`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
+    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
     permits, state, queue, polls = keys
     asked: list[Words] = [
         (b"WATCH", *keys),
@@ -138,11 +138,11 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     )
     last_place = int(pairs(tail)[0][1]) if tail else 0
     line = Line(queue, polls, last_place, waiting > len(places), own)
-    return View(keys, before, kept, line, lost, len(over) > BATCH, sharers)
+    return PermitsRead(keys, before, kept, line, lost, len(over) > BATCH, sharers)
 
 
-def _with_sharers(view: View) -> Talk:
-    """Return the same `View` with the permits of those who may have to be told that somebody waits."""
+def _with_sharers(view: PermitsRead) -> Talk:
+    """Return the same `PermitsRead` with the permits of those who may have to be told that somebody waits."""
     _, state, _, _ = view.keys
     tokens = list(view.sharers)
     listening, about = yield [
@@ -199,7 +199,7 @@ def _about(
             queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
             without = queued if waits and own in before.queue else None
             if view.many_over:
-                return Step(None, view.writes(view.swept()), without=without, more=True)
+                return Plan(None, view.writes(view.swept()), without=without, more=True)
             decision = rule(view.before)
             if view.sharers and _waits(decision):
                 view = yield from _with_sharers(view)
@@ -207,7 +207,7 @@ def _about(
             if not view.line.ended(view.before, decision.after):
                 break
             window *= 8
-        return Step(decision.reply, view.writes(decision.after), decision.messages, without)
+        return Plan(decision.reply, view.writes(decision.after), decision.messages, without)
 
     return decide
 
@@ -215,7 +215,7 @@ def _about(
 def acquire(keys: WireKeys, words: Words) -> Decide:
     """As permits_acquire.lua."""
     token, own = blob(words[0]), blob(words[2])
-    ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 5, 6))
+    ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 4, 5))
     return _about(keys, token, own, lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit), waits=True)
 
 
@@ -239,7 +239,7 @@ def resize(keys: WireKeys, words: Words) -> Decide:
 
 def upgrade(keys: WireKeys, words: Words) -> Decide:
     """As upgrade_acquire.lua."""
-    token, own, attempt = blob(words[0]), blob(words[2]), blob(words[5])
+    token, own, attempt = blob(words[0]), blob(words[2]), blob(words[4])
     ttl, poll = int(words[1]), int(words[3])
     return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll, attempt), True, attempt)
 
@@ -288,7 +288,7 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
             for name, permit in held.items()
             if permit.until > now and permit.weight
         ]
-        return Step(
+        return Plan(
             [limit, used if number else 0, b"%d" % fence, waiting, tickets if shown else [], listed[:shown]], []
         )
 

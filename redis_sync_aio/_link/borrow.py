@@ -26,7 +26,7 @@ from .adopt import pooled, write
 from .call import Reply
 from .client import client_response_timeout
 
-Words: TypeAlias = Sequence[Any]
+Encodables: TypeAlias = Sequence[Any]
 """A command as redis-py takes it."""
 
 Packed: TypeAlias = bytes
@@ -80,7 +80,7 @@ class Borrowed:
         encoder: Any = self._connection.encoder
         return _decoded(reply, encoder.decode) if encoder.decode_responses else reply
 
-    async def as_from_client(self, command: Words, options: dict[str, Any], reply: Reply) -> Any:
+    async def as_from_client(self, command: Encodables, options: dict[str, Any], reply: Reply) -> Any:
         """Return the reply as the client would: through its response callbacks."""
         options = {key: value for key, value in options.items() if key not in ("keys", NEVER_DECODE, EMPTY_RESPONSE)}
         callback: Any = self._client.response_callbacks.get(command[0])
@@ -128,7 +128,7 @@ EMPTY_RESPONSE = "EMPTY_RESPONSE"
 # Options by which redis-py's commands tell `parse_response` what to do.
 
 
-Pack: TypeAlias = Callable[[Words], Packed]
+Pack: TypeAlias = Callable[[Encodables], Packed]
 
 
 def packer(client: Redis) -> Pack:
@@ -139,7 +139,7 @@ def packer(client: Redis) -> Pack:
     untyped: Any = client
     encode = untyped.get_encoder().encode
 
-    def pack(words: Words) -> Packed:
+    def pack(words: Encodables) -> Packed:
         first, *rest = words
         name = (first.encode() if isinstance(first, str) else first).split()  # "OBJECT ENCODING" is two words
         arguments = [encode(word) for word in rest]

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import redis.exceptions
 from redis.asyncio import Redis
 
-from .borrow import Borrowed, Words, packer
+from .borrow import Borrowed, Encodables, packer
 
 
 def _names(text: str) -> frozenset[str]:
@@ -63,7 +63,7 @@ def blocks(words: Iterable[object]) -> bool:
     return "BLOCK" in options
 
 
-async def only_reads(client: Redis, connection: Borrowed, words: Words) -> bool | redis.exceptions.ResponseError:
+async def only_reads(client: Redis, connection: Borrowed, words: Encodables) -> bool | redis.exceptions.ResponseError:
     """Return whether a command that is not in `READS` has no effects either, as the server says; once per command.
 
     Also true when the server does not know the command: it will say so. Returns the error when it does not answer

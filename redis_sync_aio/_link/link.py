@@ -35,23 +35,11 @@ from ..backoff import Backoff
 from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable, copied
 from . import troubles
 from .adopt import NotAdoptable, open_connection
-from .answers import answered
-from .call import (
-    CLOSED,
-    TRANSIENT,
-    Call,
-    Here,
-    LinkOwner,
-    Reply,
-    ReplyError,
-    Talk,
-    error_code,
-    refusal,
-    scripts_refused,
-    warn_of_watch,
-)
+from .answers import TRANSIENT, answered, error_code, refusal, scripts_refused, warn_of_watch
+from .call import Call, Here, LinkOwner, Reply, ReplyError, Talk
 from .retries import Retries
 from .talks import Converse, Exchange
+from .troubles import CLOSED
 from .wire import Wire
 
 logger = logging.getLogger("redis_sync_aio")
@@ -184,7 +172,7 @@ class Link:
                     self._trouble = error
                     self._refuse(error)
                     return
-                except troubles.OUT_OF_REACH as error:
+                except troubles.MAYBE_LATER as error:
                     self._trouble = error
                     self._expire_calls()
                     if not self._unsent and not self._retries.delayed and not self._owner.link_needed():
@@ -353,7 +341,7 @@ class Link:
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def abandon(self) -> None:
+    def after_fork(self) -> None:
         """Forget the connection: it belongs to the parent process (after a fork)."""
         self._closed = True
         for wire in (self._wire, self._opening):

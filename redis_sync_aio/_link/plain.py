@@ -24,11 +24,11 @@ from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed
 from .adopt import bare, dead_end_pool, probe, send_once
-from .answers import answered, error_answer
+from .answers import TRANSIENT, answered, error_answer, scripts_refused, warn_of_watch
 from .borrow import borrow
-from .call import CLOSED, CONFLICT, MOMENT, TRANSIENT, Call, Reply, ReplyError, scripts_refused, warn_of_watch
+from .call import CONFLICT, MOMENT, Call, Reply, ReplyError
 from .talks import AFTER_CONFLICT, Converse, Proven
-from .troubles import REFUSED, time_is_up, unanswered
+from .troubles import CLOSED, REFUSED, time_is_up, unanswered
 from .wire import pack
 
 RETRY = Backoff(initial=0.01, cap=0.5)
@@ -205,7 +205,7 @@ class PlainExecutor:
         elif now() >= call.expires:
             call.fail(time_is_up(call))
 
-    def abandon(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: never use the parent's connections."""
         self._closed = True
         dead_end_pool(self._client)

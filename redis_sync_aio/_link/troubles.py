@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import redis.exceptions
 
-from .._types import shown_limit, text
+from .._types import shown_within, text
 from ..errors import CommandRefused, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable
-from .call import TRANSIENT, Call, error_code
+from .answers import TRANSIENT, error_code
+from .call import Call
+
+CLOSED = "closed before the answer about {!r} arrived: it may have happened, or not; create a new Coordinator and look"
 
 
 def perhaps(call: Call) -> Unreachable:
@@ -27,7 +30,7 @@ def unanswered(
     many seconds, by the caller's wish.
     """
     error = Unreachable(
-        f"Redis did not answer a command for {text(name)!r} {'in time' if within is None else shown_limit(within)}"
+        f"Redis did not answer a command for {text(name)!r} {'in time' if within is None else shown_within(within)}"
         + (f": {type(cause).__name__}" if cause else "")
         + (f": {str(cause).rstrip('.')}" if cause and str(cause) else "")
         + (f"; before that it answered {before.code}" if isinstance(before, CommandRefused) else "")
@@ -72,5 +75,5 @@ REFUSED = (
     redis.exceptions.DataError,
 )
 """Connecting will not succeed, however often it is tried."""
-OUT_OF_REACH = (Unreachable, redis.exceptions.RedisError, OSError, TimeoutError, CommandRefused)
-"""It may, later."""
+MAYBE_LATER = (Unreachable, redis.exceptions.RedisError, OSError, TimeoutError, CommandRefused)
+"""It may succeed, later."""

@@ -1,6 +1,6 @@
 -- Take a permit, or a place in the queue (or neither, when there is no ticket). Compare acquire.lua.
 -- KEYS  permits, state, queue, polls
--- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 (not read)  6 weight  7 limit (0: as it is)
+-- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 weight  6 limit (0: as it is)
 -- REPLY fence (GRANTED, for the whole ttl; the first of RANGE for who shares), or {code, n, ms, server time in us, m}
 --       0 BUSY, 2 QUEUED: ms until the first permit is over (-1 = never); m: a Look (of line_up)
 --       3 OWN (the token holds a permit already): n its fence, ms left, m its weight
@@ -10,7 +10,7 @@
 -- include: queue
 -- include: state
 local token, ttl, ticket, poll_ms = ARGV[1], ARGV[2] + 0, ARGV[3], ARGV[4] + 0
-local weight, asked = ARGV[6] + 0, ARGV[7] + 0
+local weight, asked = ARGV[5] + 0, ARGV[6] + 0
 -- include: at_once
 -- include: grants
 -- include: turns

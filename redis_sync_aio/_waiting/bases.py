@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 UNKNOWN_LIMIT = 16
 """So many permits are asked for at once when only the server knows the limit; what was granted does not count."""
 
-Answer: TypeAlias = asyncio.Future[SharedLease | None]
-Waiting: TypeAlias = tuple[Answer, Request, int]
+Awaited: TypeAlias = asyncio.Future[SharedLease | None]
+Waiting: TypeAlias = tuple[Awaited, Request, int]
 """A task in the line: what it awaits, what it wants, and after which opening it came."""
 
 
@@ -109,7 +109,7 @@ class Bases(ABC):
         shares.remove(lease)
         if lease._timer is not None:
             lease.leave()
-        if base.left is not None:
+        if base.share_ended is not None:
             base.one_left()
         return True
 

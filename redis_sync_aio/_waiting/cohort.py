@@ -28,7 +28,7 @@ from .._clock import now
 from .._shared import Base, SharedLease, Task
 from ..errors import LimitMismatch, SyncError, Unreachable, copied
 from ..lease import Lease
-from .bases import Answer, Bases
+from .bases import Awaited, Bases
 from .request import Request
 from .ticket import Ticket
 
@@ -44,12 +44,12 @@ class Opening:
 
     _done = False
 
-    def __init__(self, cohort: Cohort, request: Request, only: Answer | None, number: int) -> None:
+    def __init__(self, cohort: Cohort, request: Request, only: Awaited | None, serial: int) -> None:
         self._cohort = cohort
         self.only = only  # for this task, which does not wait; None: for whoever is first in the line
         self.wants = request
         self.limit = cohort.limit  # as it was then
-        self.number = number
+        self.serial = serial
         self.ticket = Ticket(cohort.local, cohort.of_process(request), self)
 
     def done(self) -> bool:
@@ -85,7 +85,7 @@ class Cohort(Bases):
         self.openings: list[Opening] = []
         self._trying = 0  # of them, for those who do not wait: they are of no use to the line
         self._taken_at_once = 0
-        self._tries: list[tuple[Answer, Request]] = []  # of those who do not wait: answered when this turn ends
+        self._tries: list[tuple[Awaited, Request]] = []  # of those who do not wait: answered when this turn ends
         self._latest: Request | None = None  # that was made one of the process
 
     # -- acquiring -------------------------------------------------------------------------------------
@@ -101,20 +101,20 @@ class Cohort(Bases):
         try:
             lease = await answer
         except asyncio.CancelledError:
-            cohort.abandon(answer, request)
+            cohort.task_cancelled(answer, request)
             raise
         if lease is not None:
             lease.task = task
         return lease
 
-    def enter(self, request: Request) -> Answer | None:
+    def enter(self, request: Request) -> Awaited | None:
         """Take what rests, join the readers, or stand in the line; return None if another cohort is for it now.
 
-        A task that is cancelled while it awaits the answer has to `abandon` it.
+        A task that is cancelled while it awaits the answer has to call `task_cancelled`.
         """
         if request.limit != self.limit:
             return None  # ours was changed
-        answer: Answer = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
+        answer: Awaited = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
         often = False
         if (self.resting or self._together) and not self.waiting:
             often = self._taken_at_once >= IN_ONE_TURN
@@ -176,7 +176,7 @@ class Cohort(Bases):
                 return
             self._open(first, None)
 
-    def _open(self, wanted: Request, only: Answer | None) -> None:
+    def _open(self, wanted: Request, only: Awaited | None) -> None:
         self._asked += 1
         self._room -= 1
         self._trying += only is not None
@@ -218,7 +218,7 @@ class Cohort(Bases):
         self._room += 1
         self._trying -= opening.only is not None
 
-    def abandon(self, future: Answer, request: Request) -> None:
+    def task_cancelled(self, future: Awaited, request: Request) -> None:
         """A task was cancelled."""
         if not future.cancelled():  # it ended in the same turn of the loop
             if future.exception() is None and (lease := future.result()) is not None:
@@ -233,13 +233,13 @@ class Cohort(Bases):
             self._withdraw(opening)
             self._ask()
 
-    def _time_out(self, future: Answer, limit: float) -> None:
+    def _time_out(self, future: Awaited, within: float) -> None:
         if future.done():
             return
         if self.openings and not self.bases:
-            future.set_exception(self.openings[0].ticket.timeout_error(limit))
+            future.set_exception(self.openings[0].ticket.timeout_error(within))
         else:
-            future.set_exception(self.local.timeout_error(limit, self._weight, self.limit))
+            future.set_exception(self.local.timeout_error(within, self._weight, self.limit))
         self._gone += 1
         self._trim()
 
@@ -315,7 +315,7 @@ class Cohort(Bases):
         elif opening.limit == self.limit or not isinstance(error, LimitMismatch):
             # (Else it was sent while the limit was being changed, and who is in the line may have come before.)
             # Who came later than the ticket has more time to reach the server.
-            late = opening.number if isinstance(error, Unreachable) else self._asked + 1
+            late = opening.serial if isinstance(error, Unreachable) else self._asked + 1
             for future, _, after in self.line:
                 if after < late and not future.done():
                     future.set_exception(copied(error))

@@ -21,7 +21,7 @@ from .._engine.outcomes import WHOLE, Look
 from .._keys import Keys, PermitKeys
 from .._link.call import Argument, Call
 from .._shared import Base
-from .._types import shown_limit, text
+from .._types import shown_within, text
 from ..backoff import Backoff
 from ..errors import AcquireTimeout, CoordinatorClosed, SyncError, copied
 from ..lease import Lease
@@ -145,22 +145,22 @@ class LocalName:
                 return None if left == math.inf else left
         return None if self.held_until is None else max(0.0, self.held_until - now())
 
-    def timeout_error(self, limit: float | None, weight: int, permits: int, answered: bool = True) -> SyncError:
-        """Return the error for whoever waited ``limit`` seconds because others have it, as was ``answered``.
+    def timeout_error(self, within: float | None, weight: int, permits: int, answered: bool = True) -> SyncError:
+        """Return the error for whoever waited ``within`` seconds because others have it, as was ``answered``.
 
         ``weight`` and ``permits``: what was wanted, as `Request.weight` and `Request.limit`.
         """
-        within = shown_limit(limit)
+        in_time = shown_within(within)
         own = sum(lease.weight for lease in self.leases)
         itself = "If it is the very task that asks, it waits for itself"
-        trouble = f"was not free {within}: "
+        trouble = f"was not free {in_time}: "
         if not answered:
-            trouble = f"was not granted {within}; Redis has not answered yet: allow more time"
+            trouble = f"was not granted {in_time}; Redis has not answered yet: allow more time"
         elif own and not isinstance(self.keys, PermitKeys):
             trouble += f"this process holds it. {itself}: use AsyncReentrantLock; else wait longer"
         elif weight and permits != WHOLE:
             of = f"of its {permits} permits" if permits else "of its permits"
-            trouble = f"did not have {weight} {of} free {within}: "
+            trouble = f"did not have {weight} {of} free {in_time}: "
             whose = f"this process holds {own} of them. {itself}; else" if own else "others hold them or wait for them;"
             trouble += f"{whose} wait longer, or look at statistics() for the holders"
         elif own:
@@ -202,7 +202,7 @@ class LocalName:
             return
         oldest = True
         for ticket in list(self.tickets.values()):
-            if ticket.abandoned:
+            if ticket.unwanted:
                 continue
             # Without pushes a ticket also has to be kept alive on the server.
             if ticket.call is None and (oldest or now() - ticket.sent > self.hub.poll_ms / 3000):
@@ -224,7 +224,7 @@ class LocalName:
         kind = Base if request.shared else Lease
         lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
-        self.hub.renewals.watch(lease)
+        self.hub.renewals.keep(lease)
         return lease
 
     def decline(self, lease: Lease) -> None:
@@ -272,7 +272,7 @@ class LocalName:
     def behind_tickets(self) -> int:
         """Return how many tasks wait without a ticket of their own."""
         lines = sum(max(0, cohort.waiting - len(cohort.openings)) for cohort in self.cohorts.values())
-        return lines + sum(base.left is not None for cohort in self.cohorts.values() for base in cohort.bases)
+        return lines + sum(base.share_ended is not None for cohort in self.cohorts.values() for base in cohort.bases)
 
     def task_of(self, token: bytes | None) -> str | None:
         """Return the name of the task that has the base of that token."""

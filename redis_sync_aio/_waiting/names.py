@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
-from .._engine.lua import WANTED, Push
+from .._engine.lua import WANTED, Pushed
 from .._keys import Keys
 from .._shared import Base
 from ..lease import Lease
@@ -64,7 +64,7 @@ class Names(ABC):
         for local in list(self.locals.values()):
             local.recheck()
 
-    def _dispatch(self, push: Push) -> None:
+    def _dispatch(self, push: Pushed) -> None:
         """Give a push to the ticket or the base it is for; those that are gone have been undone already."""
         ticket = self.tickets.get(push.number)
         if push.fence == WANTED:

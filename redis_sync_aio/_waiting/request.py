@@ -34,15 +34,14 @@ class Request:
 
     reusable: bool = field(init=False)
     """Whether what the token holds may be in use elsewhere, before or after this request."""
-    size: tuple[int, ...] = field(init=False)
-    """What a request for permits says beside that for a lock."""
-
+    more: tuple[int, ...] = field(init=False)
+    """What it says in the end: weight and limit of permits; for a lock whether the token may be used again."""
     plain: bool = field(init=False)
     """Whether it lasts for as long as it is renewed, and weighs nothing, or one."""
 
     def __post_init__(self) -> None:
         self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
-        self.size = (self.weight, self.limit) if self.weight else ()
+        self.more = (self.weight, self.limit) if self.weight else (int(self.reusable),)
         self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
 
     @property

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from .._clock import EARLY, now
-from .._engine.lua import ASK_AGAIN, Answer, Outcome, Push, plain_grant, read_acquire, ticket_member
+from .._engine.lua import ASK_AGAIN, Answer, Outcome, Pushed, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
 from .._link.troubles import too_slow, unanswered
 from ..errors import SyncError
@@ -48,19 +48,19 @@ class Ticket:
     # Rarely changed; as class attributes they cost nothing to set up.
     _attempt = b""
     """What tells this request from others to upgrade the same token."""
-    _base: float | None = None
+    _clock_offset: float | None = None
     """Local minus server time, at the request that queued us."""
     _queued = False
     """Whether a request of this ticket may have left it in the queue."""
     _timer: asyncio.TimerHandle | None = None
-    abandoned = False
+    unwanted = False
     """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Lease | None = None
     _late_since: float | None = None
     """When a grant was over before it got here, first of some in a row (local clock)."""
     _replayed = False
     """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
-    _ours = 0
+    _pushed_fence = 0
     """The fence of a grant that this ticket got, if the server has to be asked how long it lasts."""
     wanted = False
     """Somebody else waits behind us."""
@@ -105,18 +105,18 @@ class Ticket:
             request.ttl_ms,
             self._member,
             hub.poll_ms if request.wait else 0,
-            request.reusable,
-            (self._attempt,) if request.upgrade else request.size,
+            (self._attempt,) if request.upgrade else request.more,
             self.sent,
             self.sent + hub.retry_for,
-            self._answered,
+            self.answered,
         )
 
-    def _answered(self, call: Call) -> None:
+    def answered(self, call: Call) -> None:
+        """The request was answered, or failed."""
         self.call = None
         if call.attempts > 1:
             self._replayed = True
-        if self.abandoned:
+        if self.unwanted:
             self._undo_answered(call)
         elif call.error is not None:
             self._fail(call.error, call)
@@ -131,12 +131,12 @@ class Ticket:
         if answer.outcome is Outcome.OWN and ours:
             self.unheard = True
             # Another request of the same identity may live on this grant.
-            new = request.identity is None or answer.number == self._ours
+            new = request.identity is None or answer.number == self._pushed_fence
             self._granted(answer.number, call.sent, _NEVER if answer.left is None else answer.left, new)
             if self._lease is not None and request.weight:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
-            self._base = call.sent - answer.server_time
+            self._clock_offset = call.sent - answer.server_time
             self._queued = True
             self._late_since = None
             self._local.queued(answer.left, answer.more)
@@ -153,13 +153,13 @@ class Ticket:
     def recheck(self) -> None:
         """The connection was replaced: find out where we stand."""
         # It may be another server now, with another clock: a push counts from the answer to this request on.
-        self._base = None
-        if self.call is None and not self.abandoned:
+        self._clock_offset = None
+        if self.call is None and not self.unwanted:
             self.ask()
 
     def reroute(self) -> None:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
-        if self.abandoned:
+        if self.unwanted:
             return
         executed = self._queued or (self.call is not None and self.call.attempts > 0)
         self._drop_call()
@@ -176,16 +176,16 @@ class Ticket:
 
     # -- its end ---------------------------------------------------------------------------------------
 
-    def pushed(self, push: Push) -> None:
+    def pushed(self, push: Pushed) -> None:
         """A message for this ticket: the grant, or word of the present holder."""
-        if self.abandoned:
+        if self.unwanted:
             if push.fence > 0:
                 self._decline(push.fence)
             return
-        if self._base is None:
+        if self._clock_offset is None:
             return  # the answer that queued us was lost with its connection; the request is being repeated
         # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
-        granted = self._base + push.server_time
+        granted = self._clock_offset + push.server_time
         if push.fence == 0:
             self.announced(push.server_time, push.duration)
         elif push.fence == ASK_AGAIN:
@@ -196,13 +196,13 @@ class Ticket:
             if granted <= now():
                 self._granted(push.fence, granted, push.duration or _NEVER)
             else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.
-                self._ours = push.fence
+                self._pushed_fence = push.fence
                 self.recheck()
 
     def announced(self, server_time: float, duration: float) -> None:
         """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
-        if self._base is not None and duration:
-            self._local.announced(min(self._base + server_time, now()) + duration)
+        if self._clock_offset is not None and duration:
+            self._local.announced(min(self._clock_offset + server_time, now()) + duration)
 
     def _drop_call(self) -> None:
         if self.call is not None:
@@ -238,7 +238,7 @@ class Ticket:
             lease.attempt = self._attempt
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self._taker.done():
-            # Cancelled, and the task has not run since: its `abandon` comes later and finds all done.
+            # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.
             local.decline(lease)
         else:
             self._taker.set_result(lease)
@@ -268,15 +268,15 @@ class Ticket:
             return  # granted in the same turn of the loop: the grant wins
         self.withdraw(self.timeout_error(self._request.timeout))
 
-    def timeout_error(self, limit: float | None) -> SyncError:
-        """Return the error for whoever waited ``limit`` seconds, most recently for this ticket."""
+    def timeout_error(self, within: float | None) -> SyncError:
+        """Return the error for whoever waited ``within`` seconds, most recently for this ticket."""
         hub, request = self._local.hub, self._request
         if self.call is not None and self.call.trouble is not None:
             return self.call.trouble
         unheard = not self._queued and now() - self.sent > hub.renewals.patience - EARLY
         if hub.trouble is not None or unheard:
-            return unanswered(self._local.keys.name, hub.trouble, within=limit)
-        return self._local.timeout_error(limit, request.weight, request.limit, answered=self._queued)
+            return unanswered(self._local.keys.name, hub.trouble, within=within)
+        return self._local.timeout_error(within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""
@@ -284,7 +284,7 @@ class Ticket:
         if not self._taker.done():
             self._taker.set_exception(error)
 
-    def abandon(self, future: asyncio.Future[Lease | None]) -> None:
+    def task_cancelled(self, future: asyncio.Future[Lease | None]) -> None:
         """The task, our taker, does not want the lock any more (it was cancelled). Undo whatever was done for it."""
         if self._lease is not None:
             self._local.decline(self._lease)
@@ -304,7 +304,7 @@ class Ticket:
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
         # answer is here the ticket stays known, so that a grant under way to it is given back.
-        self.abandoned = True
+        self.unwanted = True
         self._stop_timer()
         if call is None:
             self._withdraw_ticket()
@@ -318,8 +318,8 @@ class Ticket:
             self._withdraw_ticket()
         elif plain_grant(call.reply):
             self._decline(call.reply)
-        elif read_acquire(call.reply).number == self._ours != 0:
-            self._decline(self._ours)
+        elif read_acquire(call.reply).number == self._pushed_fence != 0:
+            self._decline(self._pushed_fence)
         else:
             self._withdraw_ticket()
         if self._local.namesakes is not None:
@@ -362,8 +362,8 @@ async def acquire(local: LocalName, request: Request) -> Lease | None:
     try:
         lease = await future
     except asyncio.CancelledError:
-        ticket.abandon(future)
+        ticket.task_cancelled(future)
         raise
     if lease is not None and request.weight and (task := asyncio.current_task()) is not None:
-        lease.within = ref(task)
+        lease.acquirer = ref(task)
     return lease

@@ -14,16 +14,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from .._clock import now
-from .._engine.outcomes import Outcome
-from .._engine.several import acquire_all, joined
+from .._engine.lua import left_free
+from .._keys import joined_keys
 from .._link.call import Call
 from ..lease import Lease
 from .local import LocalName
 from .request import Request
 from .ticket import Ticket
-
-FREE_MS = -2
-"""What is left of a holder that is not there, in the answer about a lock that was not taken because others are."""
 
 
 async def try_together(names: Sequence[LocalName], request: Request) -> tuple[list[Lease | None], list[bool]]:
@@ -33,27 +30,19 @@ async def try_together(names: Sequence[LocalName], request: Request) -> tuple[li
 
     When one request fails, and on cancellation, all are undone.
     """
-    futures: list[asyncio.Future[Lease | None]] = [name.hub.loop.create_future() for name in names]
+    hub = names[0].hub
+    futures: list[asyncio.Future[Lease | None]] = [hub.loop.create_future() for _ in names]
     tickets = [Ticket(name, request, future) for name, future in zip(names, futures, strict=True)]
     free = [False] * len(names)
-    keys = joined([name.keys for name in names]) if len(names) > 1 and names[0].hub.pushes else None
+    keys = joined_keys([name.keys for name in names]) if len(names) > 1 and hub.pushes else None
     if keys is None:
         for ticket in tickets:
             ticket.ask()
     else:
-        hub = names[0].hub
         sent = now()
         numbers = [ticket.number for ticket in tickets]
-        call = acquire_all(
-            hub.engine,
-            keys,
-            hub.token_prefix,
-            numbers,
-            request.ttl_ms,
-            sent,
-            sent + hub.retry_for,
-            _deal_out(tickets, free),
-        )
+        done = _deal_out(tickets, free)
+        call = hub.engine.acquire_all(keys, hub.token_prefix, numbers, request.ttl_ms, sent, sent + hub.retry_for, done)
         for ticket in tickets:
             ticket.sent, ticket.call = sent, call
     try:
@@ -61,20 +50,17 @@ async def try_together(names: Sequence[LocalName], request: Request) -> tuple[li
     except BaseException:
         for ticket, future in zip(tickets, futures, strict=True):
             future.cancel()
-            ticket.abandon(future)
+            ticket.task_cancelled(future)
         raise
 
 
 def _deal_out(tickets: Sequence[Ticket], free: list[bool]) -> Callable[[Call], None]:
-    """Return what gives each ticket its part of the answer, and notes who is ``free``."""
+    """Return what gives each ticket its part of the answer, and notes which of their locks are ``free``."""
 
     def answered(call: Call) -> None:
         replies = [None] * len(tickets) if call.error is not None else call.reply
-        free[:] = [type(reply) is list and reply[0] == Outcome.BUSY and reply[2] == FREE_MS for reply in replies]
+        free[:] = map(left_free, replies)
         for ticket, reply in zip(tickets, replies, strict=True):
-            part = Call(call.keys, call.script, (), call.sent, call.expires, call.done)
-            part.over, part.reply, part.error = True, reply, call.error
-            part.attempts, part.ambiguous = call.attempts, call.ambiguous
-            ticket._answered(part)
+            ticket.answered(call.part(reply))
 
     return answered

@@ -169,5 +169,5 @@ def test_only_what_may_be_asked_for_again_is_sent_in_full_at_first() -> None:
 
     engine = LuaEngine(Silent())  # type: ignore[arg-type]
     keys = AsyncSemaphore(Redis(), NAME, limit=1)._keys
-    once, again = (engine.release(keys, b"t", b"", 0.0, 1.0, lambda _: None, reusable=it) for it in (False, True))
+    once, again = (engine.release(keys, b"t", b"", 0.0, 1.0, lambda _: None, undoes=it) for it in (False, True))
     assert (once.undoes, again.undoes) == (False, True)

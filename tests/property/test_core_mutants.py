@@ -56,21 +56,21 @@ MUTANTS: Mapping[str, Mutant] = {
         Ticket, "_decline", "self._local.undo(self.token, self._member)", "pass"
     ),
     "who asks again does not ask behind the undoing": Mutant(
-        Namesakes, "defer", "it.abandoned and it.call is not None", "False"
+        Namesakes, "defer", "it.unwanted and it.call is not None", "False"
     ),
     "what a namesake is about to join is undone": Mutant(Namesakes, "pass_on", "not self._under_way(token)", "True"),
     "what no namesake got is kept": Mutant(Namesakes, "settle", 'self._local.undo(token, b"")', "pass"),
     "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
-        Ticket, "abandon", "self._local.decline(self._lease)", "pass"
+        Ticket, "task_cancelled", "self._local.decline(self._lease)", "pass"
     ),
     "clean-ups overtake, without a link": Mutant(PlainExecutor, "send", "if queue is not None:", "if False:"),
     # P6 leases
     "the lease counts from the answer": Mutant(
-        Ticket, "_answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"
+        Ticket, "answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"
     ),
     "the pushed lease counts from the push": Mutant(
-        Ticket, "pushed", "granted = self._base + push.server_time", "granted = now()"
+        Ticket, "pushed", "granted = self._clock_offset + push.server_time", "granted = now()"
     ),
     "a grant can come from the future": Mutant(Ticket, "pushed", "if granted <= now():", "if True:"),
     "the renewed lease counts from the answer": Mutant(

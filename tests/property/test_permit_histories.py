@@ -230,7 +230,7 @@ class History(Compared[PermitSnapshot]):
         arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
         size = (actor.weight, actor.limit)
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.acquire(it, *arguments, *size), "permits_acquire", *arguments, 0, *size, mute=mute)
+        self.both(lambda it: rules.acquire(it, *arguments, *size), "permits_acquire", *arguments, *size, mute=mute)
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:
@@ -346,7 +346,7 @@ class ReadersAndWriters(History):
         if actor not in self.actors:
             self.actors.append(actor)
         arguments, attempt = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms), self.attempt(actor)
-        words = (*arguments, 0, attempt)
+        words = (*arguments, attempt)
         self.asking, self.own = actor, (actor.ticket,)
         self.both(lambda it: rules.upgrade(it, *arguments, attempt), "upgrade_acquire", *words, mute=data.draw(MUTE))
         self.asking, self.own = None, ()

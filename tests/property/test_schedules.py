@@ -105,7 +105,7 @@ def elsewhere(
     about: object = None,
     pending: bool = False,
     closing: object = (),
-    reusable: bool = False,
+    undoes: bool = False,
 ) -> Call:
     """As `LuaEngine.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
     call = Call(keys, self._scripts[keys.family].release, (token, ticket, b"0"), sent, expires, done)
@@ -149,7 +149,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "the undo leaves no tombstone": ("lock", leave_no_tombstone),
     "a grant that meets the cancellation stays": (
         "lock",
-        Mutant(Ticket, "abandon", "self._local.decline(self._lease)").apply,
+        Mutant(Ticket, "task_cancelled", "self._local.decline(self._lease)").apply,
     ),
     "the budget of a shared lock does not count": (
         "shared lock",
@@ -157,7 +157,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "whoever is cancelled keeps what he was handed": (
         "shared lock",
-        Mutant(Cohort, "abandon", "lease.give_back()").apply,
+        Mutant(Cohort, "task_cancelled", "lease.give_back()").apply,
     ),
     "by talks nothing is undone": ("lock by watch", undo_nothing),
     "a commit that failed is taken for done": (

@@ -57,10 +57,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "its rest does not begin anew": Mutant(Bases, "_rest", "base.rests_since = time"),
     # P5 cancellation
     "who is done counts as living": Mutant(Cohort, "_hand_on", "if future.done():", "if False:"),
-    "who is cancelled keeps what he was handed": Mutant(Cohort, "abandon", "lease.give_back()", "pass"),
-    "who is cancelled still counts": Mutant(Cohort, "abandon", "self._gone += 1\n        self._trim()", "self._trim()"),
+    "who is cancelled keeps what he was handed": Mutant(Cohort, "task_cancelled", "lease.give_back()", "pass"),
+    "who is cancelled still counts": Mutant(
+        Cohort, "task_cancelled", "self._gone += 1\n        self._trim()", "self._trim()"
+    ),
     "who is cancelled on the short way still counts": Mutant(
-        Primitive, "acquire", "cohort.abandon(answer, self._default)"
+        Primitive, "acquire", "cohort.task_cancelled(answer, self._default)"
     ),
     "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(opening)"),
     "whose time is up still counts": Mutant(Cohort, "_time_out", "self._gone += 1"),

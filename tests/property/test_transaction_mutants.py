@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio import _guarded
 from redis_sync_aio._attempts import Attempts
+from redis_sync_aio._engine.possession import Possession
 from redis_sync_aio._guarded import GuardedTransaction
 from redis_sync_aio._link import borrow
 from redis_sync_aio._link.borrow import Borrowed
@@ -83,9 +83,9 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     # the guard
     "the token is not compared": Mutant(GuardedTransaction, "_answered", "if reason is not None:", "if False:"),
-    "any token will do": Mutant(_guarded, "_judge", "holder == lease.wire_token", "holder is not None"),
-    "the lock is not watched": Mutant(_guarded, "_watched", "lease.keys.all[:1]", "lease.keys.all[1:2]"),
-    "a spent permit guards": Mutant(_guarded, "_judge", "else weight > 0", "else True"),
+    "any token will do": Mutant(Possession, "loss", "holder == self.token", "holder is not None"),
+    "the lock is not watched": Mutant(Possession, "watched", "self.keys.all[:1]", "self.keys.all[1:2]"),
+    "a spent permit guards": Mutant(Possession, "loss", "else found > 0", "else True"),
     "a renewal is a conflict": Mutant(
         GuardedTransaction, "_commit_while_held", "if self._keys != self._guards or", "if True or"
     ),

@@ -84,8 +84,8 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
         token, weight = b"host:%b:%d~" % (inbox[4:], who) if shares else b"t%d" % who, who % 3 + 1
         ticket = ticket_member(inbox, who, 22_000, token, 0 if lock else weight)
         if what in ("come", "again"):
-            size = () if lock else (weight, draw.choice([4, 0, 0]))  # 0: the limit that there is
-            yield f"{prefix}acquire", (token, 22_000, ticket, 0 if inbox else 22_000, 0, *size), now
+            more = (0,) if lock else (weight, draw.choice([4, 0, 0]))  # 0: the limit that there is
+            yield f"{prefix}acquire", (token, 22_000, ticket, 0 if inbox else 22_000, *more), now
         elif what in ("go", "undo"):
             yield f"{prefix}release", (token, ticket, int(what == "undo")), now
         elif what == "renew":
@@ -140,15 +140,15 @@ def test_talks_do_what_scripts_do(server: EmbeddedServer) -> None:
     check(server)
 
 
-VIEW, PERMITS = watch_lock.View, watch_permits.View
+LOCK_READ, PERMITS = watch_lock.LockRead, watch_permits.PermitsRead
 MUTANTS: dict[str, Mutant] = {
     "the polls are not watched": Mutant(watch_lock, "_read", "for key in keys)", "for key in keys[:1])"),
     "nothing of the permits is watched": Mutant(watch_permits, "_read", '(b"WATCH", *keys)', '(b"PING",)'),
     "pollers are taken for dead": Mutant(watch_lock, "_view", "if until is not None}", "if False}"),
     "a lock without an end": Mutant(watch_lock, "_held", "left == FOR_EVER_MS", "True"),
     "a lock is not freed": Mutant(watch_lock, "_held", 'return (b"DEL", name)', 'return (b"EXISTS", name)'),
-    "a fence is not remembered": Mutant(VIEW, "writes", 'found.append((b"SET", fence', 'id((b"SET", fence'),
-    "a lease is not renewed": Mutant(VIEW, "writes", 'found.append((b"PEXPIRE", name', 'id((b"PEXPIRE", name'),
+    "a fence is not remembered": Mutant(LOCK_READ, "writes", 'found.append((b"SET", fence', 'id((b"SET", fence'),
+    "a lease is not renewed": Mutant(LOCK_READ, "writes", 'found.append((b"PEXPIRE", name', 'id((b"PEXPIRE", name'),
     "all come to the same place": Mutant(talk.Line, "writes", "enumerate(new, self.tail + 1)", "enumerate(new, 1)"),
     "who was granted stays in the queue": Mutant(
         talk.Line, "writes", 'found.append((b"ZREM", self.queue', 'id((b"ZREM", self.queue'

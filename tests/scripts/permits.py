@@ -40,7 +40,7 @@ async def ask(
 ) -> Any:
     """Acquire; a ticket without an inbox is polled for."""
     poll_ms = POLL_MS if ticket.startswith(b"|") else 0
-    return await run(redis, "permits_acquire", token, ttl, ticket, poll_ms, 0, weight, limit)
+    return await run(redis, "permits_acquire", token, ttl, ticket, poll_ms, weight, limit)
 
 
 async def granted(redis: Client, token: bytes, ticket: bytes = b"", *, weight: int = 1, limit: int = 2) -> int:

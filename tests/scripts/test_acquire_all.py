@@ -8,8 +8,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._engine.several import joined
-from redis_sync_aio._keys import LockKeys, lock_keys
+from redis_sync_aio._keys import LockKeys, joined_keys, lock_keys
 from redis_sync_aio._scripts import load
 
 Client: TypeAlias = Any
@@ -21,7 +20,7 @@ BUSY, OWN, SPENT = 0, 3, 4
 
 
 async def acquire_all(redis: Client, numbers: bytes = b"1 2 3", ttl: int = TTL) -> Any:
-    keys = joined(LOCKS)
+    keys = joined_keys(LOCKS)
     assert keys is not None
     return await redis.eval(load("acquire_all").source, len(keys.all), *keys.all, ttl, b"t", numbers)
 
@@ -169,5 +168,5 @@ async def test_every_key_has_a_ttl(redis: Client) -> None:
 
 
 def test_only_locks_of_one_hash_slot_are_joined() -> None:
-    assert joined([lock_keys(b"a"), lock_keys(b"b")]) is None
-    assert joined([lock_keys(b"a"), lock_keys(b"{a}:1"), lock_keys(b"x{a}")]) is not None
+    assert joined_keys([lock_keys(b"a"), lock_keys(b"b")]) is None
+    assert joined_keys([lock_keys(b"a"), lock_keys(b"{a}:1"), lock_keys(b"x{a}")]) is not None

@@ -197,7 +197,7 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: byte
 
 
 BY: dict[str, tuple[Any, ...]] = {
-    "who comes": ("permits_acquire", b"d", TTL, ticket_member(b"", 9, 500, b"d", 1), 60_000, 0, 1, 3),
+    "who comes": ("permits_acquire", b"d", TTL, ticket_member(b"", 9, 500, b"d", 1), 60_000, 1, 3),
     "who goes": ("permits_release", b"", ticket_member(ALIVE, 2, 500, b"c", 1), 0),
     "who releases": ("permits_release", b"a", b"", 0),
     "who undoes": ("permits_release", b"a", b"", 1),

@@ -52,7 +52,7 @@ def run(client: Any, keys: Keys, script: str, *arguments: bytes | int) -> Any:
 
 def ask(keys: Keys, token: bytes, ticket: bytes = b"") -> tuple[Keys, str, tuple[Argument, ...]]:
     script = "acquire" if keys is LOCK else "permits_acquire"
-    return keys, script, (token, TTL, ticket, 0, b"0", *(() if keys is LOCK else (1, 1)))
+    return keys, script, (token, TTL, ticket, 0, *((0,) if keys is LOCK else (1, 1)))
 
 
 def ticket(keys: Keys, token: bytes, inbox: bytes = INBOX, number: int = 1) -> bytes:
@@ -81,14 +81,14 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "permits_renew": (SEM, "permits_renew", (b"a", TTL, 1)),
     "permits_resize": (SEM, "permits_resize", (3,)),
     "permits_inspect": (SEM, "permits_inspect", (10,)),
-    "upgrade_acquire": (RW, "upgrade_acquire", (b"a", TTL, ticket(SEM, b"a"), 0, 0, b"rsa:x|1")),
+    "upgrade_acquire": (RW, "upgrade_acquire", (b"a", TTL, ticket(SEM, b"a"), 0, b"rsa:x|1")),
     "upgrade_release": (RW, "upgrade_release", (b"a", b"", b"0", b"rsa:x|1")),
 }
 
 
 def prepare(client: Any, keys: Keys) -> None:
     if keys is RW:
-        run(client, RW, "permits_acquire", b"a", TTL, b"", 0, b"0", 1, WHOLE)
+        run(client, RW, "permits_acquire", b"a", TTL, b"", 0, 1, WHOLE)
     else:
         run(client, *ask(keys, b"a")[:2], *ask(keys, b"a")[2])
 
@@ -191,9 +191,9 @@ def test_a_key_of_another_type(client: Any, name: str) -> None:
 def test_two_thousand_that_are_over(client: Any) -> None:
     """They are dropped a thousand at a time, before the decision."""
     for number in range(2000):
-        run(client, SEM, "permits_acquire", b"o%d" % number, TTL, b"", 0, b"0", 1, 3000)
+        run(client, SEM, "permits_acquire", b"o%d" % number, TTL, b"", 0, 1, 3000)
     client.zadd(SEM.all[0], {b"o%d" % number: 1 for number in range(2000)}, xx=True)
-    fence = conduct(client, talk(said(SEM, "permits_acquire", b"b", TTL, b"", 0, b"0", 3000, 3000)))
+    fence = conduct(client, talk(said(SEM, "permits_acquire", b"b", TTL, b"", 0, 3000, 3000)))
     assert fence > 0
     assert client.zcard(SEM.all[0]) == 1
     assert int(client.hget(SEM.all[1], "used")) == 3000
@@ -227,7 +227,7 @@ def test_what_was_undone_does_not_tell_when_to_look(client: Any, undone: int) ->
     """As the scripts: a tombstone frees nothing. By a talk as it is written, and as it is read."""
     for number in range(undone):
         conduct(client, talk(said(SEM, "permits_release", b"undone%d" % number, b"", b"1")))
-    words = (b"", 0, b"0", 1, 1)
+    words = (b"", 0, 1, 1)
     conduct(client, talk(said(SEM, "permits_acquire", b"a", 3_600_000, *words)))
     lefts = [conduct(client, talk(said(SEM, "permits_acquire", b"b", TTL, *words)))[2]]
     lefts.append(run(client, SEM, "permits_acquire", b"b", TTL, *words)[2])
@@ -306,12 +306,12 @@ def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: b
 def test_who_shares_is_told_although_others_end_first(client: Any) -> None:
     """Not only those are told that a decision needs to know when to look again; and not for what was undone."""
     for token in (b"first", b"second", SHARER):
-        run(client, SEM, "permits_acquire", token, TTL, b"", 0, b"0", 1, 3)
+        run(client, SEM, "permits_acquire", token, TTL, b"", 0, 1, 3)
     run(client, SEM, "permits_release", b"host:1:cd:8~", b"", b"1")
     with client.pubsub() as pubsub:
         pubsub.subscribe(SHARED, b"rsa:cd")
         assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
-        words = (b"b", TTL, ticket(SEM, b"b"), 0, b"0", 1, 3)
+        words = (b"b", TTL, ticket(SEM, b"b"), 0, 1, 3)
         assert conduct(client, talk(said(SEM, "permits_acquire", *words)))[0] == Outcome.QUEUED
         client.publish(SHARED, "the end")
         assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
@@ -328,14 +328,14 @@ def heard(client: Any, call: Call) -> list[bytes]:
 def test_those_who_share_are_looked_at_when_somebody_has_to_wait(client: Any) -> None:
     """And only then: neither where nobody shares, nor for who is granted something at once or does not wait."""
     limit = (1, 2)
-    asked = [said(SEM, "permits_acquire", b"t%d" % n, TTL, ticket(SEM, b"t%d" % n), 0, b"0", *limit) for n in range(4)]
-    run(client, SEM, "permits_acquire", SHARER, TTL, b"", 0, b"0", *limit)
+    asked = [said(SEM, "permits_acquire", b"t%d" % n, TTL, ticket(SEM, b"t%d" % n), 0, *limit) for n in range(4)]
+    run(client, SEM, "permits_acquire", SHARER, TTL, b"", 0, *limit)
     at_once = heard(client, asked[0])
     assert at_once.count(b"HMGET") == 1
-    assert heard(client, said(SEM, "permits_acquire", b"x", TTL, b"", 0, b"0", *limit)) == at_once
+    assert heard(client, said(SEM, "permits_acquire", b"x", TTL, b"", 0, *limit)) == at_once
     assert heard(client, asked[1]) == [*at_once, b"PUBSUB", b"HMGET"]
     client.delete(*SEM.all)
-    run(client, SEM, "permits_acquire", b"y", TTL, b"", 0, b"0", 2, 2)
+    run(client, SEM, "permits_acquire", b"y", TTL, b"", 0, 2, 2)
     assert heard(client, asked[2]) == at_once
 
 
@@ -344,7 +344,7 @@ def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> 
     limit, keys = 300, SEM
     size = (1, limit)
     for number in range(80):
-        run(client, keys, "permits_acquire", b"o%d" % number, TTL, b"", 0, b"0", *size)
+        run(client, keys, "permits_acquire", b"o%d" % number, TTL, b"", 0, *size)
     client.zadd(keys.all[0], {b"o%d" % number: 1 for number in range(80)}, xx=True)
     for number in range(CALLED + 1):
         token = b"host:1:%x:%d~" % (number, number + 1)
@@ -353,7 +353,7 @@ def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> 
         client.hincrby(keys.all[1], "used", 1)
     client.hset(keys.all[1], "shared", 1)
     told: list[Words] = []
-    call = said(keys, "permits_acquire", b"b", TTL, ticket(keys, b"b"), 0, b"0", limit, limit)
+    call = said(keys, "permits_acquire", b"b", TTL, ticket(keys, b"b"), 0, limit, limit)
     with client.pubsub() as pubsub:
         inboxes = [b"rsa:%x" % number for number in range(CALLED + 1)]
         pubsub.subscribe(*inboxes)

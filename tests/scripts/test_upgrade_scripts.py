@@ -42,15 +42,15 @@ async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[An
 
 
 async def read(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
-    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, 0, 1, WHOLE))[0]
+    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, 1, WHOLE))[0]
 
 
 async def write(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
-    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, 0, WHOLE, WHOLE))[0]
+    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, WHOLE, WHOLE))[0]
 
 
 async def upgrade(redis: Client, token: bytes, ticket: bytes = b"", attempt: bytes = TRY) -> tuple[Any, Any]:
-    return await twice(redis, "upgrade_acquire", token, TTL, ticket, 60_000 if ticket else 0, 0, attempt)
+    return await twice(redis, "upgrade_acquire", token, TTL, ticket, 60_000 if ticket else 0, attempt)
 
 
 async def downgrade(
@@ -147,7 +147,7 @@ async def test_p1_a_reader_that_is_gone_does_not_become_the_writer(redis: Client
     assert (await upgrade(redis, b"a", ticket))[0][0] == QUEUED
     assert (
         await redis.eval(
-            tools.load("permits_acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 0, 1, WHOLE
+            tools.load("permits_acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 1, WHOLE
         )
     )[0] == QUEUED
     assert await twice(redis, "permits_release", b"a", b"", 0) == (1, 0)
@@ -173,7 +173,7 @@ async def test_a_withdrawn_ticket_lets_readers_in(redis: Client) -> None:
 async def test_p6_an_upgrade_never_shortens(redis: Client) -> None:
     await read(redis, b"a")
     until = await redis.zscore(PERMITS, b"a")
-    await redis.eval(tools.load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0, 0, TRY)
+    await redis.eval(tools.load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0, TRY)
     assert await redis.zscore(PERMITS, b"a") == until
 
 
