@@ -50,8 +50,15 @@ class Namesakes:
         self._passed_on.add(token)
         return True
 
-    def inherits(self, token: bytes) -> bool:
-        """There is a lease of this identity now: return whether it is the only one that stands for the grant."""
+    def inherits(self, ticket: Ticket) -> bool:
+        """``ticket`` has a lease now: return whether it is the only one that stands for the grant.
+
+        Who else waits by the same identity has it, too, and is not told by the server: they ask again.
+        """
+        token = ticket.token
+        for other in list(self._local.tickets.values()):
+            if other.token == token and other is not ticket:
+                other.recheck()
         passed_on = token in self._passed_on
         self._passed_on.discard(token)
         return passed_on

@@ -232,7 +232,7 @@ class Ticket:
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
         if request.identity is not None:
-            only = local.by_identity().inherits(self.token)
+            only = local.by_identity().inherits(self)
             lease.joined = not new and not only
         if request.upgrade:
             lease.attempt = self._attempt

@@ -16,7 +16,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.factories import KINDS, Kind
+from ..support.factories import KINDS, WATCHED, Kind
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR
 from ..support.timed import Timed
 from .test_wire import ACQUIRE, RELEASE, wired
@@ -124,6 +124,26 @@ async def test_p6_joining_a_lease_that_lasts_longer_than_the_ttl(sync: Coordinat
         await asyncio.sleep(2.2)
         joined.check()
         await joined.release()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *WATCHED], ids=str)
+async def test_who_waits_by_it_has_it_as_soon_as_another_one_has(
+    sync: Coordinator, other: Coordinator, kind: Kind
+) -> None:
+    """As who asks while it is held; not when they look again, 2 seconds later."""
+    lock, elsewhere = kind.make(sync, NAME), kind.make(other, NAME)
+    holder = await elsewhere.acquire()
+    tasks = [asyncio.create_task(lock.acquire(identity="w")) for _ in range(3)]
+
+    async def queued() -> bool:
+        return (await elsewhere.statistics()).waiters >= 3
+
+    await wait_until(queued, FAST, timeout=2)
+    await holder.release()
+    leases = await asyncio.wait_for(asyncio.gather(*tasks), 1)
+    assert len({lease.fence for lease in leases}) == 1
+    await leases[0].release()
+    assert not await elsewhere.locked()
 
 
 async def test_a_reconnect_keeps_the_order_behind_what_was_refused(server: EmbeddedServer) -> None:
