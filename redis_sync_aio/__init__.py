@@ -37,6 +37,7 @@ from .fencegate import FenceGate
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 from .multilock import AsyncMultiLock, MultiLease
+from .redlock import AsyncRedlock, RedlockLease, RedlockStatistics
 from .reentrant import AsyncReentrantLock
 from .rwlock import AsyncReadWriteLock, ReadSide, ReadWriteStatistics, WriteSide
 from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
@@ -48,6 +49,7 @@ __all__ = [
     "AsyncLock",
     "AsyncMultiLock",
     "AsyncReadWriteLock",
+    "AsyncRedlock",
     "AsyncReentrantLock",
     "AsyncSemaphore",
     "Attempt",
@@ -76,6 +78,8 @@ __all__ = [
     "PermitHolder",
     "ReadSide",
     "ReadWriteStatistics",
+    "RedlockLease",
+    "RedlockStatistics",
     "SemaphoreStatistics",
     "StaleFence",
     "SyncError",

@@ -166,13 +166,13 @@ class Renewals:
             lease.lose(reason)
             return lease.loss()
         if ttl:
-            self._last(lease, self._unanswered.shortest(known_to_server(lease), (call.sent, ttl / 1000)))
+            self._last(lease, self._unanswered.shortest(lease.permit, (call.sent, ttl / 1000)))
             lease.renewed(asked, call.reply)
         return None
 
     def sends(self, lease: Lease, ttl: int) -> Sent:
         """A renewal is sent now. P1: the server may let it end sooner from now on, whatever becomes of the answer."""
-        permit, span = known_to_server(lease), (now(), ttl / 1000)
+        permit, span = lease.permit, (now(), ttl / 1000)
         if sum(span) < max(lease.deadline, permit.deadline):
             self._last(lease, span)
         return self._unanswered.add(permit, span)
@@ -181,7 +181,7 @@ class Renewals:
         """``call`` has ended: with the answer to what was sent, or nobody knows."""
         if call.error is None or (isinstance(call.error, CommandRefused) and not call.ambiguous):
             alone = self._engine().executor.alone
-            self._unanswered.answered(known_to_server(lease), sent, call.ambiguous, alone)
+            self._unanswered.answered(lease.permit, sent, call.ambiguous, alone)
         sent.given_up = True
 
     def _last(self, lease: Lease, span: Span) -> None:
@@ -237,20 +237,34 @@ class Renewals:
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` now with another ttl."""
         lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
+
+        def renewed(call: Call) -> None:
+            permit = lease.permit
+            if lease.under in (None, permit):  # else it ends with that task's share of the permit, as before
+                for extended in (lease, permit):  # also beyond `max_hold`
+                    extended.until = max(extended.until, call.sent + ttl / 1000)
+
+        await self._renew_now(lease, ttl, renewed)
+
+    async def reserve(self, lease: Lease, fences: int) -> None:
+        """Let nobody have the ``fences`` next fences after that of ``lease``; it ends as before."""
+        left_ms = math.floor((lease.deadline - now()) * 1000)
+        await self._renew_now(lease, max(1, left_ms), lambda _: None, (fences,))
+
+    async def _renew_now(
+        self, lease: Lease, ttl: int, held: Callable[[Call], None], more: tuple[Argument, ...] = ()
+    ) -> None:
         weight, sent = lease.weight, self.sends(lease, ttl)
 
         def answered(call: Call) -> SyncError | None:
             self.heard(lease, sent, call)
             if call.error is None and lease.state is State.HELD and read_renew(call.reply) is Renewed.RENEWED:
-                permit = known_to_server(lease)
-                if lease.under in (None, permit):  # else it ends with that task's share of the permit, as before
-                    for extended in (lease, permit):  # also beyond `max_hold`
-                        extended.until = max(extended.until, call.sent + ttl / 1000)
+                held(call)
             return self.renewed(lease, ttl, call, weight)
 
         await self.ask(
             lease,
-            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest, weight=weight),
+            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest, more, weight),
             answered,
         )
 
@@ -368,11 +382,6 @@ class Renewals:
         return lease.loss()
 
 
-def known_to_server(lease: Lease) -> Lease:
-    """Return the lease whose renewal ``lease`` would be: itself, or that of the reader who became the writer."""
-    return lease if lease.under is None else lease.under.permit
-
-
 def _end_in_time(loop: asyncio.AbstractEventLoop, lease: Lease) -> None:
     """Notice the end of a lease whose release failed: no tick looks at it, but somebody may wait for its loss."""
     left = lease.deadline - now()
@@ -386,8 +395,5 @@ def _warn_late(lease: Lease, late: float) -> None:
     logger.warning(
         "the renewal of the lease on %r came %.2f seconds late: the event loop was blocked; %.2f of %.2f seconds "
         "are left. Move blocking work to a thread, or give the lock a longer ttl",
-        lease.name,
-        late,
-        lease.remaining(),
-        lease.period,
+        *(lease.name, late, lease.remaining(), lease.period),
     )

@@ -288,8 +288,8 @@ class Lease(Recorded):
 
     @property
     def permit(self) -> Lease:
-        """The lease that the server knows."""
-        return self
+        """The lease that the server knows: itself, or that of the reader who became the writer."""
+        return self if self.under is None else self.under.permit
 
     @property
     def reusable(self) -> bool:

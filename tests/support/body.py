@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
 from redis_sync_aio import AsyncReadWriteLock, Backoff, Lease, LeaseLost
 
 from .factories import Exclusive
+
+L = TypeVar("L", bound=Lease)
 
 FAST = Backoff(initial=0.001, cap=0.005)
 """For `wait_until`: look often."""
@@ -37,11 +40,9 @@ async def assert_undisturbed() -> None:
         await asyncio.sleep(0)
 
 
-async def lost_in(
-    hold: AbstractAsyncContextManager[Lease], body: Callable[[Lease], Awaitable[object]]
-) -> tuple[Lease, LeaseLost]:
+async def lost_in(hold: AbstractAsyncContextManager[L], body: Callable[[L], Awaitable[object]]) -> tuple[L, LeaseLost]:
     """Run ``body(lease)`` under ``hold``; it has to end with LeaseLost, and without a trace in this task."""
-    held: list[Lease] = []
+    held: list[L] = []
     try:
         async with asyncio.timeout(5), hold as lease:
             held.append(lease)

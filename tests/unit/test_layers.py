@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "_hold",
             "_waiting",
             "_bundle",
+            "_quorum",
             "_shared",
         ),
         *("_transaction", "_body", "_guarded", "_turn", "_executed", "_marker", "_attempts"),
@@ -46,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_implicit",),
     ("_primitive",),
     (
-        *("lock", "semaphore", "rwlock", "reentrant", "multilock", "_synchronized", "compat", "transaction"),
+        *("lock", "semaphore", "rwlock", "reentrant", "multilock", "redlock", "_synchronized", "compat", "transaction"),
         *("_upgrade", "fencegate", "compensation", "types"),
     ),
     ("__init__",),

@@ -1,5 +1,5 @@
--- Nobody waits, nothing held is over or lost, it fits, the keys last, and its process does not share: what `hold` would
--- do. Before any function is made: what only others need is a seventh of the server's time for an uncontended permit.
+-- A short way of an acquire: nobody waits, nothing held is over or lost, it fits, the keys last, and its process does not
+-- share. Does what `hold` would do, and returns the fence; else sets `soonest` (see `ends`). Before any function is made: what only others need is a seventh of the server's time for an uncontended permit.
 -- Where nothing is held there are tombstones at most, so PERMITS is not looked at: those that are over stay, until the
 -- next release drops them.
 local idle = used == 0

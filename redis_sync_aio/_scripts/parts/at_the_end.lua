@@ -1,5 +1,5 @@
--- All is taken, nothing is over, nobody shares, and the first who waits is of the usual kind: what `settle` and `line_up`
--- would do. Before most functions are made: half of the server's time for a request that has to wait.
+-- A short way of an acquire: all is taken, nothing is over, nobody shares, and the first who waits is of the usual kind.
+-- Does what `settle` and `line_up` would do, and returns QUEUED. Before most functions are made: half of the server's time for a request that has to wait.
 -- include: usual
 local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 0 -- by no tombstone
 local asks = ticket ~= '' and ticket ~= first[1] and poll_ms == 0 and own == ''

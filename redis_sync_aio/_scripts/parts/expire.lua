@@ -1,4 +1,4 @@
--- Drop what is over. When one of the two keys was lost (evicted) nothing is known of the permits: nobody holds any.
+-- Drop what is over. Included behind `turns`. When one of the two keys was lost (evicted) nothing is known of the permits: nobody holds any.
 if used > 0 and not soonest then
   redis.call('DEL', STATE)
   redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence), 'kept', kept)

@@ -1,4 +1,4 @@
--- What may be given, and giving it. Included behind `permits`.
+-- What may be given, and giving it. Included behind `state` and `soonest` (see `ends`).
 -- include: holding
 redis.call('ZSCORE', POLLS, '') -- read, as all else in `permits`, before anything is changed
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6)

@@ -1,5 +1,6 @@
--- The first who waits gets just what becomes free, so that all is taken again, and the next one is of the usual kind as
--- he is, if there is one: what `drop`, `settle` and `hold` would do, before they are made: half of the server's time.
+-- A short way of a release: the first who waits gets just what becomes free, so that all is taken again, and the next one
+-- is of the usual kind as he is, if there is one. Does what `drop`, `settle` and `hold` would do, and returns RELEASED.
+-- Before those are made: half of the server's time. Needs `held`: the weight that is given up (text), if it may be used.
 -- PUBLISH comes first: if nobody listens, or we may not, nothing has happened yet.
 -- include: usual
 local inbox, id, ms, weight, token = usual(held and ARGV[2] == '' and first[1])

@@ -1,4 +1,4 @@
--- One permit: what it is, dropping and holding it; fences; how long the keys last. Included behind `permits`.
+-- One permit: what it is, dropping and holding it; fences; how long the keys last. Part of `grants`.
 -- include: sharer
 
 local function permit(token) -- its weight, fence (text), and attempt if it is upgraded; nil when there is none

@@ -1,3 +1,4 @@
+-- Withdraw the ticket ARGV[2], give up what ARGV[1] holds, hand it over; returns the reply. Needs `holder`.
 if ARGV[2] ~= '' then
   redis.call('ZREM', POLLS, ARGV[2]) -- first: if POLLS is somebody else's key this fails, and nothing was changed
   redis.call('ZREM', QUEUE, ARGV[2])

@@ -1,6 +1,6 @@
 -- Give what is free to those who wait ahead of `mine`, in their order. Included behind `grants`.
--- FREE: nobody is ahead any more (and is `mine` the first?). FULL: the first does not fit, and lives. RESERVED: it
--- polls, and is alive (until when?).
+-- Returns FREE when nobody is ahead any more, and `mine` if that is now the first; FULL when the first does not fit, and
+-- lives; RESERVED when it polls, and is alive, and for how many milliseconds more.
 -- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as for the lock.
 local RESERVED, FULL, FREE = 1, 2, 3

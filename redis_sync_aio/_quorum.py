@@ -1,0 +1,191 @@
+"""A lease that stands on leases of several servers, and is held as long as a majority of them is.
+
+The leases underneath, the members, are ordinary ones of the coordinators of those servers, as those of a `Bundle` are:
+renewed, lost, released and undone there.
+
+How long it is held. Of n servers a quorum (n // 2 + 1) has to hold it at the same moment, so it ends when all but
+quorum - 1 members may have ended: at the deadline of the member that is the quorum's last, if they are sorted by their
+deadlines, the latest first. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, TypeVar
+
+from ._bundle import Bundle
+from ._clock import now
+from .errors import EXPLAINED, LeaseLost, LossReason, Unreachable
+from .lease import HELD, Lease, State
+
+T = TypeVar("T")
+
+DRIFT = 0.01
+LEAST_DRIFT = 0.002
+"""Share of a ttl, and seconds, by which a clock may run ahead in that time, as the algorithm of Redlock has them."""
+
+
+class Quorum(Bundle):
+    """The keeper of one share, which is held as long as ``needed`` of its members are."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _releasing = False
+    _had = 0
+    """How many servers still held it when it was lost."""
+
+    def __init__(self, key: Hashable, members: tuple[Lease, ...], servers: int, answer_within: float) -> None:
+        """``servers``: how many there are; ``answer_within``: seconds that one has for an answer."""
+        self.servers = servers
+        self.needed = servers // 2 + 1
+        self._answer_within = answer_within
+        super().__init__(key, members)
+        self._look()
+
+    def held(self) -> list[Lease]:
+        """Return the members that are held."""
+        return [member for member in self.members if _certain(member) > now()]
+
+    def deadline(self) -> float:
+        """Return the local time until which a majority certainly holds it."""
+        ends = sorted(map(_certain, self.members), reverse=True)
+        return ends[self._fewest - 1] if len(ends) >= self._fewest else -math.inf
+
+    @property
+    def _fewest(self) -> int:
+        """So many have to be held. One, after a release that failed, as it may be tried again."""
+        return 1 if self._ending else self.needed
+
+    def loss(self) -> LeaseLost:
+        """Return the error that says how many servers are left, and what became of the one that was missed."""
+        member = self.lost or min(self.members, key=_certain)
+        reason: LossReason = member.reason or "expired"
+        had = self._had if self.lost is not None else len(self.held())
+        return LeaseLost(
+            f"the lease on {member.name!r} (fence {self.fence}) was lost: {had} of {self.servers} servers hold it, "
+            f"{self.needed} have to; of the last one that did, {EXPLAINED[reason]}",
+            name=member.name,
+            reason=reason,
+        )
+
+    # -- Keeper, for the share -------------------------------------------------------------------------
+
+    async def extend(self, lease: Lease, ttl: int) -> None:
+        """Extend all members at once; a majority has to answer."""
+        outcomes = await asyncio.gather(*(self._in_time(member.extend(ttl / 1000)) for member in self.held()))
+        if sum(outcome is None for outcome in outcomes) < self.needed:
+            lease.check()
+            raise next(outcome for outcome in outcomes if outcome is not None)
+
+    async def _in_time(self, extension: Coroutine[Any, Any, None]) -> Exception | None:
+        try:
+            async with asyncio.timeout(self._answer_within):
+                await extension
+        except TimeoutError as error:
+            return Unreachable(f"no answer within {self._answer_within:g} seconds: {error!r}")
+        except Exception as error:  # of one server: it matters only if it is one too many
+            return error
+        return None
+
+    def release(self, lease: Lease) -> None:
+        """Release all members. It is released when another one could get a majority, and the others had their time."""
+        self._ending = self._releasing = True
+        held = [member for member in self.members if member.state is HELD]
+
+        def done(error: Exception | None) -> None:
+            self._releasing = False
+            if isinstance(error, LeaseLost):
+                self._end(next(member for member in self.members if member.state is State.LOST), error.reason)
+            self._released(lease, error)
+
+        _Releasing(held, self.servers, self._answer_within, done)
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Notice the end in time: it may come before that of a member, by the drift."""
+        self._timer = None
+        if self.lost is not None or self._ending:
+            return  # of a release that failed the members end in time by themselves
+        left = self.deadline() - now()
+        if left <= 0:
+            self._end(min(self.members, key=_certain), "expired")
+        else:
+            self._timer = self.loop.call_later(left, self._look)
+
+    def _member_lost(self, member: Lease) -> None:
+        if not self._releasing and len(self.held()) < self._fewest:
+            super()._member_lost(member)
+
+    def _end(self, member: Lease, reason: LossReason) -> None:
+        if self.lost is None:
+            self._had = len(self.held())
+        super()._end(member, reason)
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super()._forget()
+
+
+class _Releasing:
+    """The release of members, each by its server; ``done`` is told once how it ended.
+
+    A minority of the servers may have no answer ``within`` so many seconds: that goes on in the background. When what
+    is left was no majority the lease had been lost before.
+    """
+
+    def __init__(
+        self, members: list[Lease], servers: int, within: float, done: Callable[[Exception | None], None]
+    ) -> None:
+        self._unanswered = len(members)
+        self._perhaps_held = len(members)
+        self._held = len(members)
+        self._needed = servers // 2 + 1
+        self._spared = servers - self._needed
+        self._done: Callable[[Exception | None], None] | None = done
+        self._error: Exception | None = None
+        self._loss: LeaseLost | None = None
+        self._late = False
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(within, self._time_is_up)
+        for member in members:
+            outcome: asyncio.Future[None] = loop.create_future()
+            outcome.add_done_callback(self._answered)
+            member.releasers = [*(member.releasers or ()), outcome]
+            member.give_back()
+        self._settle()
+
+    def _answered(self, outcome: asyncio.Future[None]) -> None:
+        error = outcome.exception()
+        self._unanswered -= 1
+        if error is None:
+            self._perhaps_held -= 1
+        elif isinstance(error, LeaseLost):
+            self._perhaps_held -= 1
+            self._held -= 1
+            self._loss = self._loss or error
+        elif isinstance(error, Exception):
+            self._error = self._error or error
+        self._settle()
+
+    def _time_is_up(self) -> None:
+        self._late = True
+        self._settle()
+
+    def _settle(self) -> None:
+        enough = self._perhaps_held <= self._spared
+        if self._done is not None and (not self._unanswered or (enough and self._late)):
+            self._timer.cancel()
+            done, self._done = self._done, None
+            lost = self._loss if self._held < self._needed else None
+            done(lost or (None if enough else self._error))
+
+
+def _certain(member: Lease) -> float:
+    """Return until when a member is certainly held, whatever the clocks do (local clock)."""
+    if member.state is State.HELD:
+        return member.deadline - member.period * DRIFT - LEAST_DRIFT
+    return -math.inf

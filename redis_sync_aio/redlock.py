@@ -1,0 +1,397 @@
+"""AsyncRedlock: one lock on several independent servers, held by whoever holds it on a majority of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from redis.asyncio import Redis
+
+from ._bundle import Bundle, Share
+from ._clock import now
+from ._guarded import GuardedTransaction
+from ._hold import Enterable, Hold, OnLost, check_on_lost
+from ._keys import Engine
+from ._link.client import running_loop
+from ._quorum import Quorum
+from ._types import Name, Seconds, seconds, shown_within, timeout_seconds
+from ._waiting.bids import Bid
+from .backoff import Backoff
+from .coordinator import Coordinator
+from .errors import (
+    AcquireTimeout,
+    CommandRefused,
+    CoordinatorClosed,
+    NotHeld,
+    SyncError,
+    TransactionMisuse,
+    Unreachable,
+    WrongContext,
+)
+from .lease import Lease
+from .lock import AsyncLock, LockStatistics
+
+AGAIN = Backoff(initial=0.02, cap=0.5)
+"""Between attempts of one who got no majority, or had no answer from one."""
+GLANCE = 0.01
+"""So often, in seconds, it is looked whether those that have not answered are out of reach."""
+
+
+class RedlockLease(Share):
+    """One lease on a majority of servers: what `AsyncRedlock.acquire` returns.
+
+    It is held as long as a majority holds it, less what their clocks may be fast. ``fence`` rises from one lease to the
+    next whichever servers gave it. ``token`` has the tokens of all servers that gave it, separated by spaces.
+    """
+
+    _bundle: Quorum
+
+    @property
+    def servers(self) -> int:
+        """How many servers hold it, as far as is known here."""
+        return len(self._bundle.held())
+
+    def transaction(self) -> GuardedTransaction:
+        """Raise TransactionMisuse: no server could compare the token and write in one step, for all."""
+        raise TransactionMisuse(
+            f"{self.name!r} is held on several servers, so no transaction of one of them can be guarded by it: let "
+            "what is written compare lease.fence"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RedlockStatistics:
+    """What the servers know of the lock, in their order; not one moment for all.
+
+    Attributes:
+        servers: for each what it says; None: it did not answer in time.
+        quorum: how many of them have to hold it.
+    """
+
+    servers: tuple[LockStatistics | None, ...]
+    quorum: int
+
+    @property
+    def locked(self) -> bool:
+        """Whether so many servers hold it that nobody else can have it now (for one holder, or for several)."""
+        free = sum(one is not None and not one.locked for one in self.servers)
+        return free < self.quorum
+
+
+class AsyncRedlock(Enterable[RedlockLease]):
+    """One lock on n independent servers. It goes on while a minority of them is down, hung, or has lost its data.
+
+    The algorithm is that of Redlock (redis.io, "Distributed Locks with Redis"): ask all at once, each with little time
+    for its answer; it is acquired if n // 2 + 1 of them grant it and their leases have not ended meanwhile; else give
+    all back. Three things are added. Who has to wait stands in the queue of the first server that answers and is woken
+    by it, instead of trying again at random: so the order is that of arrival while the same server answers to all, and
+    else as it comes. Leases are renewed, and the body is cancelled when there is no majority any more. And there is a
+    fence: the greatest that was granted is raised on the others before `acquire` returns.
+
+    Guarantees: there is never more than one holder, by the clocks of a majority of servers, as long as these run at the
+    same speed (1 % and 2 ms of a ttl are allowed for) and no server forgets a lease before its end. One that is
+    restarted without its data may do so: let it stay away for a ttl, or keep its data (appendfsync always). For what
+    else a paused process can do there is the fence.
+
+    On each server it is the same lock as ``AsyncLock(client, name)``, and as that of a Redlock client in any language.
+
+    Args:
+        clients: of each server a `redis.asyncio.Redis` or a `Coordinator`, in the same order everywhere. Three or five
+            servers that are no replicas of each other. (With an even number one more has to answer, and no more may
+            fail.)
+        name: as for `AsyncLock`; the same on all servers.
+        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
+        auto_renew, max_hold, on_lost, engine: as for `AsyncLock`, on each server.
+        answer_within: seconds that a server has to answer; short against ``ttl``. One that does not answer delays
+            `acquire` and `release` by that, until it is known to be out of reach.
+
+    Raises:
+        TypeError, ValueError: a bad argument (also: no client, or one twice); nothing was sent.
+
+    Example:
+        lock = AsyncRedlock([one, two, three], "orders:42", ttl=10)
+        async with lock as lease:
+            await write_order(fence=lease.fence)
+    """
+
+    def __init__(
+        self,
+        clients: Iterable[Redis | Coordinator],
+        name: Name,
+        *,
+        ttl: Seconds = 30.0,
+        auto_renew: bool = True,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
+        answer_within: Seconds = 0.25,
+    ) -> None:
+        if isinstance(clients, (Redis, Coordinator)) or not isinstance(clients, Iterable):
+            raise TypeError(f"clients must be several, one for each server, not {clients!r}; AsyncLock takes one")
+        self._sources = tuple(clients)
+        if ttl is None:
+            raise TypeError("ttl must be seconds or a timedelta: without an end a lost server would hold it for ever")
+        self._locks = tuple(
+            AsyncLock(one, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine)
+            for one in self._sources
+        )
+        if not self._locks:
+            raise ValueError("clients is empty: it needs one for each server")
+        if len({id(lock._client) for lock in self._locks}) < len(self._locks):
+            raise ValueError("clients has one of them twice: each server counts once")
+        super().__init__(on_lost)
+        self._answer_within = seconds(answer_within, "answer_within")
+        if not self._answer_within:
+            raise ValueError("answer_within must be more than 0 seconds")
+        self._quorum = len(self._locks) // 2 + 1
+
+    # -- acquiring -------------------------------------------------------------------------------------
+
+    async def acquire(self, *, timeout: Seconds | None = None, ttl: Seconds | None = None) -> RedlockLease:
+        """Wait for a majority and return one lease over it. Two round trips when it is free.
+
+        Args:
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            ttl: for this lease, instead of the lock's own.
+
+        Raises:
+            AcquireTimeout: others held it for too long.
+            Unreachable: no majority answered within ``retry_for`` of the first coordinator, or ``timeout``.
+            CommandRefused: so many servers answered with an error that the others are no majority.
+            CoordinatorClosed, WrongContext: a coordinator can not be used, or was closed meanwhile.
+            TypeError, ValueError: a bad argument; nothing was sent.
+
+        On cancellation, and when it raises, everything that was acquired is given back and whatever else a server did
+        is undone, in the background.
+        """
+        within = timeout_seconds(timeout)
+        self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
+        if within == 0:
+            lease = await self.try_acquire(ttl=ttl)
+            return self._not_in_time(within) if lease is None else lease
+        ends = math.inf if within is None else now() + within
+        trouble_ends, delays = math.inf, iter(AGAIN)
+        while True:
+            lease, gate, trouble = await self._at_once(ttl, ends)
+            if lease is None and gate is not None:
+                lease = await self._in_turn(gate, ttl, ends)
+            if lease is not None:
+                return lease
+            if trouble is None:
+                trouble_ends = math.inf
+            elif trouble_ends == math.inf:
+                trouble_ends = now() + self._locks[0]._local().hub.retry_for
+            delay = next(delays)
+            if trouble is not None and now() + delay >= min(trouble_ends, ends):
+                raise trouble
+            if now() + delay >= ends:
+                self._not_in_time(within)
+            await asyncio.sleep(delay)
+
+    async def try_acquire(self, *, ttl: Seconds | None = None) -> RedlockLease | None:
+        """Return a lease, or None when it is taken or somebody waits for it. Two round trips.
+
+        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised, and Unreachable and
+        CommandRefused after one attempt. Two callers that try at the same moment may both get None.
+        """
+        lease, _, trouble = await self._at_once(ttl, math.inf)
+        if lease is None and trouble is not None:
+            raise trouble
+        return lease
+
+    def hold(
+        self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, on_lost: OnLost | None = None
+    ) -> Hold[RedlockLease]:
+        """Return an async context manager that acquires, yields the lease, and releases.
+
+        Arguments as in `acquire`, and ``on_lost`` instead of the lock's own. They are checked here and now.
+
+        Leaving the body raises, in this order of precedence: the body's own exception, a cancellation from
+        outside, LeaseLost, the error of the release.
+        """
+        self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
+        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
+        return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl), chosen)
+
+    # -- releasing and looking -------------------------------------------------------------------------
+
+    async def release(self) -> None:
+        """Release the lease of it that was acquired in this event loop, from these clients.
+
+        Raises:
+            NotHeld: there is none.
+            LeaseLost: it was lost before. Unreachable, CommandRefused: of so many servers that the others are no
+                majority; it is released there as soon as they answer, or ends with its ttl.
+
+        On cancellation the release goes on in the background.
+        """
+        bundle = Bundle.find(self._key())
+        inside = [] if bundle is None else bundle.inside()
+        if not inside:
+            raise NotHeld(f"{self.name!r} is not held by this process: release the lease itself")
+        await inside[-1].release()
+
+    async def locked(self) -> bool:
+        """Return `RedlockStatistics.locked`; errors and cancellation as in `statistics`."""
+        return (await self.statistics()).locked
+
+    async def statistics(self) -> RedlockStatistics:
+        """Return what each server knows, as far as it answers in time. One round trip.
+
+        Raises CoordinatorClosed, WrongContext. On cancellation the answers are ignored.
+        """
+        found = await asyncio.gather(*map(self._statistics, self._locks))
+        return RedlockStatistics(tuple(found), self._quorum)
+
+    @property
+    def name(self) -> str:
+        """The name it was made with, as text."""
+        return self._locks[0].name
+
+    def __repr__(self) -> str:
+        return f"<AsyncRedlock {self.name!r} on {len(self._locks)} servers>"
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _key(self) -> Hashable:
+        return running_loop(), tuple(lock._client for lock in self._locks), self._locks[0]._keys.name
+
+    async def _statistics(self, lock: AsyncLock) -> LockStatistics | None:
+        try:
+            async with asyncio.timeout(self._answer_within):
+                return await lock.statistics()
+        except (TimeoutError, Unreachable, CommandRefused):
+            return None
+
+    async def _at_once(
+        self, ttl: Seconds | None, ends: float
+    ) -> tuple[RedlockLease | None, int | None, SyncError | None]:
+        """Ask all servers: return a lease; or where to wait for it; or why there is no majority that answers."""
+        bids = self._bid(range(len(self._locks)), ttl, wait=False)
+        try:
+            await self._answers(bids, ends)
+            gate = next((number for number, bid in enumerate(bids) if bid.answered), None)
+            if sum(bid.answered for bid in bids) < self._quorum:
+                return None, None, self._trouble(bids)
+            assert gate is not None
+            # Not if others wait there for it: who comes now is behind them.
+            lease = await self._enter(bids) if bids[gate].lease is not None else None
+            return lease, gate, None
+        finally:
+            _withdraw(bids)
+
+    async def _in_turn(self, gate: int, ttl: Seconds | None, ends: float) -> RedlockLease | None:
+        """Wait at one server, and behind it at all others: who is the first there gets them.
+
+        Return None when there is no majority to be had all the same. Only who is through one gate waits for others, and
+        not for long: there may be another gate, and who is through that one waits for this.
+        """
+        bids = self._bid([gate], ttl, wait=True)
+        try:
+            await self._opened(self._locks[gate], bids[0], ends)
+            if bids[0].lease is None:
+                return None
+            bids += self._bid([number for number in range(len(self._locks)) if number != gate], ttl, wait=True)
+            await self._answers(bids, ends)
+            return await self._enter(bids)
+        finally:
+            _withdraw(bids)
+
+    async def _opened(self, lock: AsyncLock, gate: Bid, ends: float) -> None:
+        """Wait until it is our turn there, or nothing is to be expected from that server any more."""
+        every = lock._ttl_ms / 3000
+        look = now() + every
+        while not gate.future.done() and now() < ends and not gate.out_of_reach:
+            await asyncio.wait([gate.future], timeout=min(look, ends, now() + 1.0) - now())
+            if not gate.future.done() and now() >= look:  # hung, perhaps: it would be silent, too
+                if await self._statistics(lock) is None:
+                    return
+                look = now() + every
+
+    def _bid(self, numbers: Iterable[int], ttl: Seconds | None, *, wait: bool) -> list[Bid]:
+        bids: list[Bid] = []
+        try:
+            for number in numbers:
+                lock = self._locks[number]
+                bids.append(Bid(lock._local(), lock._request(ttl, None, None if wait else 0)))
+        except BaseException:
+            _withdraw(bids)
+            raise
+        return bids
+
+    async def _answers(self, bids: Sequence[Bid], ends: float) -> None:
+        """Wait for all answers; not for longer than a server has, nor for those out of reach if the others suffice."""
+        ends = min(ends, now() + self._answer_within)
+        while missing := [bid for bid in bids if not bid.future.done()]:
+            left = ends - now()
+            suffice = sum(bid.lease is not None for bid in bids) >= self._quorum
+            if left <= 0 or (suffice and all(bid.out_of_reach for bid in missing)):
+                return
+            await asyncio.wait(
+                [bid.future for bid in missing], timeout=min(left, GLANCE), return_when=asyncio.FIRST_COMPLETED
+            )
+
+    async def _enter(self, bids: Sequence[Bid]) -> RedlockLease | None:
+        """Make one lease of what was granted; None if that is no majority.
+
+        P8. The fence is the greatest of those granted, and before anybody has it no other server of a majority grants
+        one that is not greater: of the next majority one server is among those. The price is a round trip.
+        """
+        granted = [(bid, lease) for bid in bids if (lease := bid.lease) is not None]
+        if len(granted) < self._quorum:
+            return None
+        fence = max(lease.fence for _, lease in granted)
+        raised = await asyncio.gather(*(self._raise_fence(bid, lease, fence) for bid, lease in granted))
+        held = [(bid, lease) for (bid, lease), done in zip(granted, raised, strict=True) if done and bid.lease is lease]
+        if len(held) < self._quorum:
+            return None
+        bundle = Quorum(self._key(), tuple(lease for _, lease in held), len(self._locks), self._answer_within)
+        if bundle.lost is not None:  # some were about to end
+            return None
+        for bid, _ in held:
+            bid.used = True
+        return bundle.enter(RedlockLease)
+
+    async def _raise_fence(self, bid: Bid, lease: Lease, fence: int) -> bool:
+        if lease.fence == fence:
+            return True
+        try:
+            async with asyncio.timeout(self._answer_within):
+                await bid.local.hub.renewals.reserve(lease, fence - lease.fence)
+        except (TimeoutError, SyncError):
+            return False
+        return True
+
+    def _trouble(self, bids: Sequence[Bid]) -> SyncError:
+        """Return why no majority answered."""
+        errors = [error for bid in bids if (error := bid.error) is not None]
+        for error in errors:
+            if isinstance(error, (CoordinatorClosed, WrongContext)):
+                return error
+        refused = [error for error in errors if isinstance(error, CommandRefused)]
+        if len(refused) > len(bids) - self._quorum:
+            return refused[0]
+        answered = sum(bid.answered for bid in bids)
+        missing = ((number, bid) for number, bid in enumerate(bids, 1) if not bid.answered)
+        shown = "; ".join(f"{number}: {bid.error or bid.local.hub.trouble or 'no answer'}" for number, bid in missing)
+        return Unreachable(
+            f"{answered} of {len(bids)} servers answered about {self.name!r} within {self._answer_within:g} seconds, "
+            f"{self._quorum} have to. No. {shown}"
+        )
+
+    def _not_in_time(self, within: float | None) -> NoReturn:
+        raise AcquireTimeout(
+            f"{self.name!r} was not free on {self._quorum} of {len(self._locks)} servers {shown_within(within)}: wait "
+            "longer, or look at statistics() for the holders",
+            name=self.name,
+            remaining=None,
+        )
+
+
+def _withdraw(bids: Iterable[Bid]) -> None:
+    for bid in bids:
+        if not bid.used:
+            bid.withdraw()

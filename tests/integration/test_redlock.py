@@ -1,0 +1,528 @@
+"""AsyncRedlock on five servers of their own, of which some are down, hung, or forget (E9)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis as redis_py
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncRedlock,
+    Coordinator,
+    LeaseLost,
+    NotHeld,
+    PermissionRefused,
+    RedlockLease,
+    TransactionMisuse,
+    Unreachable,
+    wait_until,
+)
+from redis_sync_aio._clock import now
+from redis_sync_aio._keys import lock_keys
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import FAST, for_ever, lost_in
+from ..support.timed import Timed, timed
+from .test_wire import quiet_loop as quiet_loop
+
+NAME = "everywhere"
+KEYS = lock_keys(NAME.encode())
+WITHIN = 0.2
+
+
+def at(server: EmbeddedServer) -> Any:
+    """Return a client without asyncio."""
+    return redis_py.Redis.from_url(server.url)
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[list[EmbeddedServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(EmbeddedServer()) for _ in range(5)]
+
+
+@pytest_asyncio.fixture
+async def servers(five: list[EmbeddedServer]) -> list[EmbeddedServer]:
+    """All of them up, and empty."""
+    for server in five:
+        try:
+            server.resume()
+        except RuntimeError:  # dead
+            server.restart(keep_data=False)
+        with at(server) as client:
+            client.flushall()
+    return five
+
+
+@asynccontextmanager
+async def process(servers: Sequence[EmbeddedServer]) -> AsyncIterator[list[Coordinator]]:
+    """As far as the servers can see: a coordinator for each, with a client of its own."""
+    async with AsyncExitStack() as stack:
+        found = []
+        for server in servers:
+            client = Redis.from_url(server.url)
+            stack.push_async_callback(client.aclose)
+            found.append(await stack.enter_async_context(Coordinator(client, response_timeout=0.5, retry_for=2)))
+        yield found
+
+
+@pytest_asyncio.fixture
+async def one(servers: list[EmbeddedServer]) -> AsyncIterator[list[Coordinator]]:
+    async with process(servers) as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def two(servers: list[EmbeddedServer]) -> AsyncIterator[list[Coordinator]]:
+    async with process(servers) as found:
+        yield found
+
+
+def redlock(process: list[Coordinator], ttl: float = 10, **options: Any) -> AsyncRedlock:
+    return AsyncRedlock(process, NAME, ttl=ttl, answer_within=WITHIN, **options)
+
+
+def left_on(servers: Sequence[EmbeddedServer]) -> list[bytes]:
+    """Who or what holds it, or waits for it."""
+    found = []
+    for server in servers:
+        with at(server) as client:
+            found += [key for key in client.keys("*") if key != KEYS.fence]
+    return found
+
+
+async def nothing_left(servers: Sequence[EmbeddedServer]) -> None:
+    await wait_until(lambda: not left_on(servers), FAST, timeout=3)
+
+
+async def waiters(process: list[Coordinator], number: int, server: int = 0) -> None:
+    lock = AsyncLock(process[server], NAME)
+
+    async def condition() -> bool:
+        return (await lock.statistics()).waiters >= number
+
+    await wait_until(condition, FAST, timeout=3)
+
+
+# -- while all is well ------------------------------------------------------------------------------------
+
+
+async def test_p1_p8_one_holder_and_rising_fences(one: list[Coordinator], two: list[Coordinator]) -> None:
+    fences: list[int] = []
+    inside = 0
+
+    async def work(lock: AsyncRedlock) -> None:
+        nonlocal inside
+        for _ in range(10):
+            async with lock as lease:
+                inside += 1
+                assert inside == 1
+                fences.append(lease.fence)
+                await asyncio.sleep(0)
+                inside -= 1
+
+    await asyncio.gather(*(work(redlock(process)) for process in (one, two) for _ in range(4)))
+    assert len(fences) == 80
+    assert all(before < after for before, after in pairwise(fences))
+
+
+async def test_p2_first_come_first_served(one: list[Coordinator], two: list[Coordinator]) -> None:
+    """In order over both processes, and nobody barges between a release and the next one in the queue."""
+    holder = await redlock(one).acquire()
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        async with redlock((one, two)[number % 2]):
+            order.append(number)
+            assert await redlock(two).try_acquire() is None
+
+    tasks = []
+    for number in range(6):
+        tasks.append(asyncio.create_task(wait(number)))
+        await waiters(one, number + 1)
+    await holder.release()
+    assert await redlock(two).try_acquire() is None
+    await asyncio.gather(*tasks)
+    assert order == list(range(6))
+
+
+async def test_p3_handed_over_by_a_push(one: list[Coordinator], two: list[Coordinator]) -> None:
+    async def hand_over() -> None:
+        holder = await redlock(one).acquire()
+        waiting = asyncio.create_task(redlock(two).acquire())
+        await waiters(one, 1)
+        async with Timed() as took:
+            await holder.release()
+            lease = await waiting
+        await lease.release()
+        took_all.append(took.waited)
+
+    took_all: list[float] = []
+    for _ in range(5):
+        await hand_over()
+    assert min(took_all) < 0.02
+
+
+async def test_the_lease(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    lock = redlock(one, ttl=5)
+    assert not await lock.locked()
+    lease = await lock.acquire()
+    assert lease.servers == 5
+    assert len(lease.token.split()) == 5
+    assert 4.5 < lease.remaining() < 5 * 0.99, "less than the ttl, by what clocks may be fast"
+    found = await lock.statistics()
+    assert found.locked
+    assert found.quorum == 3
+    assert [one.holder for one in found.servers if one is not None] == lease.token.split()
+    await lease.extend(20)
+    assert 19 < lease.remaining() < 20
+    with pytest.raises(TransactionMisuse, match=r"compare lease\.fence"):
+        lease.transaction()
+    await lock.release()
+    await lease.release()
+    await nothing_left(servers)
+    with pytest.raises(NotHeld, match="not held by this process"):
+        await lock.release()
+
+
+async def test_p6_it_is_renewed(one: list[Coordinator], two: list[Coordinator]) -> None:
+    async with redlock(one, ttl=0.5) as lease:
+        await asyncio.sleep(1.2)
+        lease.check()
+        assert lease.servers == 5
+        assert await redlock(two).try_acquire() is None
+
+
+async def test_in_vain(one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    lease = await redlock(one).acquire()
+    other = redlock(two)
+    assert await other.try_acquire() is None
+    with pytest.raises(AcquireTimeout, match="not free on 3 of 5 servers at once"):
+        await other.acquire(timeout=0)
+    with pytest.raises(AcquireTimeout, match=r"not free on 3 of 5 servers within 0\.1 seconds"):
+        await other.acquire(timeout=0.1)
+    with pytest.raises(AcquireTimeout):
+        async with other.hold(timeout=0.05):
+            pass
+    await lease.release()
+    await nothing_left(servers)
+
+
+@pytest.mark.parametrize("number", [*range(1, 14), 20, 40])
+@pytest.mark.parametrize("held", [False, True])
+async def test_p5_cancelled_after_any_number_of_turns(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer], number: int, held: bool
+) -> None:
+    """While it asks, raises fences, waits at the gate, or behind it."""
+    await redlock(two).locked()
+    lock = redlock(one)
+    await lock.locked()
+    holder = await redlock(two).acquire() if held else None
+    task = asyncio.create_task(lock.acquire())
+    if holder is not None:
+        await waiters(two, 1)
+        releasing = asyncio.create_task(holder.release())
+    for _ in range(number):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        lease = await task
+    except asyncio.CancelledError:
+        pass
+    else:
+        await lease.release()
+    if holder is not None:
+        await releasing
+    await nothing_left(servers)
+    async with asyncio.timeout(2), redlock(two):
+        pass
+
+
+async def test_p11_a_redlock_of_another_hand(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    """The textbook's, `SET key value NX PX ttl` on each: on a majority it keeps us out, on a minority not."""
+    for server in servers[:3]:
+        with at(server) as client:
+            client.set(NAME, "theirs", nx=True, px=400)
+    lock = redlock(one)
+    assert await lock.try_acquire() is None
+    assert await lock.locked()
+    async with asyncio.timeout(5):
+        lease = await lock.acquire()
+    await lease.release()
+    for server in servers[3:]:
+        with at(server) as client:
+            client.set(NAME, "theirs", nx=True, px=60_000)
+    lease = await lock.acquire()
+    assert lease.servers == 3
+    await lease.release()
+    for server in servers[3:]:
+        with at(server) as client:
+            assert client.get(NAME) == b"theirs"
+
+
+# -- faults -----------------------------------------------------------------------------------------------
+
+
+async def test_e9_two_of_five_hang(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    """Also the first one, which is asked in turn: each step takes the time of one answer at most."""
+    async with redlock(one):
+        pass
+    for number in (0, 3):
+        servers[number].pause()
+    try:
+        lock = redlock(one)
+        took, lease = await timed(lock.acquire, again=0)
+        assert took < WITHIN + 0.05
+        assert lease.servers == 3
+        assert await redlock(two).try_acquire() is None
+        waiting = asyncio.create_task(redlock(two).acquire())
+        await waiters(two, 1, server=1)
+        released, _ = await timed(lease.release, again=0)
+        assert released < WITHIN + 0.05
+        async with asyncio.timeout(3):
+            second = await waiting
+        assert second.fence > lease.fence
+        await second.release()
+    finally:
+        for number in (0, 3):
+            servers[number].resume()
+    await nothing_left(servers)
+
+
+async def test_e9_two_of_five_are_gone(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    lease = await redlock(one).acquire()
+    for number in (0, 4):
+        servers[number].kill()
+    lease.check()
+    await lease.release()
+    lock = redlock(one)
+    for _ in range(3):
+        async with lock as lease:
+            assert lease.servers == 3
+    await wait_until(lambda: one[0].trouble is not None and one[4].trouble is not None, FAST, timeout=3)
+    took, lease = await timed(lock.acquire)
+    assert took < 0.05, "nobody waits for what is known to be out of reach"
+    await lease.release()
+
+
+async def test_e9_no_majority_answers(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    lock = redlock(one)
+    await lock.locked()
+    for server in servers[:3]:
+        server.kill()
+    with pytest.raises(Unreachable, match=r"2 of 5 servers answered about 'everywhere' within 0\.2 seconds, 3 have to"):
+        await lock.try_acquire()
+    async with Timed() as took:
+        with pytest.raises(Unreachable, match=r"No\. 1: .*; 2: .*; 3: "):
+            await lock.acquire()
+    assert 1.5 < took.seconds < 4, "retry_for"
+    async with Timed() as took:
+        with pytest.raises(Unreachable):
+            await lock.acquire(timeout=0.5)
+    assert took.waited < 1
+    for server in servers[:3]:
+        server.restart(keep_data=False)
+    async with asyncio.timeout(5), lock:
+        pass
+    await nothing_left(servers)
+
+
+async def test_who_waits_at_a_server_that_dies_goes_to_another(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    holder = await redlock(one).acquire()
+    waiting = asyncio.create_task(redlock(two, ttl=3).acquire())
+    await waiters(one, 1)
+    servers[0].kill()
+    await waiters(one, 1, server=1)
+    await holder.release()
+    async with asyncio.timeout(3):
+        await (await waiting).release()
+
+
+async def test_who_waits_at_a_server_that_hangs_goes_to_another(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    """It looks from time to time, as a lease is renewed: each third of a ttl."""
+    holder = await redlock(one).acquire()
+    waiting = asyncio.create_task(redlock(two, ttl=1.5).acquire())
+    await waiters(one, 1)
+    servers[0].pause()
+    try:
+        await waiters(one, 1, server=1)
+        await holder.release()
+        async with asyncio.timeout(3):
+            await (await waiting).release()
+    finally:
+        servers[0].resume()
+    await nothing_left(servers)
+
+
+async def test_p6_a_minority_that_forgets_is_no_loss_and_a_majority_is(
+    one: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    lock = redlock(one, ttl=0.6)
+
+    def forget(number: int) -> None:
+        with at(servers[number]) as client:
+            client.delete(NAME)
+
+    async def body(lease: RedlockLease) -> None:
+        forget(0)
+        forget(1)
+        await wait_until(lambda: lease.servers == 3, FAST, timeout=3)
+        await asyncio.sleep(0.7)
+        lease.check()
+        forget(2)
+        await for_ever()
+
+    lease, error = await lost_in(lock.hold(), body)
+    assert "2 of 5 servers hold it, 3 have to" in str(error)
+    assert error.reason == "expired"
+    assert lease.is_lost()
+    assert lease.lost.is_set()
+    await nothing_left(servers)
+
+
+async def test_p6_servers_that_are_gone(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    """The body is cancelled when a majority may have ended, and not before."""
+    begun = now()
+
+    async def body(lease: RedlockLease) -> None:
+        for server in servers[2:]:
+            server.kill()
+        await for_ever()
+
+    _, error = await lost_in(redlock(one, ttl=1).hold(), body)
+    assert "3 have to" in str(error)
+    assert now() - begun < 1.3
+
+
+async def test_p8_a_server_whose_clock_is_ahead(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    """It grants a fence far ahead, and is gone then: the others know of it."""
+    ahead = 8_000_000_000_000_000  # in 2223
+    with at(servers[2]) as client:
+        client.set(KEYS.fence, b"%d whose" % ahead)
+    lease = await redlock(one).acquire()
+    assert lease.fence == ahead + 1
+    await lease.release()
+    servers[2].kill()
+    servers[1].pause()
+    try:
+        async with redlock(two) as second:
+            assert second.fence > lease.fence
+    finally:
+        servers[1].resume()
+
+
+async def test_p5_a_release_that_no_majority_answers(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    lease = await redlock(one, ttl=20).acquire()
+    for server in servers[:3]:
+        server.pause()
+    try:
+        with pytest.raises(Unreachable):
+            await lease.release()
+        assert not lease.is_lost()
+    finally:
+        for server in servers[:3]:
+            server.resume()
+    await lease.release()
+    await nothing_left(servers)
+
+
+async def test_refused_by_a_majority(servers: list[EmbeddedServer]) -> None:
+    async with AsyncExitStack() as stack:
+        found = []
+        for number, server in enumerate(servers):
+            with at(server) as admin:
+                admin.acl_setuser("nobody", enabled=True, passwords=["+x"], commands=["+ping", "+hello", "+client"])
+            url = server.url.replace("://", "://nobody:x@") if number < 3 else server.url
+            client = Redis.from_url(url)
+            stack.push_async_callback(client.aclose)
+            found.append(await stack.enter_async_context(Coordinator(client)))
+        with pytest.raises(PermissionRefused):
+            await redlock(found).try_acquire()
+
+
+async def test_e9_at_random(one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    """P1, P8: two of five hang again and again, in turn, for longer and for less than an answer may take."""
+    fences: list[int] = []
+    inside = 0
+    over = False
+
+    async def work(lock: AsyncRedlock) -> None:
+        nonlocal inside
+        while not over:
+            with suppress(LeaseLost, Unreachable, AcquireTimeout):
+                async with lock.hold(timeout=3) as lease:
+                    assert not inside
+                    inside += 1
+                    try:
+                        fences.append(lease.fence)
+                        await asyncio.sleep(random.random() / 100)
+                    finally:
+                        inside -= 1
+
+    workers = [asyncio.create_task(work(redlock(process, ttl=2))) for process in (one, two) for _ in range(3)]
+    paused: list[EmbeddedServer] = []
+    for _ in range(12):
+        paused = random.sample(servers, 2)
+        for server in paused:
+            server.pause()
+        await asyncio.sleep(random.random() * 0.6)
+        for server in paused:
+            server.resume()
+        await asyncio.sleep(random.random() * 0.1)
+    over = True
+    await asyncio.gather(*workers)
+    assert len(fences) > 20
+    assert all(before < after for before, after in pairwise(fences))
+    await nothing_left(servers)
+
+
+# -- inputs -----------------------------------------------------------------------------------------------
+
+
+async def test_bad_input(redis: Redis, make_client: Any) -> None:
+    """E1, E2: a clear error, and nothing was sent."""
+    for clients, error, message in (
+        (redis, TypeError, "one for each server"),
+        ([], ValueError, "clients is empty"),
+        ([redis, redis], ValueError, "one of them twice"),
+        ([redis, "redis://"], TypeError, "not 'redis://'"),
+        (3, TypeError, "one for each server"),
+    ):
+        bad: Any = clients
+        with pytest.raises(error, match=message):
+            AsyncRedlock(bad, NAME)
+    options: list[dict[str, Any]] = [{"ttl": None}, {"ttl": 0}, {"answer_within": 0}, {"answer_within": -1}]
+    for option in [*options, {"ttl": "5"}, {"on_lost": "ignore"}, {"engine": "other"}]:
+        with pytest.raises((TypeError, ValueError)):
+            AsyncRedlock([redis], NAME, **option)
+    lock = AsyncRedlock([redis, make_client()], NAME)
+    for bad in (-1, "5", float("nan")):
+        with pytest.raises((TypeError, ValueError)):
+            await lock.acquire(timeout=bad)
+        with pytest.raises((TypeError, ValueError)):
+            lock.hold(ttl=bad)
+    assert repr(lock) == "<AsyncRedlock 'everywhere' on 2 servers>"
+
+
+async def test_one_server_is_enough_to_try_it(redis: Redis) -> None:
+    async with AsyncRedlock([redis], NAME) as lease:
+        assert lease.servers == 1
+        assert await redis.get(NAME) == lease.token.encode()
