@@ -13,14 +13,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, TypeVar
+from typing import Any
 
 from ._bundle import Bundle
 from ._clock import now
-from .errors import EXPLAINED, LeaseLost, LossReason, Unreachable
+from .errors import EXPLAINED, LeaseLost, LossReason, SyncError, Unreachable
 from .lease import HELD, Lease, State
-
-T = TypeVar("T")
 
 DRIFT = 0.01
 LEAST_DRIFT = 0.002
@@ -78,13 +76,13 @@ class Quorum(Bundle):
             lease.check()
             raise next(outcome for outcome in outcomes if outcome is not None)
 
-    async def _in_time(self, extension: Coroutine[Any, Any, None]) -> Exception | None:
+    async def _in_time(self, extension: Coroutine[Any, Any, None]) -> SyncError | None:
         try:
             async with asyncio.timeout(self._answer_within):
                 await extension
-        except TimeoutError as error:
-            return Unreachable(f"no answer within {self._answer_within:g} seconds: {error!r}")
-        except Exception as error:  # of one server: it matters only if it is one too many
+        except TimeoutError:
+            return Unreachable(f"a server did not answer within {self._answer_within:g} seconds: extend again")
+        except SyncError as error:  # of one server: it matters only if it is one too many
             return error
         return None
 
