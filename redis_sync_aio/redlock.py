@@ -18,7 +18,7 @@ from ._keys import Engine
 from ._link.client import running_loop
 from ._quorum import Quorum
 from ._types import Name, Seconds, seconds, shown_within, timeout_seconds
-from ._waiting.bids import Bid
+from ._waiting.bids import Bid, Bids
 from .backoff import Backoff
 from .coordinator import Coordinator
 from .errors import (
@@ -36,8 +36,6 @@ from .lock import AsyncLock, LockStatistics
 
 AGAIN = Backoff(initial=0.02, cap=0.5)
 """Between attempts of one who got no majority, or had no answer from one."""
-GLANCE = 0.01
-"""So often, in seconds, it is looked whether those that have not answered are out of reach."""
 
 
 class RedlockLease(Share):
@@ -131,12 +129,12 @@ class AsyncRedlock(Enterable[RedlockLease]):
     ) -> None:
         if isinstance(clients, (Redis, Coordinator)) or not isinstance(clients, Iterable):
             raise TypeError(f"clients must be several, one for each server, not {clients!r}; AsyncLock takes one")
-        self._sources = tuple(clients)
+        sources = tuple(clients)
         if ttl is None:
             raise TypeError("ttl must be seconds or a timedelta: without an end a lost server would hold it for ever")
         self._locks = tuple(
             AsyncLock(one, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine)
-            for one in self._sources
+            for one in sources
         )
         if not self._locks:
             raise ValueError("clients is empty: it needs one for each server")
@@ -174,10 +172,12 @@ class AsyncRedlock(Enterable[RedlockLease]):
             return self._not_in_time(within) if lease is None else lease
         ends = math.inf if within is None else now() + within
         trouble_ends, delays = math.inf, iter(AGAIN)
+        beside = None  # who holds it on this server has no majority
         while True:
-            lease, gate, trouble = await self._at_once(ttl, ends)
+            lease, gate, trouble = await self._at_once(ttl, ends, beside)
             if lease is None and gate is not None:
-                lease = await self._in_turn(gate, ttl, ends)
+                lease, stale = await self._in_turn(gate, ttl, ends)
+                beside = gate if stale else None
             if lease is not None:
                 return lease
             if trouble is None:
@@ -197,7 +197,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised, and Unreachable and
         CommandRefused after one attempt. Two callers that try at the same moment may both get None.
         """
-        lease, _, trouble = await self._at_once(ttl, math.inf)
+        lease, _, trouble = await self._at_once(ttl, math.inf, None)
         if lease is None and trouble is not None:
             raise trouble
         return lease
@@ -267,82 +267,69 @@ class AsyncRedlock(Enterable[RedlockLease]):
             return None
 
     async def _at_once(
-        self, ttl: Seconds | None, ends: float
+        self, ttl: Seconds | None, ends: float, beside: int | None
     ) -> tuple[RedlockLease | None, int | None, SyncError | None]:
         """Ask all servers: return a lease; or where to wait for it; or why there is no majority that answers."""
-        bids = self._bid(range(len(self._locks)), ttl, wait=False)
-        try:
-            await self._answers(bids, ends)
-            gate = next((number for number, bid in enumerate(bids) if bid.answered), None)
-            if sum(bid.answered for bid in bids) < self._quorum:
-                return None, None, self._trouble(bids)
-            assert gate is not None
-            # Not if others wait there for it: who comes now is behind them.
-            lease = await self._enter(bids) if bids[gate].lease is not None else None
-            return lease, gate, None
-        finally:
-            _withdraw(bids)
+        with Bids(self._quorum, self._answer_within) as bids:
+            for lock in self._locks:
+                bids.ask(lock._local(), lock._request(ttl, None, 0))
+            await bids.answers(ends)
+            answered = [number for number, bid in enumerate(bids.all) if bid.answered]
+            if len(answered) < self._quorum:
+                return None, None, self._trouble(bids.all)
+            gate = next((number for number in answered if number != beside), answered[0])
+            if bids.suffice and bids.all[gate].lease is None:
+                # Somebody holds it there and has no majority, or it is just being handed over: not past who waits.
+                found = await self._statistics(self._locks[gate])
+                if found is not None and found.waiters:
+                    return None, gate, None
+            return await self._enter(bids), gate, None
 
-    async def _in_turn(self, gate: int, ttl: Seconds | None, ends: float) -> RedlockLease | None:
+    async def _in_turn(self, gate: int, ttl: Seconds | None, ends: float) -> tuple[RedlockLease | None, bool]:
         """Wait at one server, and behind it at all others: who is the first there gets them.
 
-        Return None when there is no majority to be had all the same. Only who is through one gate waits for others, and
-        not for long: there may be another gate, and who is through that one waits for this.
+        Return None when there is no majority to be had all the same, and whether who holds it at the gate has none,
+        either. Only who is through one gate waits for others, and not for long: there may be another gate, and who is
+        through that one waits for this.
         """
-        bids = self._bid([gate], ttl, wait=True)
-        try:
-            await self._opened(self._locks[gate], bids[0], ends)
-            if bids[0].lease is None:
-                return None
-            bids += self._bid([number for number in range(len(self._locks)) if number != gate], ttl, wait=True)
-            await self._answers(bids, ends)
-            return await self._enter(bids)
-        finally:
-            _withdraw(bids)
+        with Bids(self._quorum, self._answer_within) as bids:
+            first = self._locks[gate]
+            stale = await self._opened(gate, bids.ask(first._local(), first._request(ttl, None, None)), ends)
+            if not bids.granted:
+                return None, stale
+            for lock in self._locks:
+                if lock is not first:
+                    bids.ask(lock._local(), lock._request(ttl, None, None))
+            await bids.answers(ends)
+            return await self._enter(bids), False
 
-    async def _opened(self, lock: AsyncLock, gate: Bid, ends: float) -> None:
-        """Wait until it is our turn there, or nothing is to be expected from that server any more."""
-        every = lock._ttl_ms / 3000
+    async def _opened(self, gate: int, bid: Bid, ends: float) -> bool:
+        """Wait until it is our turn there, or waiting there makes no sense: return whether others would be free.
+
+        It is looked for that as often as a lease is renewed.
+        """
+        every = self._locks[gate]._ttl_ms / 3000
         look = now() + every
-        while not gate.future.done() and now() < ends and not gate.out_of_reach:
-            await asyncio.wait([gate.future], timeout=min(look, ends, now() + 1.0) - now())
-            if not gate.future.done() and now() >= look:  # hung, perhaps: it would be silent, too
-                if await self._statistics(lock) is None:
-                    return
+        while not bid.future.done() and now() < ends and not bid.out_of_reach:
+            await asyncio.wait([bid.future], timeout=min(look, ends, now() + 1.0) - now())
+            if not bid.future.done() and now() >= look:
+                found = await self.statistics()
+                if found.servers[gate] is None:  # hung
+                    return False
+                if not found.locked:
+                    return True
                 look = now() + every
+        return False
 
-    def _bid(self, numbers: Iterable[int], ttl: Seconds | None, *, wait: bool) -> list[Bid]:
-        bids: list[Bid] = []
-        try:
-            for number in numbers:
-                lock = self._locks[number]
-                bids.append(Bid(lock._local(), lock._request(ttl, None, None if wait else 0)))
-        except BaseException:
-            _withdraw(bids)
-            raise
-        return bids
-
-    async def _answers(self, bids: Sequence[Bid], ends: float) -> None:
-        """Wait for all answers; not for longer than a server has, nor for those out of reach if the others suffice."""
-        ends = min(ends, now() + self._answer_within)
-        while missing := [bid for bid in bids if not bid.future.done()]:
-            left = ends - now()
-            suffice = sum(bid.lease is not None for bid in bids) >= self._quorum
-            if left <= 0 or (suffice and all(bid.out_of_reach for bid in missing)):
-                return
-            await asyncio.wait(
-                [bid.future for bid in missing], timeout=min(left, GLANCE), return_when=asyncio.FIRST_COMPLETED
-            )
-
-    async def _enter(self, bids: Sequence[Bid]) -> RedlockLease | None:
+    async def _enter(self, bids: Bids) -> RedlockLease | None:
         """Make one lease of what was granted; None if that is no majority.
 
         P8. The fence is the greatest of those granted, and before anybody has it no other server of a majority grants
         one that is not greater: of the next majority one server is among those. The price is a round trip.
         """
-        granted = [(bid, lease) for bid in bids if (lease := bid.lease) is not None]
-        if len(granted) < self._quorum:
+        if not bids.suffice:
             return None
+        granted = bids.granted
         fence = max(lease.fence for _, lease in granted)
         raised = await asyncio.gather(*(self._raise_fence(bid, lease, fence) for bid, lease in granted))
         held = [(bid, lease) for (bid, lease), done in zip(granted, raised, strict=True) if done and bid.lease is lease]
@@ -389,9 +376,3 @@ class AsyncRedlock(Enterable[RedlockLease]):
             name=self.name,
             remaining=None,
         )
-
-
-def _withdraw(bids: Iterable[Bid]) -> None:
-    for bid in bids:
-        if not bid.used:
-            bid.withdraw()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from types import TracebackType
+from typing import Self
 
+from .._clock import now
 from ..errors import SyncError
 from ..lease import Lease
 from .local import LocalName
 from .request import Request
 from .ticket import Ticket
 
+GLANCE = 0.01
+"""So often, in seconds, it is looked whether those that have not answered are out of reach."""
+
 
 class Bid:
-    """One of them, on its way. Unless its lease is ``used`` it has to be withdrawn, and nothing stays of it."""
+    """One of them, on its way."""
 
     used = False
+    """Somebody has its lease: it is not withdrawn."""
 
     def __init__(self, local: LocalName, request: Request) -> None:
         self.local = local
@@ -50,3 +57,49 @@ class Bid:
         """Nobody wants it any more: undo it, in the background."""
         self.future.cancel()
         self._ticket.task_cancelled(self.future)
+
+
+class Bids:
+    """All of one attempt. When its ``with`` ends, those that are not used are withdrawn, and nothing stays of them."""
+
+    def __init__(self, quorum: int, answer_within: float) -> None:
+        self.all: list[Bid] = []
+        self._quorum = quorum
+        self._answer_within = answer_within
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for bid in self.all:
+            if not bid.used:
+                bid.withdraw()
+
+    def ask(self, local: LocalName, request: Request) -> Bid:
+        """Ask one server more."""
+        bid = Bid(local, request)
+        self.all.append(bid)
+        return bid
+
+    @property
+    def granted(self) -> list[tuple[Bid, Lease]]:
+        """Those that have a lease, and that."""
+        return [(bid, lease) for bid in self.all if (lease := bid.lease) is not None]
+
+    @property
+    def suffice(self) -> bool:
+        """Whether those are a majority."""
+        return len(self.granted) >= self._quorum
+
+    async def answers(self, ends: float) -> None:
+        """Wait for all answers; not for longer than a server has, nor for those out of reach if the others suffice."""
+        ends = min(ends, now() + self._answer_within)
+        while missing := [bid for bid in self.all if not bid.future.done()]:
+            left = ends - now()
+            if left <= 0 or (self.suffice and all(bid.out_of_reach for bid in missing)):
+                return
+            await asyncio.wait(
+                [bid.future for bid in missing], timeout=min(left, GLANCE), return_when=asyncio.FIRST_COMPLETED
+            )

@@ -270,6 +270,46 @@ async def test_p11_a_redlock_of_another_hand(one: list[Coordinator], servers: li
             assert client.get(NAME) == b"theirs"
 
 
+async def test_p2_not_past_who_waits(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    """As just after a release that only some servers have executed: the others are free, and who waits gets them."""
+    await redlock(one).acquire()
+    waiting = asyncio.create_task(redlock(two).acquire())
+    await waiters(one, 1)
+    for server in servers[1:]:
+        with at(server) as client:
+            client.delete(NAME)
+    assert await redlock(one).try_acquire() is None
+    with pytest.raises(AcquireTimeout):
+        await redlock(one).acquire(timeout=0.05)
+    with at(servers[0]) as client:
+        client.delete(NAME)
+    await AsyncLock(one[0], NAME).locked()
+    await AsyncLock(one[0], NAME).try_acquire()  # whoever asks next settles whose turn it is
+    async with asyncio.timeout(3):
+        await (await waiting).release()
+
+
+async def test_a_stale_lock_on_the_first_server(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    """It keeps nobody out: neither who comes, nor who stands behind it."""
+    holder = await redlock(one).acquire()
+    waiting = asyncio.create_task(redlock(two, ttl=0.9).acquire())
+    await waiters(one, 1)
+    with at(servers[0]) as client:
+        client.set(NAME, "of one who crashed")
+    await holder.release()
+    async with asyncio.timeout(3):
+        lease = await waiting
+    assert lease.servers == 4
+    await lease.release()
+    lease = await redlock(one).acquire()
+    assert lease.servers == 4
+    await lease.release()
+
+
 # -- faults -----------------------------------------------------------------------------------------------
 
 
@@ -343,7 +383,7 @@ async def test_who_waits_at_a_server_that_dies_goes_to_another(
     one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
     holder = await redlock(one).acquire()
-    waiting = asyncio.create_task(redlock(two, ttl=3).acquire())
+    waiting = asyncio.create_task(redlock(two, ttl=30).acquire())
     await waiters(one, 1)
     servers[0].kill()
     await waiters(one, 1, server=1)
