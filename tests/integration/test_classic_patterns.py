@@ -1,7 +1,7 @@
 """Locks as books and blogs show them: where each of them fails, and that ours does not (docs/classic-patterns.md).
 
-Semaphores, transactions and the market are beside this file: test_classic_semaphores.py, test_classic_transactions.py,
-test_classic_market.py. Redlock comes with multi-node support; its row is in the page.
+Semaphores, transactions, the market and Redlock are beside this file: test_classic_semaphores.py,
+test_classic_transactions.py, test_classic_market.py, test_classic_redlock.py.
 """
 
 from __future__ import annotations

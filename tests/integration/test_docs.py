@@ -19,7 +19,7 @@ def programs(page: str) -> list[str]:
     return [block for block in blocks if "asyncio.run(" in block]
 
 
-PAGES = {"reentrant-and-multi.md": 2, "after-a-crash.md": 2, "fencing.md": 2, "transactions.md": 2}
+PAGES = {"reentrant-and-multi.md": 2, "after-a-crash.md": 2, "fencing.md": 2, "transactions.md": 2, "redlock.md": 1}
 """How many programs each page has."""
 PROGRAMS = [program for page in PAGES for program in programs(page)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -58,6 +58,25 @@ async def give_back_if_mine(client: Client, name: str, who: str, gap: Gap = noth
     await gap()
     await client.delete(name)
     return True
+
+
+async def take_majority(clients: Sequence[Client], name: str, who: str, px: int = 10_000, gap: Gap = nothing) -> bool:
+    """Redlock: SET NX on each server, one after the other; what it got is given back if that is no majority."""
+    got = []
+    for client in clients:
+        if await take(client, name, who, px=px):
+            got.append(client)
+        await gap()
+    if len(got) > len(clients) // 2:
+        return True
+    await give_back_everywhere(got, name, who)
+    return False
+
+
+async def give_back_everywhere(clients: Sequence[Client], name: str, who: str) -> None:
+    """Give back what ``who`` holds on these servers."""
+    for client in clients:
+        await give_back_if_mine(client, name, who)
 
 
 async def give_back_watching(client: Client, name: str, who: str, gap: Gap = nothing) -> bool:
