@@ -88,16 +88,18 @@ class Quorum(Bundle):
 
     def release(self, lease: Lease) -> None:
         """Release all members. It is released when another one could get a majority, and the others had their time."""
+        needed = 0 if self._ending else self.needed  # again: it was held when it was released first
         self._ending = self._releasing = True
         held = [member for member in self.members if member.state is HELD]
 
-        def done(error: Exception | None) -> None:
+        def done(error: Exception | None, had: int) -> None:
             self._releasing = False
             if isinstance(error, LeaseLost):
                 self._end(next(member for member in self.members if member.state is State.LOST), error.reason)
+                self._had = had
             self._released(lease, error)
 
-        _Releasing(held, self.servers, self._answer_within, done)
+        _Releasing(held, needed, self.servers - self.needed, self._answer_within, done)
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -119,31 +121,40 @@ class Quorum(Bundle):
     def _end(self, member: Lease, reason: LossReason) -> None:
         if self.lost is None:
             self._had = len(self.held())
+        self._stop_looking()
         super()._end(member, reason)
 
     def _forget(self) -> None:
+        self._stop_looking()
+        super()._forget()
+
+    def _stop_looking(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        super()._forget()
 
 
 class _Releasing:
-    """The release of members, each by its server; ``done`` is told once how it ended.
+    """The release of members, each by its server; ``done`` is told once how it ended, and how many had been held.
 
-    A minority of the servers may have no answer ``within`` so many seconds: that goes on in the background. When what
-    is left was no majority the lease had been lost before.
+    ``spared`` of them may have no answer ``within`` so many seconds: that goes on in the background. When fewer than
+    ``needed`` were held the lease had been lost before.
     """
 
     def __init__(
-        self, members: list[Lease], servers: int, within: float, done: Callable[[Exception | None], None]
+        self,
+        members: list[Lease],
+        needed: int,
+        spared: int,
+        within: float,
+        done: Callable[[Exception | None, int], None],
     ) -> None:
         self._unanswered = len(members)
         self._perhaps_held = len(members)
         self._held = len(members)
-        self._needed = servers // 2 + 1
-        self._spared = servers - self._needed
-        self._done: Callable[[Exception | None], None] | None = done
+        self._needed = needed
+        self._spared = spared
+        self._done: Callable[[Exception | None, int], None] | None = done
         self._error: Exception | None = None
         self._loss: LeaseLost | None = None
         self._late = False
@@ -179,7 +190,7 @@ class _Releasing:
             self._timer.cancel()
             done, self._done = self._done, None
             lost = self._loss if self._held < self._needed else None
-            done(lost or (None if enough else self._error))
+            done(lost or (None if enough else self._error), self._held)
 
 
 def _certain(member: Lease) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from redis.asyncio import Redis
 
@@ -34,6 +34,8 @@ from .errors import (
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
+T = TypeVar("T")
+
 AGAIN = Backoff(initial=0.02, cap=0.5)
 """Between attempts of one who got no majority, or had no answer from one."""
 
@@ -48,8 +50,8 @@ class RedlockLease(Share):
     _bundle: Quorum
 
     @property
-    def servers(self) -> int:
-        """How many servers hold it, as far as is known here."""
+    def held_on(self) -> int:
+        """On how many servers it is held, as far as is known here."""
         return len(self._bundle.held())
 
     def transaction(self) -> GuardedTransaction:
@@ -234,6 +236,14 @@ class AsyncRedlock(Enterable[RedlockLease]):
             raise NotHeld(f"{self.name!r} is not held by this process: release the lease itself")
         await inside[-1].release()
 
+    async def force_release(self) -> int:
+        """Take the lock away from whoever holds it, on all servers that answer; return on how many it was held.
+
+        As `AsyncLock.force_release` on each. Raises CoordinatorClosed, WrongContext.
+        """
+        found = await asyncio.gather(*(self._in_time(lock.force_release()) for lock in self._locks))
+        return sum(map(bool, found))
+
     async def locked(self) -> bool:
         """Return `RedlockStatistics.locked`; errors and cancellation as in `statistics`."""
         return (await self.statistics()).locked
@@ -243,7 +253,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
         Raises CoordinatorClosed, WrongContext. On cancellation the answers are ignored.
         """
-        found = await asyncio.gather(*map(self._statistics, self._locks))
+        found = await asyncio.gather(*(self._in_time(lock.statistics()) for lock in self._locks))
         return RedlockStatistics(tuple(found), self._quorum)
 
     @property
@@ -259,10 +269,10 @@ class AsyncRedlock(Enterable[RedlockLease]):
     def _key(self) -> Hashable:
         return running_loop(), tuple(lock._client for lock in self._locks), self._locks[0]._keys.name
 
-    async def _statistics(self, lock: AsyncLock) -> LockStatistics | None:
+    async def _in_time(self, answer: Awaitable[T]) -> T | None:
         try:
             async with asyncio.timeout(self._answer_within):
-                return await lock.statistics()
+                return await answer
         except (TimeoutError, Unreachable, CommandRefused):
             return None
 
@@ -280,7 +290,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
             gate = next((number for number in answered if number != beside), answered[0])
             if bids.suffice and bids.all[gate].lease is None:
                 # Somebody holds it there and has no majority, or it is just being handed over: not past who waits.
-                found = await self._statistics(self._locks[gate])
+                found = await self._in_time(self._locks[gate].statistics())
                 if found is not None and found.waiters:
                     return None, gate, None
             return await self._enter(bids), gate, None

@@ -70,7 +70,7 @@ async def test_redlock_is_given_back_where_no_answer_came(
         proxy.on(command("EVALSHA"), SWALLOW_REPLY)
         lock = AsyncRedlock([make_client(db=0), make_client(db=1), silent], NAME, answer_within=0.1)
         async with lock as lease:
-            assert lease.servers == 2
+            assert lease.held_on == 2
 
         async def free() -> bool:
             return await holders(plain[:3]) == [None] * 3
