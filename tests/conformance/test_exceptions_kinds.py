@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReentrantLock, Coordinator, Lease, wait_until
+from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncRedlock, AsyncReentrantLock, Coordinator, Lease, wait_until
 from redis_sync_aio._hold import OnLost
 
 from ..support.body import FAST
@@ -39,6 +39,7 @@ KINDS: dict[str, Callable[[Coordinator], Holds]] = {
     "reentrant": lambda sync: AsyncReentrantLock(sync, suite.NAME),
     "nested": Nested,
     "multi": lambda sync: AsyncMultiLock(sync, ["other-1", suite.NAME, "other-2"]),
+    "redlock": lambda sync: AsyncRedlock([sync], suite.NAME),
     "multi in one slot": lambda sync: AsyncMultiLock(sync, [f"{{{suite.NAME}}}:other", suite.NAME]),
 }
 
