@@ -76,7 +76,7 @@ class RedlockStatistics:
 
     @property
     def locked(self) -> bool:
-        """Whether so many servers hold it that nobody else can have it now (for one holder, or for several)."""
+        """Whether nobody could have it now: fewer servers than the quorum say that it is free."""
         free = sum(one is not None and not one.locked for one in self.servers)
         return free < self.quorum
 
@@ -239,14 +239,16 @@ class AsyncRedlock(Enterable[RedlockLease]):
     async def force_release(self) -> int:
         """Take the lock away from whoever holds it, on all servers that answer; return on how many it was held.
 
-        As `AsyncLock.force_release` on each. Raises CoordinatorClosed, WrongContext.
+        As `AsyncLock.force_release` on each. Raises Unreachable when no majority answers: it may have happened or not.
+        Also CoordinatorClosed, WrongContext.
         """
-        found = await asyncio.gather(*(self._in_time(lock.force_release()) for lock in self._locks))
-        return sum(map(bool, found))
+        return sum(self._most(await asyncio.gather(*(self._in_time(lock.force_release()) for lock in self._locks))))
 
     async def locked(self) -> bool:
-        """Return `RedlockStatistics.locked`; errors and cancellation as in `statistics`."""
-        return (await self.statistics()).locked
+        """Return `RedlockStatistics.locked`. Raises Unreachable when no majority answers; else as `statistics`."""
+        found = await self.statistics()
+        self._most(found.servers)
+        return found.locked
 
     async def statistics(self) -> RedlockStatistics:
         """Return what each server knows, as far as it answers in time. One round trip.
@@ -275,6 +277,16 @@ class AsyncRedlock(Enterable[RedlockLease]):
                 return await answer
         except (TimeoutError, Unreachable, CommandRefused):
             return None
+
+    def _most(self, answers: Iterable[T | None]) -> list[T]:
+        """Return the answers that came; raises Unreachable unless they are those of a majority."""
+        found = [answer for answer in answers if answer is not None]
+        if len(found) < self._quorum:
+            raise Unreachable(
+                f"{len(found)} of {len(self._locks)} servers answered about {self.name!r} within "
+                f"{self._answer_within:g} seconds, {self._quorum} have to; check the servers and the network"
+            )
+        return found
 
     async def _at_once(
         self, ttl: Seconds | None, ends: float, beside: int | None

@@ -384,6 +384,10 @@ async def test_e9_no_majority_answers(one: list[Coordinator], servers: list[Embe
         with pytest.raises(Unreachable):
             await lock.acquire(timeout=0.5)
     assert took.waited < 1
+    for look in (lock.locked, lock.force_release):
+        with pytest.raises(Unreachable, match="2 of 5 servers answered about 'everywhere'"):
+            await look()
+    assert [one is None for one in (await lock.statistics()).servers] == [True, True, True, False, False]
     for server in servers[:3]:
         server.restart(keep_data=False)
     async with asyncio.timeout(5), lock:
