@@ -264,7 +264,7 @@ class Renewals:
 
         await self.ask(
             lease,
-            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest, more, weight),
+            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest, more=more, weight=weight),
             answered,
         )
 
