@@ -211,6 +211,18 @@ async def test_config_readers_without_the_lock_would_see_half_of_a_change(redis:
     assert await config.read() == [1000] * 3
 
 
+# -- a leader ----------------------------------------------------------------------------------------------
+
+
+async def test_the_leader_outlives_a_server_and_is_followed_by_another() -> None:
+    code, output = await run("-W", "error", "examples/leader.py")
+    assert code == 0, output
+    assert output.splitlines()[-2:] == [
+        "a server was killed, and the leader went on",
+        "the leader was killed, and another leads; fences rise",
+    ]
+
+
 # -- transfers ---------------------------------------------------------------------------------------------
 
 
