@@ -5,7 +5,8 @@ renewed, lost, released and undone there.
 
 How long it is held. Of n servers a quorum (n // 2 + 1) has to hold it at the same moment, so it ends when all but
 quorum - 1 members may have ended: at the deadline of the member that is the quorum's last, if they are sorted by their
-deadlines, the latest first. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
+deadlines, the latest first. Servers that do not hold it, since they forgot it or failed, are asked again while it is held;
+whoever is a member knows of its fence. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ._bundle import Bundle
 from ._clock import now
+from ._waiting.bids import Bid, Bids, raise_fence
 from .errors import EXPLAINED, LeaseLost, LossReason, SyncError, Unreachable
 from .lease import HELD, Lease, State
 
@@ -29,17 +33,35 @@ class Quorum(Bundle):
     """The keeper of one share, which is held as long as ``needed`` of its members are."""
 
     _timer: asyncio.TimerHandle | None = None
+    """Looks whether it has ended."""
+    _rejoining: asyncio.TimerHandle | asyncio.Task[None] | None = None
+    """Asks those servers again that do not hold it."""
     _releasing = False
     _had = 0
     """How many servers still held it when it was lost."""
 
-    def __init__(self, key: Hashable, members: tuple[Lease, ...], servers: int, answer_within: float) -> None:
-        """``servers``: how many there are; ``answer_within``: seconds that one has for an answer."""
+    def __init__(
+        self,
+        key: Hashable,
+        members: dict[int, Lease],
+        servers: int,
+        answer_within: float,
+        ask: Callable[[Bids, int], Bid],
+    ) -> None:
+        """``members``: by server, of ``servers`` in all.
+
+        ``answer_within``: seconds that a server has for an answer. ``ask``: asks one again, without waiting in line.
+        """
         self.servers = servers
         self.needed = servers // 2 + 1
         self._answer_within = answer_within
-        super().__init__(key, members)
+        self._ask = ask
+        self._where = {lease: server for server, lease in members.items()}
+        super().__init__(key, tuple(members.values()))
         self._look()
+        first = self.members[0]
+        if first.auto_renew and first.until == math.inf:  # else it would last longer than it is meant to
+            self._rejoin_in(first.ttl_ms / 3000)
 
     def held(self) -> list[Lease]:
         """Return the members that are held."""
@@ -90,6 +112,7 @@ class Quorum(Bundle):
         """Release all members. It is released when another one could get a majority, and the others had their time."""
         needed = 0 if self._ending else self.needed  # again: it was held when it was released first
         self._ending = self._releasing = True
+        self._stop_looking()
         held = [member for member in self.members if member.state is HELD]
 
         def done(error: Exception | None, had: int) -> None:
@@ -100,6 +123,35 @@ class Quorum(Bundle):
             self._released(lease, error)
 
         _Releasing(held, needed, self.servers - self.needed, self._answer_within, done)
+
+    # -- servers that come back ------------------------------------------------------------------------
+
+    def _rejoin_in(self, seconds: float) -> None:
+        self._rejoining = self.loop.call_later(seconds, self._rejoin, seconds)
+
+    def _rejoin(self, seconds: float) -> None:
+        held = {self._where[member] for member in self.held()}
+        missing = [server for server in range(self.servers) if server not in held]
+        if missing:
+            self._rejoining = self.loop.create_task(self._ask_again(missing, seconds), name="redis_sync_aio rejoin")
+        else:
+            self._rejoin_in(seconds)
+
+    async def _ask_again(self, missing: list[int], seconds: float) -> None:
+        """Let those servers hold it, too, that grant it at once: so it outlives others that fail later."""
+        with Bids(1, self._answer_within) as bids:
+            for server in missing:
+                with suppress(SyncError):  # its coordinator was closed
+                    self._ask(bids, server)
+            await bids.answers(math.inf)
+            for bid, lease in bids.granted:
+                if await raise_fence(bid, lease, self.fence, self._answer_within):
+                    bid.used = True
+                    self._where = {member: at for member, at in self._where.items() if at != bid.server}
+                    self._where[lease] = bid.server
+                    self.members = tuple(self._where)
+                    lease.on_loss = partial(self._member_lost, lease)
+        self._rejoin_in(seconds)
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -129,9 +181,10 @@ class Quorum(Bundle):
         super()._forget()
 
     def _stop_looking(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for what in (self._timer, self._rejoining):
+            if what is not None:
+                what.cancel()
+        self._timer = self._rejoining = None
 
 
 class _Releasing:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from redis.asyncio import Redis
@@ -18,7 +19,7 @@ from ._keys import Engine
 from ._link.client import running_loop
 from ._quorum import Quorum
 from ._types import Name, Seconds, seconds, shown_within, timeout_seconds
-from ._waiting.bids import Bid, Bids
+from ._waiting.bids import Bid, Bids, raise_fence
 from .backoff import Backoff
 from .coordinator import Coordinator
 from .errors import (
@@ -31,7 +32,6 @@ from .errors import (
     Unreachable,
     WrongContext,
 )
-from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
 T = TypeVar("T")
@@ -88,8 +88,9 @@ class AsyncRedlock(Enterable[RedlockLease]):
     for its answer; it is acquired if n // 2 + 1 of them grant it and their leases have not ended meanwhile; else give
     all back. Three things are added. Who has to wait stands in the queue of the first server that answers and is woken
     by it, instead of trying again at random: so the order is that of arrival while the same server answers to all, and
-    else as it comes. Leases are renewed, and the body is cancelled when there is no majority any more. And there is a
-    fence: the greatest that was granted is raised on the others before `acquire` returns.
+    else as it comes. Leases are renewed, servers that do not hold it are asked again, and the body is cancelled when
+    there is no majority any more. And there is a fence: the greatest that was granted is raised on the others before
+    `acquire` returns.
 
     Guarantees: there is never more than one holder, by the clocks of a majority of servers, as long as these run at the
     same speed (1 % and 2 ms of a ttl are allowed for) and no server forgets a lease before its end. One that is
@@ -293,19 +294,19 @@ class AsyncRedlock(Enterable[RedlockLease]):
     ) -> tuple[RedlockLease | None, int | None, SyncError | None]:
         """Ask all servers: return a lease; or where to wait for it; or why there is no majority that answers."""
         with Bids(self._quorum, self._answer_within) as bids:
-            for lock in self._locks:
-                bids.ask(lock._local(), lock._request(ttl, None, 0))
+            for server in range(len(self._locks)):
+                self._ask(bids, server, ttl, wait=False)
             await bids.answers(ends)
-            answered = [number for number, bid in enumerate(bids.all) if bid.answered]
+            answered = [bid.server for bid in bids.all if bid.answered]
             if len(answered) < self._quorum:
                 return None, None, self._trouble(bids.all)
-            gate = next((number for number in answered if number != beside), answered[0])
+            gate = next((server for server in answered if server != beside), answered[0])
             if bids.suffice and bids.all[gate].lease is None:
                 # Somebody holds it there and has no majority, or it is just being handed over: not past who waits.
                 found = await self._in_time(self._locks[gate].statistics())
                 if found is not None and found.waiters:
                     return None, gate, None
-            return await self._enter(bids), gate, None
+            return await self._enter(bids, ttl), gate, None
 
     async def _in_turn(self, gate: int, ttl: Seconds | None, ends: float) -> tuple[RedlockLease | None, bool]:
         """Wait at one server, and behind it at all others: who is the first there gets them.
@@ -315,35 +316,38 @@ class AsyncRedlock(Enterable[RedlockLease]):
         through that one waits for this.
         """
         with Bids(self._quorum, self._answer_within) as bids:
-            first = self._locks[gate]
-            stale = await self._opened(gate, bids.ask(first._local(), first._request(ttl, None, None)), ends)
+            stale = await self._opened(self._ask(bids, gate, ttl, wait=True), ends)
             if not bids.granted:
                 return None, stale
-            for lock in self._locks:
-                if lock is not first:
-                    bids.ask(lock._local(), lock._request(ttl, None, None))
+            for server in range(len(self._locks)):
+                if server != gate:
+                    self._ask(bids, server, ttl, wait=True)
             await bids.answers(ends)
-            return await self._enter(bids), False
+            return await self._enter(bids, ttl), False
 
-    async def _opened(self, gate: int, bid: Bid, ends: float) -> bool:
+    def _ask(self, bids: Bids, server: int, ttl: Seconds | None, *, wait: bool) -> Bid:
+        lock = self._locks[server]
+        return bids.ask(server, lock._local(), lock._request(ttl, None, None if wait else 0))
+
+    async def _opened(self, bid: Bid, ends: float) -> bool:
         """Wait until it is our turn there, or waiting there makes no sense: return whether others would be free.
 
         It is looked for that as often as a lease is renewed.
         """
-        every = self._locks[gate]._ttl_ms / 3000
+        every = self._locks[bid.server]._ttl_ms / 3000
         look = now() + every
         while not bid.future.done() and now() < ends and not bid.out_of_reach:
             await asyncio.wait([bid.future], timeout=min(look, ends, now() + 1.0) - now())
             if not bid.future.done() and now() >= look:
                 found = await self.statistics()
-                if found.servers[gate] is None:  # hung
+                if found.servers[bid.server] is None:  # hung
                     return False
                 if not found.locked:
                     return True
                 look = now() + every
         return False
 
-    async def _enter(self, bids: Bids) -> RedlockLease | None:
+    async def _enter(self, bids: Bids, ttl: Seconds | None) -> RedlockLease | None:
         """Make one lease of what was granted; None if that is no majority.
 
         P8. The fence is the greatest of those granted, and before anybody has it no other server of a majority grants
@@ -351,28 +355,19 @@ class AsyncRedlock(Enterable[RedlockLease]):
         """
         if not bids.suffice:
             return None
-        granted = bids.granted
+        granted, within = bids.granted, self._answer_within
         fence = max(lease.fence for _, lease in granted)
-        raised = await asyncio.gather(*(self._raise_fence(bid, lease, fence) for bid, lease in granted))
-        held = [(bid, lease) for (bid, lease), done in zip(granted, raised, strict=True) if done and bid.lease is lease]
+        raised = await asyncio.gather(*(raise_fence(bid, lease, fence, within) for bid, lease in granted))
+        held = {bid.server: lease for (bid, lease), done in zip(granted, raised, strict=True) if done}
         if len(held) < self._quorum:
             return None
-        bundle = Quorum(self._key(), tuple(lease for _, lease in held), len(self._locks), self._answer_within)
+        again = partial(self._ask, ttl=ttl, wait=False)
+        bundle = Quorum(self._key(), held, len(self._locks), within, again)
         if bundle.lost is not None:  # some were about to end
             return None
-        for bid, _ in held:
-            bid.used = True
+        for bid in bids.all:
+            bid.used = bid.server in held
         return bundle.enter(RedlockLease)
-
-    async def _raise_fence(self, bid: Bid, lease: Lease, fence: int) -> bool:
-        if lease.fence == fence:
-            return True
-        try:
-            async with asyncio.timeout(self._answer_within):
-                await bid.local.hub.renewals.reserve(lease, fence - lease.fence)
-        except (TimeoutError, SyncError):
-            return False
-        return True
 
     def _trouble(self, bids: Sequence[Bid]) -> SyncError:
         """Return why no majority answered."""

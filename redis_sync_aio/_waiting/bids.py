@@ -23,7 +23,8 @@ class Bid:
     used = False
     """Somebody has its lease: it is not withdrawn."""
 
-    def __init__(self, local: LocalName, request: Request) -> None:
+    def __init__(self, server: int, local: LocalName, request: Request) -> None:
+        self.server = server  # which of them it is, from 0 on
         self.local = local
         self.future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
         self._ticket = Ticket(local, request, self.future)
@@ -59,6 +60,20 @@ class Bid:
         self._ticket.task_cancelled(self.future)
 
 
+async def raise_fence(bid: Bid, lease: Lease, fence: int, within: float) -> bool:
+    """Let the server of ``bid``, whose lease it is, grant none but higher fences; return whether it will.
+
+    It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
+    """
+    if lease.fence < fence:
+        try:
+            async with asyncio.timeout(within):
+                await bid.local.hub.renewals.reserve(lease, fence - lease.fence)
+        except (TimeoutError, SyncError):
+            return False
+    return bid.lease is lease
+
+
 class Bids:
     """All of one attempt. When its ``with`` ends, those that are not used are withdrawn, and nothing stays of them."""
 
@@ -77,9 +92,9 @@ class Bids:
             if not bid.used:
                 bid.withdraw()
 
-    def ask(self, local: LocalName, request: Request) -> Bid:
+    def ask(self, server: int, local: LocalName, request: Request) -> Bid:
         """Ask one server more."""
-        bid = Bid(local, request)
+        bid = Bid(server, local, request)
         self.all.append(bid)
         return bid
 

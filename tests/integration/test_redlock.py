@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -100,6 +101,17 @@ def left_on(servers: Sequence[EmbeddedServer]) -> list[bytes]:
         with at(server) as client:
             found += [key for key in client.keys("*") if key != KEYS.fence]
     return found
+
+
+@contextmanager
+def paused(servers: Sequence[EmbeddedServer]) -> Iterator[None]:
+    for server in servers:
+        server.pause()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.resume()
 
 
 async def nothing_left(servers: Sequence[EmbeddedServer]) -> None:
@@ -427,29 +439,97 @@ async def test_who_waits_at_a_server_that_hangs_goes_to_another(
         await nothing_left(servers)
 
 
-async def test_p6_a_minority_that_forgets_is_no_loss_and_a_majority_is(
+def take_from(servers: Sequence[EmbeddedServer]) -> None:
+    """As a foreign hand; they do not come back then."""
+    for server in servers:
+        with at(server) as client:
+            client.set(NAME, "theirs", px=60_000)
+
+
+async def test_p6_a_minority_is_no_loss_and_a_majority_is(
     one: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
     lock = redlock(one, ttl=0.6)
 
-    def forget(number: int) -> None:
-        with at(servers[number]) as client:
-            client.delete(NAME)
-
     async def body(lease: RedlockLease) -> None:
-        forget(0)
-        forget(1)
+        take_from(servers[:2])
         await wait_until(lambda: lease.held_on == 3, FAST, timeout=3)
         await asyncio.sleep(0.7)
         lease.check()
-        forget(2)
+        take_from(servers[2:3])
         await for_ever()
 
     lease, error = await lost_in(lock.hold(), body)
     assert "2 of 5 servers hold it, 3 have to" in str(error)
-    assert error.reason == "expired"
+    assert error.reason == "taken"
     assert lease.is_lost()
     assert lease.lost.is_set()
+    await wait_until(lambda: left_on(servers) == [KEYS.name] * 3, FAST, timeout=3)
+
+
+async def test_p6_a_server_that_forgot_or_came_back_holds_it_again(
+    one: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    """So that it outlives others that fail later, one after the other; and the fence is known there."""
+
+    def held_again(server: EmbeddedServer) -> bool:
+        with at(server) as client:
+            return client.get(NAME) is not None and lease.held_on == 5
+
+    async with redlock(one, ttl=0.9) as lease:
+        for number, server in enumerate(servers * 2):
+            if number < 3:
+                server.restart(keep_data=False)
+            else:
+                with at(server) as client:
+                    client.delete(NAME)
+            await wait_until(partial(held_again, server), FAST, timeout=5)
+        lease.check()
+        for server in servers:
+            with at(server) as client:
+                assert int(client.get(KEYS.fence).split()[0]) >= lease.fence
+    await nothing_left(servers)
+
+
+async def test_a_server_that_failed_at_first_joins(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
+    await redlock(one).locked()
+    with paused(servers[3:]):
+        lease = await redlock(one, ttl=0.9).acquire()
+        assert lease.held_on == 3
+    await wait_until(lambda: lease.held_on == 5, FAST, timeout=5)
+    await lease.release()
+    await nothing_left(servers)
+
+
+@pytest.mark.parametrize("options", [{"auto_renew": False}, {"max_hold": 1}], ids=str)
+async def test_p6_what_is_to_end_is_not_prolonged_so(
+    one: list[Coordinator], servers: list[EmbeddedServer], options: dict[str, Any]
+) -> None:
+    """A server that joins later would end it later."""
+    begun = now()
+    lease = await redlock(one, ttl=1, **options).acquire()
+    for server in servers[:2]:
+        with at(server) as client:
+            client.delete(NAME)
+    await lease.lost.wait()
+    assert now() - begun < 1.3
+    await nothing_left(servers)
+
+
+@pytest.mark.parametrize("number", range(8))
+async def test_p5_released_while_a_server_is_asked_again(
+    one: list[Coordinator], servers: list[EmbeddedServer], number: int
+) -> None:
+    lease = await redlock(one, ttl=0.3).acquire()
+    bundle = lease._bundle
+    with at(servers[0]) as client:
+        client.delete(NAME)
+    async with asyncio.timeout(3):
+        while not isinstance(bundle._rejoining, asyncio.Task):
+            await asyncio.sleep(0)
+    for _ in range(number):
+        await asyncio.sleep(0)
+    await lease.release()
     await nothing_left(servers)
 
 
@@ -484,17 +564,6 @@ async def test_p8_a_server_whose_clock_is_ahead(
             assert second.fence > lease.fence
     finally:
         servers[1].resume()
-
-
-@contextmanager
-def paused(servers: Sequence[EmbeddedServer]) -> Iterator[None]:
-    for server in servers:
-        server.pause()
-    try:
-        yield
-    finally:
-        for server in servers:
-            server.resume()
 
 
 async def test_p5_a_release_that_a_minority_does_not_answer(
@@ -617,7 +686,7 @@ async def test_e9_at_random(one: list[Coordinator], two: list[Coordinator], serv
         await asyncio.sleep(random.random() * 0.1)
     over = True
     await asyncio.gather(*workers)
-    assert len(fences) > 20
+    assert len(fences) > 5
     assert all(before < after for before, after in pairwise(fences))
     await nothing_left(servers)
 
