@@ -5,8 +5,10 @@ renewed, lost, released and undone there.
 
 How long it is held. Of n servers a quorum (n // 2 + 1) has to hold it at the same moment, so it ends when all but
 quorum - 1 members may have ended: at the deadline of the member that is the quorum's last, if they are sorted by their
-deadlines, the latest first. Servers that do not hold it, since they forgot it or failed, are asked again while it is held;
-whoever is a member knows of its fence. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
+deadlines, the latest first. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
+
+Servers that do not hold it, since they forgot it or failed, are asked again while it is held. Whoever is a member knows
+of its fence, so of any next majority one does.
 """
 
 from __future__ import annotations
