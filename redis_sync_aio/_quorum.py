@@ -62,7 +62,7 @@ class Quorum(Bundle):
         super().__init__(key, tuple(members.values()))
         self._look()
         first = self.members[0]
-        if first.auto_renew and first.until == math.inf:  # else it would last longer than it is meant to
+        if self.lost is None and first.auto_renew and first.until == math.inf:  # else it would last longer than meant
             self._rejoin_in(first.ttl_ms / 3000)
 
     def held(self) -> list[Lease]:

@@ -26,6 +26,7 @@ from redis_sync_aio import (
     RedlockLease,
     TransactionMisuse,
     Unreachable,
+    _quorum,
     wait_until,
 )
 from redis_sync_aio._clock import now
@@ -499,6 +500,18 @@ async def test_a_server_that_failed_at_first_joins(one: list[Coordinator], serve
     await wait_until(lambda: lease.held_on == 5, FAST, timeout=5)
     await lease.release()
     await nothing_left(servers)
+
+
+async def test_p1_what_ends_before_it_is_had_is_not_had(
+    one: list[Coordinator], servers: list[EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given back, and nobody asks for it again in its name."""
+    monkeypatch.setattr(_quorum, "DRIFT", 1.0)  # as if all of the ttl had passed meanwhile
+    assert await redlock(one, ttl=0.3).try_acquire() is None
+    await nothing_left(servers)
+    await asyncio.sleep(0.3)
+    assert not any(coordinator.locals for coordinator in one)
+    assert not left_on(servers)
 
 
 @pytest.mark.parametrize("options", [{"auto_renew": False}, {"max_hold": 1}], ids=str)
