@@ -107,6 +107,12 @@ class Bundle:
         bundle = _bundles.get(key)
         return None if bundle is None or (bundle._ending and bundle.lost is None) else bundle
 
+    @staticmethod
+    def shares_of(key: Hashable) -> list[Share]:
+        """Return what is `inside` the bundle of that key, if there is one."""
+        bundle = Bundle.find(key)
+        return [] if bundle is None else bundle.inside()
+
     def enter(self, kind: type[S]) -> S:
         """Return one more share. Raises LeaseLost when a member is lost."""
         self.check_place()

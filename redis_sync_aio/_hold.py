@@ -179,6 +179,10 @@ class Enterable(ABC, Generic[L]):
     async def acquire(self) -> L:
         """Wait for the turn and return the lease."""
 
+    def _hold_by(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost | None) -> Hold[L]:
+        """Return a hold that enters by ``acquire``; ``on_lost``: instead of this object's own."""
+        return Hold(acquire, self._on_lost if on_lost is None else check_on_lost(on_lost))
+
     # Functions that return the coroutines of a hold: one of their own around each would be felt. (What a coroutine
     # function returns is a CoroutineType, also for those who type context managers; mypy calls it a Coroutine.)
 

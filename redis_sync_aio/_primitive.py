@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_args
 from redis.asyncio import Redis
 
 from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, Released, Send
-from ._hold import Enterable, Hold, OnLost, check_on_lost
+from ._hold import Enterable, Hold, OnLost
 from ._implicit import client_of, coordinator_for
 from ._keys import Engine, Keys
 from ._link.call import Argument, Call, Reply
@@ -302,6 +302,5 @@ class Primitive(Enterable[Lease]):
         self, request: Request, on_lost: OnLost | None, acquire: Callable[[], Awaitable[Lease]] | None = None
     ) -> Hold[Lease]:
         """``acquire``: what is done on entering, if ``request`` may be out of date then."""
-        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
         by_request = acquire or functools.partial(self._acquire, request)
-        return Hold(self.acquire if request is self._default else by_request, chosen)
+        return self._hold_by(self.acquire if request is self._default else by_request, on_lost)

@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from ._bundle import Bundle
 from ._clock import now
-from ._waiting.bids import Bid, Bids, raise_fence
-from .errors import EXPLAINED, LeaseLost, LossReason, SyncError, Unreachable
+from ._waiting.bids import Bid, Bids, in_time, raise_fence
+from .errors import EXPLAINED, LeaseLost, LossReason, SyncError
 from .lease import HELD, Lease, State
 
 DRIFT = 0.01
 LEAST_DRIFT = 0.002
 """Share of a ttl, and seconds, by which a clock may run ahead in that time, as the algorithm of Redlock has them."""
+
+
+def majority(servers: int) -> int:
+    """Return how many of them are one: any two have a server in common."""
+    return servers // 2 + 1
 
 
 class Quorum(Bundle):
@@ -55,7 +59,7 @@ class Quorum(Bundle):
         ``answer_within``: seconds that a server has for an answer. ``ask``: asks one again, without waiting in line.
         """
         self.servers = servers
-        self.needed = servers // 2 + 1
+        self.needed = majority(servers)
         self._answer_within = answer_within
         self._ask = ask
         self._where = {lease: server for server, lease in members.items()}
@@ -95,24 +99,15 @@ class Quorum(Bundle):
 
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Extend all members at once; a majority has to answer."""
-        outcomes = await asyncio.gather(*(self._in_time(member.extend(ttl / 1000)) for member in self.held()))
-        if sum(outcome is None for outcome in outcomes) < self.needed:
+        extensions = (in_time(member.extend(ttl / 1000), self._answer_within) for member in self.held())
+        outcomes = await asyncio.gather(*extensions)
+        errors = [error for error in outcomes if error is not None]
+        if len(outcomes) - len(errors) < self.needed:
             lease.check()
-            raise next(outcome for outcome in outcomes if outcome is not None)
-
-    async def _in_time(self, extension: Coroutine[Any, Any, None]) -> SyncError | None:
-        try:
-            async with asyncio.timeout(self._answer_within):
-                await extension
-        except TimeoutError:
-            return Unreachable(f"a server did not answer within {self._answer_within:g} seconds: extend again")
-        except SyncError as error:  # of one server: it matters only if it is one too many
-            return error
-        return None
+            raise errors[0]
 
     def release(self, lease: Lease) -> None:
         """Release all members. It is released when another one could get a majority, and the others had their time."""
-        needed = 0 if self._ending else self.needed  # again: it was held when it was released first
         self._ending = self._releasing = True
         self._stop_looking()
         held = [member for member in self.members if member.state is HELD]
@@ -124,7 +119,7 @@ class Quorum(Bundle):
                 self._had = had
             self._released(lease, error)
 
-        _Releasing(held, needed, self.servers - self.needed, self._answer_within, done)
+        _Releasing(held, self.needed, self.servers - self.needed, self._answer_within, done)
 
     # -- servers that come back ------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from ._bundle import Bundle, Share
 from ._clock import now
-from ._hold import Enterable, Hold, OnLost, check_on_lost
+from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._link.client import running_loop
 from ._types import Name, Seconds, shown_within, timeout_seconds
@@ -165,8 +165,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
         outside, LeaseLost (its ``name`` is the lock that was lost first), the error of the release.
         """
         self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
-        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
-        return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl), chosen)
+        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl), on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -179,8 +178,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
 
         On cancellation the release goes on in the background.
         """
-        bundle = Bundle.find(self._key())
-        inside = [] if bundle is None else bundle.inside()
+        inside = Bundle.shares_of(self._key())
         if not inside:
             raise NotHeld(f"{self._shown()} are not held together by this process: release the lease itself")
         await inside[-1].release()

@@ -14,12 +14,12 @@ from redis.asyncio import Redis
 from ._bundle import Bundle, Share
 from ._clock import now
 from ._guarded import GuardedTransaction
-from ._hold import Enterable, Hold, OnLost, check_on_lost
+from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._link.client import running_loop
-from ._quorum import Quorum
+from ._quorum import Quorum, majority
 from ._types import Name, Seconds, seconds, shown_within, timeout_seconds
-from ._waiting.bids import Bid, Bids, raise_fence
+from ._waiting.bids import Bid, Bids, in_time, raise_fence
 from .backoff import Backoff
 from .coordinator import Coordinator
 from .errors import (
@@ -147,7 +147,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         self._answer_within = seconds(answer_within, "answer_within")
         if not self._answer_within:
             raise ValueError("answer_within must be more than 0 seconds")
-        self._quorum = len(self._locks) // 2 + 1
+        self._quorum = majority(len(self._locks))
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -216,8 +216,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         outside, LeaseLost, the error of the release.
         """
         self._locks[0].hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
-        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
-        return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl), chosen)
+        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl), on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -231,8 +230,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
         On cancellation the release goes on in the background.
         """
-        bundle = Bundle.find(self._key())
-        inside = [] if bundle is None else bundle.inside()
+        inside = Bundle.shares_of(self._key())
         if not inside:
             raise NotHeld(f"{self.name!r} is not held by this process: release the lease itself")
         await inside[-1].release()
@@ -243,7 +241,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         As `AsyncLock.force_release` on each. Raises Unreachable when no majority answers: it may have happened or not.
         Also CoordinatorClosed, WrongContext.
         """
-        return sum(self._most(await asyncio.gather(*(self._in_time(lock.force_release()) for lock in self._locks))))
+        return sum(self._most(await asyncio.gather(*(self._answer(lock.force_release()) for lock in self._locks))))
 
     async def locked(self) -> bool:
         """Return `RedlockStatistics.locked`. Raises Unreachable when no majority answers; else as `statistics`."""
@@ -256,7 +254,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
         Raises CoordinatorClosed, WrongContext. On cancellation the answers are ignored.
         """
-        found = await asyncio.gather(*(self._in_time(lock.statistics()) for lock in self._locks))
+        found = await asyncio.gather(*(self._answer(lock.statistics()) for lock in self._locks))
         return RedlockStatistics(tuple(found), self._quorum)
 
     @property
@@ -272,22 +270,25 @@ class AsyncRedlock(Enterable[RedlockLease]):
     def _key(self) -> Hashable:
         return running_loop(), tuple(lock._client for lock in self._locks), self._locks[0]._keys.name
 
-    async def _in_time(self, answer: Awaitable[T]) -> T | None:
-        try:
-            async with asyncio.timeout(self._answer_within):
-                return await answer
-        except (TimeoutError, Unreachable, CommandRefused):
-            return None
+    async def _answer(self, asked: Awaitable[T]) -> T | None:
+        """Return what one server answers; None: nothing in time, or an error."""
+        found = await in_time(asked, self._answer_within)
+        if isinstance(found, (CoordinatorClosed, WrongContext)):
+            raise found
+        return None if isinstance(found, SyncError) else found
 
     def _most(self, answers: Iterable[T | None]) -> list[T]:
         """Return the answers that came; raises Unreachable unless they are those of a majority."""
         found = [answer for answer in answers if answer is not None]
         if len(found) < self._quorum:
-            raise Unreachable(
-                f"{len(found)} of {len(self._locks)} servers answered about {self.name!r} within "
-                f"{self._answer_within:g} seconds, {self._quorum} have to; check the servers and the network"
-            )
+            raise self._no_majority(len(found), "; check the servers and the network")
         return found
+
+    def _no_majority(self, answered: int, more: str) -> Unreachable:
+        return Unreachable(
+            f"{answered} of {len(self._locks)} servers answered about {self.name!r} within {self._answer_within:g} "
+            f"seconds, {self._quorum} have to{more}"
+        )
 
     async def _at_once(
         self, ttl: Seconds | None, ends: float, beside: int | None
@@ -303,7 +304,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
             gate = next((server for server in answered if server != beside), answered[0])
             if bids.suffice and bids.all[gate].lease is None:
                 # Somebody holds it there and has no majority, or it is just being handed over: not past who waits.
-                found = await self._in_time(self._locks[gate].statistics())
+                found = await self._answer(self._locks[gate].statistics())
                 if found is not None and found.waiters:
                     return None, gate, None
             return await self._enter(bids, ttl), gate, None
@@ -381,10 +382,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         answered = sum(bid.answered for bid in bids)
         missing = ((number, bid) for number, bid in enumerate(bids, 1) if not bid.answered)
         shown = "; ".join(f"{number}: {bid.error or bid.local.hub.trouble or 'no answer'}" for number, bid in missing)
-        return Unreachable(
-            f"{answered} of {len(bids)} servers answered about {self.name!r} within {self._answer_within:g} seconds, "
-            f"{self._quorum} have to. No. {shown}"
-        )
+        return self._no_majority(answered, f". No. {shown}")
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         raise AcquireTimeout(

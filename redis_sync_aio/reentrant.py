@@ -9,7 +9,7 @@ from weakref import ref
 from redis.asyncio import Redis
 
 from ._bundle import Bundle, Share
-from ._hold import Enterable, Hold, OnLost, check_on_lost
+from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._link.client import running_loop
 from ._types import Name, Seconds, timeout_seconds, ttl_ms
@@ -144,8 +144,7 @@ class AsyncReentrantLock(Enterable[Lease]):
         """
         self._lock.hold(timeout=timeout, ttl=ttl)  # bad arguments fail here
         self._check_owner(owner)
-        chosen: OnLost = self._on_lost if on_lost is None else check_on_lost(on_lost)
-        return Hold(lambda: self.acquire(timeout=timeout, ttl=ttl, owner=owner), chosen)
+        return self._hold_by(lambda: self.acquire(timeout=timeout, ttl=ttl, owner=owner), on_lost)
 
     # -- releasing and looking -------------------------------------------------------------------------
 
@@ -158,8 +157,7 @@ class AsyncReentrantLock(Enterable[Lease]):
 
         On cancellation the release goes on in the background.
         """
-        bundle = Bundle.find(self._key(owner))
-        inside = [] if bundle is None else bundle.inside()
+        inside = Bundle.shares_of(self._key(owner))
         if not inside:
             who = "this task" if owner is None else f"the owner {owner!r}"
             raise NotHeld(
@@ -169,8 +167,7 @@ class AsyncReentrantLock(Enterable[Lease]):
 
     def depth(self, *, owner: Hashable | None = None) -> int:
         """Return how many leases of this lock the owner (None: the current task) has not released. No command."""
-        bundle = Bundle.find(self._key(owner))
-        return 0 if bundle is None else len(bundle.inside())
+        return len(Bundle.shares_of(self._key(owner)))
 
     async def force_release(self) -> bool:
         """Take the lock away from whoever holds it, as `AsyncLock.force_release`."""

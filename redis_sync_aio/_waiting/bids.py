@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from .._clock import now
-from ..errors import SyncError
+from ..errors import SyncError, Unreachable
 from ..lease import Lease
 from .local import LocalName
 from .request import Request
 from .ticket import Ticket
+
+T = TypeVar("T")
 
 GLANCE = 0.01
 """So often, in seconds, it is looked whether those that have not answered are out of reach."""
@@ -60,16 +63,25 @@ class Bid:
         self._ticket.task_cancelled(self.future)
 
 
+async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
+    """Return the answer of one server, or why there is none ``within`` so many seconds: others may do without it."""
+    try:
+        async with asyncio.timeout(within):
+            return await answer
+    except TimeoutError:
+        return Unreachable(f"a server did not answer within {within:g} seconds; check it and the network")
+    except SyncError as error:
+        return error
+
+
 async def raise_fence(bid: Bid, lease: Lease, fence: int, within: float) -> bool:
     """Let the server of ``bid``, whose lease it is, grant none but higher fences; return whether it will.
 
     It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
     """
     if lease.fence < fence:
-        try:
-            async with asyncio.timeout(within):
-                await bid.local.hub.renewals.reserve(lease, fence - lease.fence)
-        except (TimeoutError, SyncError):
+        reserving = bid.local.hub.renewals.reserve(lease, fence - lease.fence)
+        if await in_time(reserving, within) is not None:
             return False
     return bid.lease is lease
 
