@@ -34,7 +34,10 @@ from redis_sync_aio._keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
+from ..support.proxy import CUT_AFTER, CUT_BEFORE, CUT_INSIDE_REPLY, DUPLICATE, SWALLOW_REPLY, Action, FaultProxy
+from ..support.resp import Predicate
 from ..support.timed import Timed, timed
+from .test_wire import ACQUIRE, RELEASE, RENEW
 from .test_wire import quiet_loop as quiet_loop
 
 NAME = "everywhere"
@@ -336,6 +339,37 @@ async def test_a_stale_lock_on_the_first_server(
 
 
 # -- faults -----------------------------------------------------------------------------------------------
+
+
+FAULTS = {
+    "cut before": CUT_BEFORE,
+    "cut after": CUT_AFTER,
+    "cut inside the reply": CUT_INSIDE_REPLY,
+    "swallowed": SWALLOW_REPLY,
+    "twice": DUPLICATE,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("command", [ACQUIRE, RENEW, RELEASE], ids=["acquire", "raise the fence", "release"])
+async def test_p4_a_fault_at_one_server(servers: list[EmbeddedServer], command: Predicate, fault: Action) -> None:
+    """At each command of which two servers have to answer: one of them loses the request, or its reply."""
+    with at(servers[1]) as client:
+        client.set(KEYS.fence, b"%d whose" % 8_000_000_000_000_000)  # so the fence has to be raised on the first one
+    async with FaultProxy(servers[0].unix_socket) as proxy, process(servers[1:3]) as others:
+        client = Redis.from_url(proxy.url)
+        async with Coordinator(client, response_timeout=0.15, retry_for=2) as first:
+            lock = AsyncRedlock([first, *others], NAME, ttl=5, answer_within=1)
+            rule = proxy.on(command, fault)
+            async with asyncio.timeout(5), lock as lease:
+                lease.check()
+                assert lease.fence > 8_000_000_000_000_000
+            await asyncio.wait_for(rule.fired.wait(), 2)
+            await nothing_left(servers)
+            async with asyncio.timeout(5), lock as second:
+                assert second.fence > lease.fence
+        await client.aclose()
+    await nothing_left(servers)
 
 
 async def test_e9_two_of_five_hang(
