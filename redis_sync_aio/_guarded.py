@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from redis.asyncio import Redis
-
 from ._body import Body
 from ._clock import now
 from ._engine.possession import Possession
@@ -23,6 +21,7 @@ from ._link.answers import passing
 from ._link.borrow import Encodables
 from ._link.call import Reply
 from ._link.plain import RETRY
+from ._link.servers import Servers
 from ._link.talks import AFTER_CONFLICT
 from ._transaction import NoAnswer, State, Transaction
 from ._types import text
@@ -42,12 +41,12 @@ class GuardedTransaction(Transaction):
     _needs_watch = False
     replies: Replies | None = None
 
-    def __init__(self, client: Redis, lease: Lease, members: Sequence[Lease]) -> None:
+    def __init__(self, servers: Servers, lease: Lease, members: Sequence[Lease]) -> None:
         self._lease = lease
         self._members = members
         self._possessions = [Possession(member.keys, member.wire_token) for member in members]
         self._guards = tuple(key for it in self._possessions for key in it.watched())
-        super().__init__(client, self._guards)
+        super().__init__(servers.client_of(*self._guards), self._guards)
         self._state = State.NEW
 
     async def __aenter__(self) -> Self:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 
-from redis.asyncio import Redis
-
-from ._link.client import check_client, running_loop
+from ._link.client import Client, check_client, running_loop
 from .coordinator import Coordinator, living
 
 IDLE = 5.0
 """Seconds without any use after which an implicit coordinator closes."""
 
-coordinators: dict[tuple[Redis, asyncio.AbstractEventLoop], Coordinator] = {}
+coordinators: dict[tuple[Client, asyncio.AbstractEventLoop], Coordinator] = {}
 
 
-def client_of(source: Redis | Coordinator) -> Redis:
+def client_of(source: Client | Coordinator) -> Client:
     """Return the client of what a user gave; raise TypeError unless it is an asyncio client, or a coordinator."""
     if isinstance(source, Coordinator):
         return source.client
@@ -28,7 +26,7 @@ def client_of(source: Redis | Coordinator) -> Redis:
     return source
 
 
-def coordinator_for(client: Redis | Coordinator) -> Coordinator:
+def coordinator_for(client: Client | Coordinator) -> Coordinator:
     """Return ``client`` if it is a coordinator, else the implicit one of that client in the running loop.
 
     Raises if it can not be used here and now.
@@ -56,7 +54,7 @@ def _bury_the_dead() -> None:
 class _Idle:
     """Closes a coordinator when it was not used for a while."""
 
-    def __init__(self, client: Redis, coordinator: Coordinator) -> None:
+    def __init__(self, client: Client, coordinator: Coordinator) -> None:
         self._key = client, coordinator.loop
         self._coordinator = coordinator
         coordinator.on_close = self._closed

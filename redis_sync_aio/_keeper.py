@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from redis.asyncio import Redis
+from ._link.client import Client
 
 if TYPE_CHECKING:
     from .lease import Lease
@@ -18,7 +18,7 @@ class Keeper(Protocol):
     """
 
     loop: asyncio.AbstractEventLoop
-    client: Redis
+    client: Client
     patience: float
     retry_for: float
 

@@ -14,14 +14,12 @@ from dataclasses import replace
 from threading import get_ident
 from typing import Any, NoReturn, get_args
 
-from redis.asyncio import Redis
-
 from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, Released, Send
 from ._hold import Enterable, Hold, OnLost
 from ._implicit import client_of, coordinator_for
 from ._keys import Engine, Keys
 from ._link.call import Argument, Call, Reply
-from ._link.client import encode
+from ._link.client import Client, encode
 from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
 from ._waiting.cohort import Cohort
 from ._waiting.local import LocalName
@@ -44,7 +42,7 @@ class Primitive(Enterable[Lease]):
 
     def __init__(
         self,
-        client: Redis | Coordinator,
+        client: Client | Coordinator,
         name: Name,
         keys: Callable[[bytes], Keys],
         *,

@@ -14,12 +14,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from redis.asyncio import Redis
-
 from ._clock import now
 from ._engine.lua import LuaEngine, Released, Renewed, Send, read_renew
 from ._keys import Keys
 from ._link.call import Argument, Call
+from ._link.client import Client
 from ._unanswered import Sent, Span, Unanswered
 from ._under_way import UnderWay
 from .errors import CommandRefused, LossReason, SyncError, Unreachable
@@ -44,7 +43,7 @@ class Renewals:
         retry_for: float,
         patience: float,
         check_place: Callable[[], None],
-        client: Redis,
+        client: Client,
     ) -> None:
         self.client = client
         self.check_place = check_place

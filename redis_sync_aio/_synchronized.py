@@ -6,8 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from redis.asyncio import Redis
-
+from ._link.client import Client
 from ._templates import check_template, names_from, without_fields
 from ._types import Seconds, timeout_seconds
 from .coordinator import Coordinator
@@ -18,7 +17,7 @@ R = TypeVar("R")
 
 
 def synchronized(
-    client: Redis | Coordinator,
+    client: Client | Coordinator,
     name: str,
     *,
     ttl: Seconds | None = 30.0,
@@ -29,7 +28,7 @@ def synchronized(
     Each call is the body of an ``async with`` over an `AsyncLock` of its own, with all that promises.
 
     Args:
-        client: a `redis.asyncio.Redis`, or a `Coordinator`.
+        client: a `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
         name: the lock's; it may refer to the function's arguments: ``"user:{user_id}"``.
         ttl: of the lease, which is renewed while the function runs: seconds or timedelta, 0.01 to ten years; None: no
             end.

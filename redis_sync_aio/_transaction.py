@@ -22,6 +22,7 @@ from ._link.answers import TRANSIENT, answered
 from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Encodables, borrow, packer
 from ._link.call import Reply
 from ._link.client import encode
+from ._link.cluster import Elsewhere
 from ._link.commands import CONTROL, READS, SESSION, blocks, first_word, only_reads
 from ._types import Name, text
 from .errors import SyncError, TransactionMisuse, Unreachable
@@ -97,6 +98,7 @@ class Transaction(AsyncCoreCommands):
         self._first = first  # executed before what the body queues; their replies are not the body's
         self._to_watch = [*keys, *also_watched]
         self._watched = False
+        self._sought = False  # where a cluster has the keys, after it said that they have moved
         self._pack = packer(client)
         self._connection: Borrowed | None = None
         self._state = State.READING
@@ -251,9 +253,13 @@ class Transaction(AsyncCoreCommands):
                 first += self._questions()
             packed = [*map(self._pack, first), *of_body]
             replies = await connection.exchange(packed, range(len(packed) if raw else len(first)))
-        for reply in replies[: len(first)]:
-            if isinstance(reply, redis.exceptions.ResponseError):
-                raise self._refused(reply)
+        refused = next((it for it in replies[: len(first)] if isinstance(it, redis.exceptions.ResponseError)), None)
+        if isinstance(refused, Elsewhere) and not self._watched and not self._sought:
+            self._sought = True
+            await self._begin_again()
+            return await self._send(commands, raw)
+        if refused is not None:
+            raise self._refused(refused)
         self._to_watch.clear()
         if not self._watched:
             self._watched = await self._answered(replies[1 : len(first)])

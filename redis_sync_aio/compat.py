@@ -21,7 +21,7 @@ What else differs:
 - A ``timeout`` (other than None and 0) below 10 ms or above ten years, an empty name or token, and a name whose braces
   break its hash tag are a ValueError. ``timeout=0`` means none for `Lock.extend` and `Lock.reacquire`, too.
 - A key that holds something else than a lock is a ResponseError, not a lock that is taken for ever.
-- Commands go over one connection beside the client's pool. RedisCluster is not supported yet. ``do_acquire``,
+- Commands go over one connection beside the client's pool (of a RedisCluster, one to each shard). ``do_acquire``,
   ``lua_release`` and the like, which redis-py does not document, are not used.
 """
 
@@ -38,7 +38,6 @@ from typing import Literal, NamedTuple, Self, cast
 from weakref import WeakKeyDictionary, ref
 
 from redis import exceptions
-from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
@@ -48,7 +47,7 @@ from ._engine.lua import FOR_EVER, LockView, Released, Renewed, Send, read_inspe
 from ._implicit import coordinator_for
 from ._keys import lock_keys
 from ._link.call import Call, Reply
-from ._link.client import check_client, encode
+from ._link.client import Client, check_client, encode
 from ._types import text, ttl_ms
 from ._waiting.request import Request
 from ._waiting.ticket import acquire
@@ -84,13 +83,13 @@ class Lock(RedisLock):
 
     def __init__(
         self,
-        redis: Redis, name: str | bytes | memoryview, timeout: float | None = None, sleep: float = 0.1,
+        redis: Client, name: str | bytes | memoryview, timeout: float | None = None, sleep: float = 0.1,
         blocking: bool = True, blocking_timeout: float | None = None, thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> None:  # fmt: skip
         # Not RedisLock.__init__, which would tie the class to the scripts of the first client.
         check_client(redis)
-        self.redis: Redis = redis
+        self.redis: Client = redis
         self.name, self.timeout, self.sleep = name, timeout, sleep
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
@@ -197,7 +196,9 @@ class Lock(RedisLock):
             async with asyncio.timeout(local.hub.retry_for):
                 call = await outcome
         except TimeoutError:
-            raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from local.hub.trouble
+            raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from local.hub.trouble_of(
+                local.keys
+            )
         if call.error is not None:
             with _redis_errors():
                 raise call.error

@@ -24,18 +24,18 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
-from redis.asyncio import Redis
-
 from ._cancellation import finished
 from ._clock import now
-from ._engine.lua import LuaEngine, Send, read_push
+from ._engine.lua import LuaEngine, Send
 from ._engine.watch import talk
-from ._keys import INBOX_PREFIX
 from ._link.adopt import Witness, close_idle
-from ._link.call import Call, Executor, Reply
-from ._link.client import check_client, client_connect_timeout, client_response_timeout, running_loop
+from ._link.call import Call, Executor, KnownAs, Reply
+from ._link.client import Client, check_client, client_connect_timeout, client_response_timeout, running_loop
+from ._link.cluster import Cluster
 from ._link.link import Link
+from ._link.links import Links
 from ._link.plain import RETRY_FOR, PlainExecutor
+from ._link.servers import servers_of
 from ._renewal import Renewals
 from ._types import Seconds, count, positive_seconds, ttl_ms
 from ._waiting.names import Names
@@ -64,8 +64,8 @@ class Coordinator(Names):
     """Runs the locks of one client in one event loop, over one connection.
 
     Args:
-        client: a `redis.asyncio.Redis`, however configured. Its pool is not used for locks; one connection is
-            opened beside it, with the client's own settings.
+        client: a `redis.asyncio.Redis` or `RedisCluster`, however configured. Its pool is not used for locks; one
+            connection is opened beside it, with the client's own settings, to each shard of a cluster.
         push: "auto" (default): wake-ups are pushed; where the server or the ACL user does not allow that, waiters
             poll and a warning is logged. "always": raise LinkUnavailable instead. "never": poll, and send
             commands through the client's pool.
@@ -100,7 +100,7 @@ class Coordinator(Names):
 
     def __init__(
         self,
-        client: Redis,
+        client: Client,
         *,
         push: Push = "auto",
         claim: Seconds = 2.0,
@@ -115,6 +115,7 @@ class Coordinator(Names):
         if push not in ("auto", "always", "never"):
             raise ValueError(f'push must be "auto", "always" or "never", not {push!r}')
         self._client = client
+        self._servers = servers_of(client)
         self._push: Push = push
         self.claim_ms = ttl_ms(claim, "claim")
         self.burst = count(burst, "burst")
@@ -140,20 +141,17 @@ class Coordinator(Names):
         """Bind to the running loop. Nothing is sent before the first use."""
         self._loop = self.loop = loop
         self._thread = get_ident()
-        unique = secrets.token_hex(8)
-        self._inbox = INBOX_PREFIX + unique.encode()
-        self.token_prefix = f"{socket.gethostname()[:32]}:{os.getpid()}:{unique}:".encode()
+        self._known_as = KnownAs.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
         self.asking = 0
         self._numbers = itertools.count(1)
         self.next_number = self._numbers.__next__
         self._know_nothing()
         self._executor: Executor
-        self._link: Link | None = None
+        self._link: Link | Links | None = None
         if self._push == "never":
-            self._use(PlainExecutor(self._client, self._response_timeout, talk))
+            self._use(self._plain())
         else:
-            connect_timeout = client_connect_timeout(self._client, self._response_timeout)
-            self._link = Link(self._client, self._inbox, self, self._response_timeout, connect_timeout, talk)
+            self._link = self._new_link()
             self._use(self._link)
         self.renewals = Renewals(
             lambda: self.engine,
@@ -164,18 +162,27 @@ class Coordinator(Names):
             self.check_place,
             self._client,
         )
-        self._witness = Witness(self._client, self._client_closes)
+        self._witness = Witness(self._servers.clients()[0], self._client_closes)
         self._loop_end = self._close_at_loop_end()
         with suppress(StopIteration):  # run to its first yield, which makes the loop know it
             self._loop_end.asend(None).send(None)
         living.add(self)
 
+    def _new_link(self) -> Link | Links:
+        connect_timeout = client_connect_timeout(self._client, self._response_timeout)
+        servers, options = self._servers, (self._known_as, self, self._response_timeout, connect_timeout, talk)
+        return Links(servers, *options) if isinstance(servers, Cluster) else Link(servers.clients()[0], *options)
+
+    def _plain(self) -> PlainExecutor:
+        return PlainExecutor(self._servers, self._known_as, self._response_timeout, talk)
+
     def _use(self, executor: Executor) -> None:
         self._executor = executor
         self.engine = LuaEngine(executor)
         self.pushes = executor.pushes
-        # Where grants are pushed to; or for how long a polling waiter's ticket stays alive between two looks.
-        self.inbox = self._inbox if self.pushes else b""
+        self.known_as = executor.known_as
+        self.trouble_of = executor.trouble_of
+        # For how long a polling waiter's ticket stays alive between two looks.
         self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
 
     async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
@@ -228,7 +235,8 @@ class Coordinator(Names):
         await self._executor.close()
         self._witness.leave()
         if self._client_closed:
-            await close_idle(self._client)
+            for client in self._servers.clients():
+                await close_idle(client)
         with suppress(RuntimeError):  # it is running: it is the one that waits for us, at the end of the loop
             await self._loop_end.aclose()
 
@@ -258,7 +266,7 @@ class Coordinator(Names):
     # -- for primitives --------------------------------------------------------------------------------
 
     @property
-    def client(self) -> Redis:
+    def client(self) -> Client:
         """The client it was made from."""
         return self._client
 
@@ -312,31 +320,14 @@ class Coordinator(Names):
     @property
     def connections(self) -> int:
         """How many connections the link has opened so far."""
-        return self._link.connections if self._loop is not None and self._link is not None else 0
+        return 0 if self._loop is None else self._executor.connections
 
     @property
     def trouble(self) -> Exception | None:
         """Why Redis can not be reached at the moment, if it can not."""
-        return self._link.trouble if self._loop is not None and self._link is not None else None
+        return None if self._loop is None else self._executor.trouble
 
-    # -- what the link tells ---------------------------------------------------------------------------
-
-    def link_pushed(self, payload: bytes) -> None:
-        """A message arrived in our inbox."""
-        try:
-            push = read_push(payload)
-        except ValueError:
-            logger.warning("redis_sync_aio ignores a message in its inbox that is none of ours: %r", payload[:100])
-            return
-        self._dispatch(push)
-
-    def link_up(self) -> None:
-        """A connection is there: whatever waits or is held looks where it stands."""
-        self._recheck_all()
-
-    def link_needed(self) -> bool:
-        """Return whether anything depends on a connection."""
-        return bool(self.locals)
+    # -- what the link tells (and see `Names`) ---------------------------------------------------------
 
     def link_refused(self, error: SyncError) -> None:
         """The server or the user's rights do not allow the link."""
@@ -348,15 +339,12 @@ class Coordinator(Names):
 
     def _fall_back(self, error: SyncError) -> None:
         logger.warning('redis_sync_aio polls instead of being woken (push="never" silences this): %s', error)
-        link, plain = self._link, PlainExecutor(self._client, self._response_timeout, talk)
+        link, self._link = self._link, None
         assert link is not None
-        self._link = None
-        self._use(plain)
-        for ticket in list(self.tickets.values()):
-            ticket.reroute()
-        self._part_with_all()
+        self._use(self._plain())
+        self.link_moved()
         for call in link.take_unsent():
-            plain.send(call)
+            self._executor.send(call)
 
     async def link_closing(self) -> None:
         """The client closes our connection: first give back what no task has."""

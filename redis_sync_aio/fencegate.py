@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from redis.asyncio import Redis
-
 from ._implicit import client_of, coordinator_for
 from ._keys import gate_keys
 from ._link.call import Reply
-from ._link.client import encode
+from ._link.client import Client, encode
 from ._types import Name, Seconds, text, ttl_ms
 from .coordinator import Coordinator
 from .errors import StaleFence
@@ -35,7 +33,7 @@ class FenceGate:
     It needs scripts: where there are none, or not for this user, `accept` raises CommandRefused.
 
     Args:
-        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: name of the resource; it may be that of the lock. As for `AsyncLock`.
         ttl: seconds or timedelta for which the highest fence is remembered after it was last accepted. Default 7 days.
 
@@ -50,7 +48,7 @@ class FenceGate:
             await bucket.put("report.pdf", report)
     """
 
-    def __init__(self, client: Redis | Coordinator, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
+    def __init__(self, client: Client | Coordinator, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
         self._source = client
         self._keys = gate_keys(encode(client_of(client), name, "name")).by("lua")
         self._ttl_ms = ttl_ms(ttl)

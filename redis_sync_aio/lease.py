@@ -17,11 +17,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import ReferenceType
 
-from redis.asyncio import Redis
-
 from ._clock import now
 from ._guarded import GuardedTransaction
 from ._keeper import Keeper, Releaser, Terms
+from ._link.client import Client
+from ._link.servers import servers_of
 from ._lost import Lost
 from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
@@ -148,7 +148,7 @@ class Lease(Recorded):
         self._keeper.check_place()
 
     @property
-    def client(self) -> Redis:
+    def client(self) -> Client:
         """The client that its coordinator was made from."""
         return self._keeper.client
 
@@ -246,7 +246,7 @@ class Lease(Recorded):
                 tx.set("balance", balance - 10)
         """
         self._keeper.check_place()
-        return GuardedTransaction(self.client, self, self._keeper.members_of(self))
+        return GuardedTransaction(servers_of(self.client), self, self._keeper.members_of(self))
 
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns. Idempotent.

@@ -6,11 +6,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
-
 from ._engine.lua import read_inspect
 from ._hold import OnLost
 from ._keys import Engine, lock_keys, robust_keys
+from ._link.client import Client
 from ._primitive import SHOWN, Primitive
 from ._robust import adopting
 from ._types import Name, Seconds, require_bool, text
@@ -65,7 +64,7 @@ class AsyncLock(Primitive):
     acquires it twice waits for itself (give a ``timeout``).
 
     Args:
-        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: the key that holds the holder's token; other Redis locks on that key and this one exclude each other.
             1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none).
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: for ever (a crashed
@@ -100,7 +99,7 @@ class AsyncLock(Primitive):
 
     def __init__(
         self,
-        client: Redis | Coordinator,
+        client: Client | Coordinator,
         name: Name,
         *,
         ttl: Seconds | None = 30.0,

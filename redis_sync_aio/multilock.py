@@ -7,13 +7,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from redis.asyncio import Redis
-
 from ._bundle import Bundle, Share
 from ._clock import now
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
-from ._link.client import running_loop
+from ._link.client import Client, running_loop
 from ._types import Name, Seconds, shown_within, timeout_seconds
 from ._waiting.together import try_together
 from .coordinator import Coordinator
@@ -63,7 +61,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
     for a moment. It is not reentrant: a task that holds one of the locks already waits for itself (give a ``timeout``).
 
     Args:
-        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         names: names of locks, one at least, in any order; what is named twice is one lock.
         ttl, auto_renew, max_hold, on_lost, engine: as for `AsyncLock`, for each of the locks.
 
@@ -77,7 +75,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
 
     def __init__(
         self,
-        client: Redis | Coordinator,
+        client: Client | Coordinator,
         names: Iterable[Name],
         *,
         ttl: Seconds | None = 30.0,

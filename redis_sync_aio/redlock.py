@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
 from ._bundle import Bundle, Share
 from ._clock import now
 from ._guarded import GuardedTransaction
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
-from ._link.client import running_loop
+from ._link.client import Client, running_loop
 from ._quorum import Quorum, majority
 from ._types import Name, Seconds, seconds, shown_within, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
@@ -120,7 +120,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
     def __init__(
         self,
-        clients: Iterable[Redis | Coordinator],
+        clients: Iterable[Client | Coordinator],
         name: Name,
         *,
         ttl: Seconds = 30.0,
@@ -130,7 +130,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         engine: Engine = "auto",
         answer_within: Seconds = 0.25,
     ) -> None:
-        if isinstance(clients, (Redis, Coordinator)) or not isinstance(clients, Iterable):
+        if isinstance(clients, (Redis, RedisCluster, Coordinator)) or not isinstance(clients, Iterable):
             raise TypeError(f"clients must be several, one for each server, not {clients!r}; AsyncLock takes one")
         sources = tuple(clients)
         if ttl is None:
@@ -337,7 +337,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         """
         every = self._locks[bid.server]._ttl_ms / 3000
         look = now() + every
-        while not bid.future.done() and now() < ends and not bid.out_of_reach:
+        while not bid.future.done() and now() < ends and not bid.trouble:
             await asyncio.wait([bid.future], timeout=min(look, ends, now() + 1.0) - now())
             if not bid.future.done() and now() >= look:
                 found = await self.statistics()
@@ -381,7 +381,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
             return refused[0]
         answered = sum(bid.answered for bid in bids)
         missing = ((number, bid) for number, bid in enumerate(bids, 1) if not bid.answered)
-        shown = "; ".join(f"{number}: {bid.error or bid.local.hub.trouble or 'no answer'}" for number, bid in missing)
+        shown = "; ".join(f"{number}: {bid.error or bid.trouble or 'no answer'}" for number, bid in missing)
         return self._no_majority(answered, f". No. {shown}")
 
     def _not_in_time(self, within: float | None) -> NoReturn:

@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Hashable
 from weakref import ref
 
-from redis.asyncio import Redis
-
 from ._bundle import Bundle, Share
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
-from ._link.client import running_loop
+from ._link.client import Client, running_loop
 from ._types import Name, Seconds, timeout_seconds, ttl_ms
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, WrongContext
@@ -35,7 +33,7 @@ class AsyncReentrantLock(Enterable[Lease]):
     task. Acquire before you share: tasks of one owner that ask at once while it holds nothing wait for each other.
 
     Args:
-        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name, ttl, auto_renew, max_hold, on_lost, engine: as for `AsyncLock`. They count for the outermost acquisition;
             one that is inside joins that lease as it is.
 
@@ -56,7 +54,7 @@ class AsyncReentrantLock(Enterable[Lease]):
 
     def __init__(
         self,
-        client: Redis | Coordinator,
+        client: Client | Coordinator,
         name: Name,
         *,
         ttl: Seconds | None = 30.0,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from redis.asyncio import Redis
-
 from ._engine.lua import WHOLE, PermitsView, read_permits
 from ._hold import Hold, OnLost
 from ._keys import Engine, PermitKeys, permit_keys
+from ._link.client import Client
 from ._primitive import SHOWN, Primitive
 from ._types import Name, Seconds, text
 from ._upgrade import UpgradeSide
@@ -122,7 +121,7 @@ class AsyncReadWriteLock:
     It is not reentrant, and a reader that asks for the write side waits for itself: use `upgrade`.
 
     Args:
-        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). It has
             nothing to do with a lock or a semaphore of the same name.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
@@ -150,7 +149,7 @@ class AsyncReadWriteLock:
 
     def __init__(
         self,
-        client: Redis | Coordinator,
+        client: Client | Coordinator,
         name: Name,
         *,
         ttl: Seconds = 30.0,

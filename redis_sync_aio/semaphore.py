@@ -6,13 +6,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
-
 from ._engine.lua import Answer, LuaEngine, Outcome, PermitsView, read_permits
 from ._hold import Hold, OnLost
 from ._implicit import coordinator_for
 from ._keys import Engine, permit_keys
 from ._link.call import Call
+from ._link.client import Client
 from ._primitive import SHOWN, Primitive
 from ._types import Name, Seconds, permits, text
 from ._waiting.local import LocalName
@@ -105,7 +104,7 @@ class AsyncSemaphore(Primitive):
     one to two hours after the last grant, renewal or resize, later with a ttl of more than 48 minutes.
 
     Args:
-        client: a `redis.asyncio.Redis` (its implicit coordinator is used) or a `Coordinator`.
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). A
             semaphore and a lock of one name have nothing to do with each other.
         limit: how many permits there are, 1 to 1,000,000,000; None: as many as the server says.
@@ -138,7 +137,7 @@ class AsyncSemaphore(Primitive):
 
     def __init__(
         self,
-        client: Redis | Coordinator,
+        client: Client | Coordinator,
         name: Name,
         *,
         limit: int | None,

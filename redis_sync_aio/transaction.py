@@ -20,13 +20,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from redis.asyncio import Redis
-
 from ._attempts import Attempt, Attempts, Bounds, Committed
 from ._implicit import client_of
 from ._keys import turn_key
-from ._link.client import encode
+from ._link.client import Client, encode
 from ._link.plain import RETRY_FOR
+from ._link.servers import servers_of
 from ._templates import check_template, names_from
 from ._transaction import Transaction
 from ._types import Name, Seconds, count, require_bool, timeout_seconds
@@ -49,7 +48,7 @@ TURN_MAX = 30.0
 
 
 async def transaction(
-    client: Redis | Coordinator,
+    client: Client | Coordinator,
     body: Callable[[Transaction], Awaitable[T]],
     *keys: Name,
     attempts: int = ATTEMPTS,
@@ -69,7 +68,7 @@ async def transaction(
     been made never runs again (unless it is declared idempotent); no connection is left watching, whatever happens.
 
     Args:
-        client: a `redis.asyncio.Redis`, or a `Coordinator` (its client is used).
+        client: a `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator` (its client is used).
         body: a coroutine function of one argument, a `Transaction`.
         keys: str or bytes, one at least: all keys that the body reads and that decide about its writes.
         attempts: how often the body may run, 1 or more.
@@ -119,13 +118,12 @@ async def transaction(
     """
     if not callable(body):
         raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {body!r}")
-    redis = client_of(client)
-    terms = _terms(redis, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
-    return await _run(_attempts(client, redis, terms), body)
+    terms = _terms(client, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
+    return await _run(_attempts(client, terms), body)
 
 
 def watch_retry(
-    client: Redis | Coordinator,
+    client: Client | Coordinator,
     *keys: Name,
     attempts: int = ATTEMPTS,
     deadline: Seconds | None = None,
@@ -166,7 +164,7 @@ def watch_retry(
                 tx.multi()
                 tx.set("stock:7", left + 10)
     """
-    terms = _terms(client_of(client), keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
+    terms = _terms(client, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
     return WatchRetry(client, keys, terms)
 
 
@@ -176,9 +174,8 @@ class WatchRetry:
     Examples, errors and cancellation: see `watch_retry`.
     """
 
-    def __init__(self, client: Redis | Coordinator, keys: tuple[Name, ...], terms: Bounds) -> None:
+    def __init__(self, client: Client | Coordinator, keys: tuple[Name, ...], terms: Bounds) -> None:
         self._client = client
-        self._redis = client_of(client)
         self._keys = keys
         self._terms = terms
 
@@ -190,14 +187,14 @@ class WatchRetry:
 
         @functools.wraps(function)
         async def transacted(*args: P.args, **kwargs: P.kwargs) -> T:
-            terms = replace(self._terms, keys=_encoded(self._redis, names(args, kwargs)))
-            attempts = _attempts(self._client, self._redis, terms)
+            terms = replace(self._terms, keys=_encoded(self._client, names(args, kwargs)))
+            attempts = _attempts(self._client, terms)
             return (await _run(attempts, lambda tx: function(tx, *args, **kwargs))).value
 
         return transacted
 
     def __aiter__(self) -> Attempts:
-        return _attempts(self._client, self._redis, self._terms)
+        return _attempts(self._client, self._terms)
 
 
 async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) -> Committed[T]:
@@ -215,7 +212,8 @@ async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) 
     return replace(done, value=value)
 
 
-def _attempts(client: Redis | Coordinator, redis: Redis, terms: Bounds) -> Attempts:
+def _attempts(client: Client | Coordinator, terms: Bounds) -> Attempts:
+    redis = servers_of(client_of(client)).client_of(*terms.keys)
     retry_for = client.retry_for if isinstance(client, Coordinator) else RETRY_FOR
     return Attempts(redis, terms, retry_for, None if terms.escalate_after is None else LockTurn(client, terms.keys))
 
@@ -223,7 +221,7 @@ def _attempts(client: Redis | Coordinator, redis: Redis, terms: Bounds) -> Attem
 class LockTurn:
     """The turn on some keys: a multi-lock on names derived from them."""
 
-    def __init__(self, client: Redis | Coordinator, keys: tuple[bytes, ...]) -> None:
+    def __init__(self, client: Client | Coordinator, keys: tuple[bytes, ...]) -> None:
         self._client = client
         self.keys = tuple(map(turn_key, keys))
         self._lease: Lease | None = None
@@ -247,7 +245,7 @@ class LockTurn:
 
 
 def _terms(
-    redis: Redis,
+    client: Client | Coordinator,
     keys: tuple[Name, ...],
     attempts: int,
     deadline: Seconds | None,
@@ -262,7 +260,7 @@ def _terms(
         raise ValueError(
             "idempotent and exactly_once exclude each other: either running twice does no harm, or it must not"
         )
-    encoded = _encoded(redis, keys)
+    encoded = _encoded(client, keys)
     for key in encoded if exactly_once or escalate_after is not None else ():
         turn_key(key)  # raises when its braces do not allow for keys beside it
     return Bounds(
@@ -276,8 +274,9 @@ def _terms(
     )
 
 
-def _encoded(client: Redis, keys: tuple[Name, ...]) -> tuple[bytes, ...]:
+def _encoded(client: Client | Coordinator, keys: tuple[Name, ...]) -> tuple[bytes, ...]:
     """Return the keys as bytes, each once."""
+    redis = client_of(client)
     if not keys:
         raise ValueError("no keys: name those that the body reads, so that they can be watched")
-    return tuple(dict.fromkeys(encode(client, key, "a key") for key in keys))
+    return tuple(dict.fromkeys(encode(redis, key, "a key") for key in keys))

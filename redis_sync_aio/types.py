@@ -5,10 +5,23 @@ from __future__ import annotations
 from ._attempts import Attempts
 from ._hold import OnLost
 from ._keys import Engine
+from ._link.client import Client
 from ._lost import Lost
 from ._types import Json, Name, Seconds
 from ._undo import UndoStep
 from .coordinator import Push
 from .errors import LossReason
 
-__all__ = ["Attempts", "Engine", "Json", "LossReason", "Lost", "Name", "OnLost", "Push", "Seconds", "UndoStep"]
+__all__ = [
+    "Attempts",
+    "Client",
+    "Engine",
+    "Json",
+    "LossReason",
+    "Lost",
+    "Name",
+    "OnLost",
+    "Push",
+    "Seconds",
+    "UndoStep",
+]

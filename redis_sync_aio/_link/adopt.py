@@ -71,10 +71,11 @@ def bare(error: BaseException) -> BaseException:
 async def pooled(client: Redis) -> Any:
     """Return a connection of the client's pool; raise what redis-py raises, but `bare`."""
     pool: Any = client.connection_pool
-    return await _bared(pool.get_connection())
+    return await bared(pool.get_connection())
 
 
-async def _bared(connecting: Awaitable[T]) -> T:
+async def bared(connecting: Awaitable[T]) -> T:
+    """Return a connection, or what became of connecting; raise what redis-py raises, but `bare`."""
     try:
         return await connecting
     except redis.exceptions.ConnectionError as error:
@@ -229,7 +230,7 @@ async def probe(client: Redis) -> None:
     """Open a connection of ``client`` with one attempt, and close it again; raise as `pooled`."""
     connection = _new_connection(client.connection_pool)
     try:
-        await _bared(connection.connect())
+        await bared(connection.connect())
     finally:
         await connection.disconnect(nowait=True)
 
@@ -248,7 +249,7 @@ async def open_connection(client: Redis) -> Adopted:
     pool: Any = client.connection_pool
     connection = _new_connection(pool)
     try:
-        await _bared(connection.connect())
+        await bared(connection.connect())
         return Adopted(pool, connection)
     except BaseException:
         await connection.disconnect(nowait=True)

@@ -21,6 +21,7 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),
     "NOAUTH": (PermissionRefused, "give the client a username and password"),
     "WRONGPASS": (PermissionRefused, "check the username and password of the client"),
+    "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),
     "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
 }
 # Redis 6.2 wraps the error of a command that a script ran, or that it returns after a pcall; later versions put its
@@ -95,6 +96,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.MasterDownError, "MASTERDOWN"),
     (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
     (redis.exceptions.TryAgainError, "TRYAGAIN"),
+    (redis.exceptions.MovedError, "MOVED"),
     (redis.exceptions.ExecAbortError, "EXECABORT"),
 )
 _CODE = re.compile(r"[A-Z]{3,} ")

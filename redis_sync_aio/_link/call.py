@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from .._keys import Keys
+from .._keys import INBOX_PREFIX, Keys
 from .._scripts import Script
 from ..errors import SyncError
 
@@ -19,6 +19,25 @@ Words: TypeAlias = tuple[Argument, ...]
 Talk: TypeAlias = Generator[list[Words], list[Reply], Reply]
 """A conversation under WATCH: yields commands that leave in one write, is sent their replies, error answers as
 `ReplyError` among them; returns the outcome. While it lasts no other talk may begin on the same connection."""
+
+
+class KnownAs(NamedTuple):
+    """What a server knows this process as."""
+
+    inbox: bytes  # where grants are pushed to; empty: nowhere, it polls
+    token_prefix: bytes
+
+    @classmethod
+    def new(cls, process: str, unique: str) -> KnownAs:
+        """Make one for a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
+        return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
+
+    def at(self, shard: int) -> KnownAs:
+        """Return what this shard of a cluster knows us as.
+
+        Each knows us as something else: what is published at one of them is heard at all (see parts/push.lua).
+        """
+        return KnownAs(b"%bC%02x" % (self.inbox, shard), b"%bC%02x:" % (self.token_prefix[:-1], shard))
 
 
 class Here(NamedTuple):
@@ -134,8 +153,29 @@ class Executor(Protocol):
 
     pushes: bool
     """Whether grants are pushed; if not, waiters poll."""
-    alone: bool
-    """Whether no command can be left on a connection other than the present one."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no command can be left on a connection other than the present one."""
+        ...
+
+    @property
+    def connections(self) -> int:
+        """How many connections of its own were opened so far."""
+        ...
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why there is no connection at the moment, if there is none and that is known."""
+        ...
+
+    def trouble_of(self, keys: Keys) -> Exception | None:
+        """Return the same, of the server that has ``keys``."""
+        ...
+
+    def known_as(self, keys: Keys) -> KnownAs:
+        """Return what the server that has ``keys`` knows us as."""
+        ...
 
     def send(self, call: Call) -> None:
         """Send ``call``. Returns at once, never raises; ``call.done`` runs later, never inside."""
@@ -154,8 +194,9 @@ class LinkOwner(Protocol):
     """What the link tells its coordinator. All of it is called from the event loop, none of it raises."""
 
     def link_pushed(self, payload: bytes) -> None: ...
-    def link_up(self) -> None: ...
+    def link_up(self, concerns: Callable[[Keys], bool]) -> None: ...
+    def link_moved(self) -> None: ...
     def link_refused(self, error: SyncError) -> None: ...
     async def link_closing(self) -> None: ...
     def link_client_closed(self) -> None: ...
-    def link_needed(self) -> bool: ...
+    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool: ...

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeAlias
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import Pipeline
 
 from .._types import Name, Seconds, positive_seconds
 from ..errors import WrongContext
+
+Client: TypeAlias = Redis | RedisCluster
+"""What a user gives, however it is configured."""
 
 DEFAULT_TIMEOUT = 5.0
 
@@ -24,33 +27,37 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 def check_client(client: object) -> None:
     """Raise TypeError, saying what to pass instead, unless ``client`` is an asyncio Redis client."""
-    if isinstance(client, Redis) and not isinstance(client, Pipeline):
+    if isinstance(client, (Redis, RedisCluster)) and not isinstance(client, Pipeline):
         return
-    if isinstance(client, RedisCluster):
-        raise TypeError("RedisCluster is not supported yet: pass a redis.asyncio.Redis of one server")
     if type(client).__module__.startswith(("redis.client", "redis.cluster")):
         raise TypeError(
             f"{type(client).__name__} from {type(client).__module__} is a synchronous client: "
-            "pass a redis.asyncio.Redis (from redis.asyncio import Redis)"
+            "pass a redis.asyncio.Redis or RedisCluster (from redis.asyncio import …)"
         )
-    raise TypeError(f"expected a redis.asyncio.Redis or a Coordinator, not {client!r}")
+    raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {client!r}")
 
 
-def client_response_timeout(client: Redis, given: Seconds | None) -> float:
+def _options(client: Client) -> dict[str, Any]:
+    options: dict[str, Any]
+    options = client.connection_kwargs if isinstance(client, RedisCluster) else client.connection_pool.connection_kwargs
+    return options
+
+
+def client_response_timeout(client: Client, given: Seconds | None) -> float:
     """Return how long an answer may take, in seconds."""
     if given is not None:
         return positive_seconds(given, "response_timeout")
-    configured = client.connection_pool.connection_kwargs.get("socket_timeout")
+    configured = _options(client).get("socket_timeout")
     return float(configured) if configured else DEFAULT_TIMEOUT
 
 
-def client_connect_timeout(client: Redis, response_timeout: float) -> float:
+def client_connect_timeout(client: Client, response_timeout: float) -> float:
     """Return how long connecting may take, in seconds."""
-    configured = client.connection_pool.connection_kwargs.get("socket_connect_timeout")
+    configured = _options(client).get("socket_connect_timeout")
     return float(configured) if configured else response_timeout
 
 
-def encode(client: Redis, value: Name, what: str) -> bytes:
+def encode(client: Client, value: Name, what: str) -> bytes:
     """Return a name or identity as bytes: text in the client's own encoding, so that foreign locks agree."""
     if isinstance(value, str):
         untyped: Any = client

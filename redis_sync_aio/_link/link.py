@@ -24,19 +24,19 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from redis.asyncio import Redis
 
 from .._clock import now
-from .._keys import INBOX_PREFIX
+from .._keys import Keys
 from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable, copied
 from . import troubles
 from .adopt import NotAdoptable, open_connection
 from .answers import TRANSIENT, answered, error_code, refusal, scripts_refused, warn_of_watch
-from .call import Call, Here, LinkOwner, Reply, ReplyError, Talk
+from .call import Call, Here, KnownAs, LinkOwner, Reply, Talk
+from .introduction import introduce, retire
 from .retries import Retries
 from .talks import Converse, Exchange
 from .troubles import CLOSED
@@ -57,18 +57,19 @@ class Link:
     def __init__(
         self,
         client: Redis,
-        inbox: bytes,
+        known_as: KnownAs,
         owner: LinkOwner,
         response_timeout: float,
         connect_timeout: float,
         converse: Callable[[Call, Here], Talk],
     ) -> None:
         self._client = client
-        self._inbox = inbox
+        self._known_as = known_as
+        self._inbox = known_as.inbox
         self._owner = owner
         self._response_timeout = response_timeout
         self._connect_timeout = connect_timeout
-        here = Here(inbox, owner.link_pushed)
+        here = Here(self._inbox, owner.link_pushed)
         self._converse: Converse = lambda call: converse(call, here)
         self._no_scripts = ""  # how the server refused them
         self._loop = asyncio.get_running_loop()
@@ -80,7 +81,7 @@ class Link:
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
-        self._retries = Retries(self._loop, self.send)
+        self._retries = Retries(self._loop, self._send_again, self._send_behind)
         self._watch: asyncio.TimerHandle | None = None
         self._client_id: int | None = None  # of the newest connection
         self._trouble: Exception | None = None
@@ -91,6 +92,32 @@ class Link:
     def trouble(self) -> Exception | None:
         """Why there is no connection, if there is none."""
         return None if self._wire is not None else self._trouble
+
+    def trouble_of(self, keys: Keys) -> Exception | None:
+        """Return why there is no connection, if there is none."""
+        return self.trouble
+
+    def known_as(self, keys: Keys) -> KnownAs:
+        """Return what the server knows us as."""
+        return self._known_as
+
+    # -- what is otherwise in a cluster: see `links.ShardLink` -----------------------------------------
+
+    def concerns(self, keys: Keys) -> bool:
+        """Return whether its calls are about ``keys``."""
+        return True
+
+    def _send_again(self, call: Call) -> None:
+        """Send a call that had to wait."""
+        self.send(call)
+
+    def _send_behind(self, call: Call) -> None:
+        """Send a call that had to wait behind others."""
+        self.send(call)
+
+    def _understood(self, message: str) -> str:
+        """Return what an error answer says."""
+        return message
 
     # -- sending ---------------------------------------------------------------------------------------
 
@@ -118,6 +145,7 @@ class Link:
 
     def _on_error(self, call: Call, message: str) -> None:
         """An error answer: nothing was executed."""
+        message = self._understood(message)
         code = error_code(message)
         if call.over:
             return
@@ -175,7 +203,7 @@ class Link:
                 except troubles.MAYBE_LATER as error:
                     self._trouble = error
                     self._expire_calls()
-                    if not self._unsent and not self._retries.delayed and not self._owner.link_needed():
+                    if not self._unsent and not self._retries.delayed and not self._needed():
                         return
                     await asyncio.sleep(delay)
                 else:
@@ -203,34 +231,10 @@ class Link:
         return wire
 
     async def _introduce(self, wire: Wire) -> None:
-        """Switch to RESP3, retire the previous connection, subscribe the inbox and prove that it hears."""
         self._heard = asyncio.get_running_loop().create_future()
-        hello = wire.ask((b"HELLO", 3))
-        client_id = wire.ask((b"CLIENT", b"ID"))
-        subscribed = wire.ask((b"SUBSCRIBE", self._inbox))
-        published = wire.ask((b"PUBLISH", self._inbox, b""))
-        rights = f"SUBSCRIBE and PUBLISH on {text(INBOX_PREFIX)}*"
-        for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (published, rights)):
-            try:
-                await answer
-            except ReplyError as error:
-                raise troubles.not_possible(str(error), what) from error
-        await self._heard
-        self.alone = await published == 1 or self.connections == 0 or await self._retire(wire)
-        try:
-            self._client_id = int(await client_id)
-        except ReplyError:
-            self._client_id = None  # not permitted; see the essay above
-
-    async def _retire(self, wire: Wire) -> bool:
-        """Kill the old connection, if it lives on this very server; return whether none but the new one is left."""
-        with suppress(ReplyError):
-            _, subscribers = await wire.ask((b"PUBSUB", b"NUMSUB", self._inbox))  # without those of patterns
-            # If it were another server, after a restart or a failover, that id would be somebody else's.
-            if subscribers > 1 and self._client_id is not None:
-                subscribers -= await wire.ask((b"CLIENT", b"KILL", b"ID", self._client_id))
-            return bool(subscribers == 1)
-        return False
+        listeners, client_id = await introduce(wire, self._inbox, self._heard)
+        self.alone = listeners == 1 or self.connections == 0 or await retire(wire, self._inbox, self._client_id)
+        self._client_id = client_id
 
     def _established(self, wire: Wire) -> None:
         self._wire = wire
@@ -238,12 +242,15 @@ class Link:
         self._since = now()
         self.connections += 1
         # Before anything else: every lease and every waiter looks whether it still is what it was.
-        self._owner.link_up()
+        self._owner.link_up(self.concerns)
         while self._unsent:
             call = self._unsent.popleft()
             if not call.over:
                 call.sent = now()
-                self.send(call)
+                self._send_again(call)
+
+    def _needed(self) -> bool:
+        return self._owner.link_needed(self.concerns)
 
     def _refuse(self, error: Exception) -> None:
         """The server, or the client's configuration, says no: everybody is told, nothing is retried."""
@@ -283,6 +290,14 @@ class Link:
             return
         self._wire = None
         self._trouble = error or ConnectionResetError("the server closed the connection")
+        self._put_back(wire)
+        if wire.closed_by_client:
+            self._owner.link_client_closed()
+        if self._unsent or (not wire.closed_by_client and self._needed()):
+            self.connect()  # after the client's end for what gives back only
+
+    def _put_back(self, wire: Wire) -> None:
+        """Let what was not answered be sent again."""
         resend: list[Call] = []
         for call, perhaps in wire.unanswered():
             if call.over:
@@ -293,10 +308,6 @@ class Link:
             elif not self._retries.joins(call):
                 resend.append(call)
         self._unsent.extendleft(reversed(resend))
-        if wire.closed_by_client:
-            self._owner.link_client_closed()
-        if self._unsent or (not wire.closed_by_client and self._owner.link_needed()):
-            self.connect()  # after the client's end for what gives back only
 
     def _drop(self, why: str) -> None:
         """Give up the connection and open another."""
@@ -320,7 +331,7 @@ class Link:
             overdue = bool(pending) and time - max(_sent(pending[0], self._pinged), wire.heard) > self._response_timeout
             if overdue:
                 self._drop(f"no answer for {self._response_timeout} seconds")
-            elif not pending and self._owner.link_needed() and time - wire.heard > self._response_timeout:
+            elif not pending and self._needed() and time - wire.heard > self._response_timeout:
                 self._pinged = time
                 wire.ask((b"PING",))
         if self._wire is not None or self._connecting is not None or self._retries.delayed:

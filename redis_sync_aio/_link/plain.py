@@ -20,13 +20,15 @@ from redis.asyncio import Redis
 
 from .._cancellation import insisting
 from .._clock import now
+from .._keys import Keys
 from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import TRANSIENT, answered, error_answer, scripts_refused, warn_of_watch
 from .borrow import borrow
-from .call import CONFLICT, MOMENT, Call, Reply, ReplyError
+from .call import CONFLICT, MOMENT, Call, KnownAs, Reply, ReplyError
+from .servers import Servers
 from .talks import AFTER_CONFLICT, Converse, Proven
 from .troubles import CLOSED, REFUSED, time_is_up, unanswered
 from .wire import pack
@@ -37,13 +39,16 @@ RETRY_FOR = 10.0
 
 
 class PlainExecutor:
-    """Sends calls through ``client``, in order for each name."""
+    """Sends calls through the pools of clients, in order for each name."""
 
     pushes = False
     alone = False
+    connections = 0
+    trouble = None
 
-    def __init__(self, client: Redis, response_timeout: float, converse: Converse) -> None:
-        self._client = client
+    def __init__(self, servers: Servers, known_as: KnownAs, response_timeout: float, converse: Converse) -> None:
+        self._servers = servers
+        self._known_as = known_as._replace(inbox=b"")
         self._response_timeout = response_timeout
         self._converse = Proven(converse)
         self._no_scripts = ""  # how the server refused them
@@ -52,6 +57,14 @@ class PlainExecutor:
         self._timers: dict[Call, asyncio.TimerHandle] = {}  # of calls whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    def trouble_of(self, keys: Keys) -> Exception | None:
+        """Return None: that is found out with each call."""
+        return None
+
+    def known_as(self, keys: Keys) -> KnownAs:
+        """Return what servers know us as."""
+        return self._known_as
 
     def send(self, call: Call) -> None:
         """Send ``call`` after the earlier calls about the same name."""
@@ -116,7 +129,7 @@ class PlainExecutor:
                     with insisting(limit):
                         reply = await self._execute(call)
             except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
-                self._failed(call, await self._behind(error, call.expires - now()))
+                self._failed(call, await self._behind(call, error))
             else:
                 self._silent = False
                 call.answer(reply)
@@ -144,9 +157,12 @@ class PlainExecutor:
 
     async def _run_script(self, call: Call) -> Reply:
         with suppress(redis.exceptions.NoScriptError):
-            return await send_once(self._client, call.command())
+            return await send_once(self._client_of(call), call.command())
         # Not while that error is handled: it would be the context of a timeout here, and be taken for the answer.
-        return await send_once(self._client, call.command(with_source=True))
+        return await send_once(self._client_of(call), call.command(with_source=True))
+
+    def _client_of(self, call: Call) -> Redis:
+        return self._servers.client_of(call.keys.all[0])
 
     async def _watch(self, call: Call) -> Reply:
         for delay in AFTER_CONFLICT:
@@ -157,7 +173,7 @@ class PlainExecutor:
             await asyncio.sleep(delay)
 
     async def _talk_once(self, call: Call) -> Reply:
-        connection = await borrow(self._client, self._response_timeout)
+        connection = await borrow(self._client_of(call), self._response_timeout)
         connection.watching = True  # until the talk has come to its end, which is EXEC
         talk = self._converse(call)
         try:
@@ -171,21 +187,21 @@ class PlainExecutor:
         finally:
             await connection.give_back(drop=connection.watching)
 
-    async def _behind(self, error: Exception, left: float) -> Exception:
+    async def _behind(self, call: Call, error: Exception) -> Exception:
         """Return what redis-py was retrying when its time was up.
 
-        It can not be seen if it was just about to try again. Then we try to connect, unless no time is ``left`` or
-        nothing was heard since we did that: a refusal (of a password, say) is to be told soon.
+        It can not be seen if it was just about to try again. Then we try to connect, unless ``call`` has no time left
+        or nothing was heard since we did that: a refusal (of a password, say) is to be told soon.
         """
         error = _context(error)
         silent, self._silent = self._silent, isinstance(error, TimeoutError)
-        limit = min(left, self._response_timeout)
+        limit = min(call.expires - now(), self._response_timeout)
         if silent or not self._silent or limit <= 0:
             return error
         try:
             async with asyncio.timeout(limit):
                 with insisting(limit):
-                    await probe(self._client)
+                    await probe(self._client_of(call))
         except REFUSED as refused:
             self._silent = False
             return refused
@@ -208,7 +224,8 @@ class PlainExecutor:
     def after_fork(self) -> None:
         """In a forked child: never use the parent's connections."""
         self._closed = True
-        dead_end_pool(self._client)
+        for client in self._servers.clients():
+            dead_end_pool(client)
 
     def bury(self) -> None:
         """The event loop is closed: the connections are the client's."""

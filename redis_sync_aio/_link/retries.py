@@ -27,11 +27,14 @@ class Delayed:
 
 
 class Retries:
-    """See the top of this module. ``send`` sends one again."""
+    """See the top of this module. ``send`` sends one again, ``send_behind`` one that was sent after those."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[Call], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, send: Callable[[Call], None], send_behind: Callable[[Call], None]
+    ) -> None:
         self._loop = loop
         self._send = send
+        self._send_behind = send_behind
         self.delayed: dict[bytes, Delayed] = {}  # by name
 
     def keeps_behind(self, call: Call) -> bool:
@@ -39,7 +42,7 @@ class Retries:
         found = self.delayed.get(call.name)
         if found is None:
             return False
-        if (trouble := found.refused[0].trouble) is not None:
+        if found.refused and (trouble := found.refused[0].trouble) is not None:
             call.trouble = copied(trouble)
         found.behind.append(call)
         return True
@@ -53,17 +56,26 @@ class Retries:
 
     def add(self, call: Call) -> None:
         """Send ``call`` again after a while."""
+        self._about(call).refused.append(call)
+
+    def hold(self, call: Call) -> None:
+        """Send a new call after a while, behind those about its name that are refused until then."""
+        self._about(call).behind.append(call)
+
+    def _about(self, call: Call) -> Delayed:
         found = self.delayed.get(call.name)
         if found is None:
             delay = RETRY.bound(call.attempts) * (0.5 + RETRY.random() / 2)
             found = self.delayed[call.name] = Delayed(self._loop.call_later(delay, self._again, call.name))
-        found.refused.append(call)
+        return found
 
     def _again(self, name: bytes) -> None:
-        for call in self.delayed.pop(name).calls():
-            if not call.over:
-                call.sent = now()
-                self._send(call)
+        found = self.delayed.pop(name)
+        for calls, send in ((found.refused, self._send), (found.behind, self._send_behind)):
+            for call in calls:
+                if not call.over:
+                    call.sent = now()
+                    send(call)
 
     def calls(self) -> Iterator[Call]:
         """Return all calls that wait here."""

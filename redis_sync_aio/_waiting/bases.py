@@ -15,8 +15,7 @@ from ..lease import Lease
 from .request import Request
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
+    from .._link.client import Client
     from .local import LocalName
 
 UNKNOWN_LIMIT = 16
@@ -40,7 +39,7 @@ class Bases(ABC):
         self.loop = hub.loop
         self.thread = get_ident()
         """In which bases are handed on while the loop runs there; 0 when that has ended for good."""
-        self.client: Redis = hub.renewals.client
+        self.client: Client = hub.renewals.client
         self.patience = hub.renewals.patience
         self.retry_for = hub.renewals.retry_for
         self.line: deque[Waiting] = deque()

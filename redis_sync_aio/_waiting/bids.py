@@ -53,9 +53,9 @@ class Bid:
         return lease if lease is not None and lease.remaining() > 0 else None
 
     @property
-    def out_of_reach(self) -> bool:
-        """Whether there is no connection to the server: an answer is not to be expected."""
-        return self.local.hub.trouble is not None
+    def trouble(self) -> Exception | None:
+        """Why there is no connection to the server, so that an answer is not to be expected."""
+        return self.local.hub.trouble_of(self.local.keys)
 
     def withdraw(self) -> None:
         """Nobody wants it any more: undo it, in the background."""
@@ -125,7 +125,7 @@ class Bids:
         ends = min(ends, now() + self._answer_within)
         while missing := [bid for bid in self.all if not bid.future.done()]:
             left = ends - now()
-            if left <= 0 or (self.suffice and all(bid.out_of_reach for bid in missing)):
+            if left <= 0 or (self.suffice and all(bid.trouble for bid in missing)):
                 return
             await asyncio.wait(
                 [bid.future for bid in missing], timeout=min(left, GLANCE), return_when=asyncio.FIRST_COMPLETED

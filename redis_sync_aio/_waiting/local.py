@@ -19,7 +19,7 @@ from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
 from .._engine.outcomes import WHOLE, Look
 from .._keys import Keys, PermitKeys
-from .._link.call import Argument, Call
+from .._link.call import Argument, Call, KnownAs
 from .._shared import Base
 from .._types import shown_within, text
 from ..backoff import Backoff
@@ -47,17 +47,15 @@ class Hub(Protocol):
     bases: dict[int, Base]
     burst: int
     slice: float
-    token_prefix: bytes
     pushes: bool
-    inbox: bytes
     poll_ms: int
     claim_ms: int
     poll_cap: float
     poll: Backoff
     retry_for: float
 
-    @property
-    def trouble(self) -> Exception | None: ...
+    def trouble_of(self, keys: Keys) -> Exception | None: ...
+    def known_as(self, keys: Keys) -> KnownAs: ...
     def next_number(self) -> int: ...
     def check(self) -> None: ...
     def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName: ...
@@ -77,6 +75,7 @@ class LocalName:
         "held_until",
         "hub",
         "keys",
+        "known_as",
         "leases",
         "name",
         "namesakes",
@@ -86,6 +85,8 @@ class LocalName:
     def __init__(self, hub: Hub, keys: Keys) -> None:
         self.hub = hub
         self.keys = keys
+        self.known_as = hub.known_as(keys)
+        """What the server knows us as."""
         self.name = text(keys.name)
         self.tickets: dict[int, Ticket] = {}  # oldest first
         self.leases: dict[Lease, None] = {}  # on the server
@@ -182,6 +183,16 @@ class LocalName:
             self.hub.renewals.recheck(lease)
         for ticket in list(self.tickets.values()):
             ticket.recheck()
+
+    def reroute(self) -> None:
+        """What is pushed for the tickets and bases that are out would not reach us any more."""
+        for ticket in list(self.tickets.values()):
+            ticket.reroute()
+        for cohort in list(self.cohorts.values()):
+            for base in list(cohort.resting):
+                cohort.give_back(base)
+            for base in list(cohort.bases):
+                cohort.part_with(base)
 
     # -- healing ---------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from .._engine.lua import WANTED, Pushed
+from .._engine.lua import WANTED, Pushed, read_push
 from .._keys import Keys
 from .._shared import Base
 from ..lease import Lease
@@ -14,6 +16,9 @@ from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .._renewal import Renewals
+
+
+logger = logging.getLogger("redis_sync_aio")
 
 
 class Names(ABC):
@@ -38,7 +43,11 @@ class Names(ABC):
         local = self.locals.get(keys.id)
         if local is None:
             hub = cast(Hub, self)
-            local = spare if spare is not None and spare.hub is hub else LocalName(hub, keys)
+            if spare is not None and spare.hub is hub:
+                local = spare
+                local.known_as = hub.known_as(keys)
+            else:
+                local = LocalName(hub, keys)
             self.locals[keys.id] = local
         return local
 
@@ -60,9 +69,35 @@ class Names(ABC):
         if local is not None:
             local.drop(lease)
 
-    def _recheck_all(self) -> None:
+    # -- what the link tells of them -------------------------------------------------------------------
+
+    def link_pushed(self, payload: bytes) -> None:
+        """A message arrived in our inbox."""
+        try:
+            push = read_push(payload)
+        except ValueError:
+            logger.warning("redis_sync_aio ignores a message in its inbox that is none of ours: %r", payload[:100])
+            return
+        self._dispatch(push)
+
+    def link_up(self, concerns: Callable[[Keys], bool]) -> None:
+        """A connection is there: whatever waits or is held on its server looks where it stands."""
         for local in list(self.locals.values()):
-            local.recheck()
+            if concerns(local.keys):
+                local.recheck()
+
+    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
+        """Return whether anything depends on a connection to a server."""
+        return any(concerns(local.keys) for local in self.locals.values())
+
+    def link_moved(self) -> None:
+        """Some servers know us as something else now: grants, and word of who waits there, would not reach us."""
+        hub = cast(Hub, self)
+        for local in list(self.locals.values()):
+            known_as = hub.known_as(local.keys)
+            if known_as != local.known_as:
+                local.known_as = known_as
+                local.reroute()
 
     def _dispatch(self, push: Pushed) -> None:
         """Give a push to the ticket or the base it is for; those that are gone have been undone already."""
@@ -77,14 +112,6 @@ class Names(ABC):
             ticket.pushed(push)
         if push.following and (ticket := self.tickets.get(push.following)) is not None:
             ticket.announced(push.server_time, push.next_duration)
-
-    def _part_with_all(self) -> None:
-        """Hand nothing on any more."""
-        self._give_back_resting()
-        for local in list(self.locals.values()):
-            for cohort in local.cohorts.values():
-                for base in list(cohort.bases):
-                    cohort.part_with(base)
 
     def _stop_sharing(self) -> None:
         """Nothing is handed on without a look at whether it is still allowed (`Cohort.thread`)."""

@@ -79,16 +79,16 @@ class Ticket:
 
     def _name_request(self) -> None:
         """Take a new number, and with it a new token unless the caller chose one."""
-        hub, request = self._local.hub, self._request
+        hub, request, known_as = self._local.hub, self._request, self._local.known_as
         self.number = hub.next_number()
         own = b"%b%d~" if request.shared else b"%b%d"
-        self.token = request.identity or request.token or own % (hub.token_prefix, self.number)
+        self.token = request.identity or request.token or own % (known_as.token_prefix, self.number)
         if request.upgrade:
-            self._attempt = b"%b|%d" % (hub.inbox or hub.token_prefix, self.number)  # see parts/turns.lua
+            self._attempt = b"%b|%d" % (known_as.inbox or known_as.token_prefix, self.number)  # see parts/turns.lua
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
-            self._member = ticket_member(hub.inbox, self.number, claim_ms, self.token, request.weight)
+            self._member = ticket_member(known_as.inbox, self.number, claim_ms, self.token, request.weight)
         self._local.add(self)
 
     # -- the request -----------------------------------------------------------------------------------
@@ -270,13 +270,14 @@ class Ticket:
 
     def timeout_error(self, within: float | None) -> SyncError:
         """Return the error for whoever waited ``within`` seconds, most recently for this ticket."""
-        hub, request = self._local.hub, self._request
+        local, request = self._local, self._request
         if self.call is not None and self.call.trouble is not None:
             return self.call.trouble
-        unheard = not self._queued and now() - self.sent > hub.renewals.patience - EARLY
-        if hub.trouble is not None or unheard:
-            return unanswered(self._local.keys.name, hub.trouble, within=within)
-        return self._local.timeout_error(within, request.weight, request.limit, answered=self._queued)
+        unheard = not self._queued and now() - self.sent > local.hub.renewals.patience - EARLY
+        trouble = local.hub.trouble_of(local.keys)
+        if trouble is not None or unheard:
+            return unanswered(local.keys.name, trouble, within=within)
+        return local.timeout_error(within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""

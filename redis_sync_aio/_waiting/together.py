@@ -42,7 +42,8 @@ async def try_together(names: Sequence[LocalName], request: Request) -> tuple[li
         sent = now()
         numbers = [ticket.number for ticket in tickets]
         done = _deal_out(tickets, free)
-        call = hub.engine.acquire_all(keys, hub.token_prefix, numbers, request.ttl_ms, sent, sent + hub.retry_for, done)
+        prefix = names[0].known_as.token_prefix
+        call = hub.engine.acquire_all(keys, prefix, numbers, request.ttl_ms, sent, sent + hub.retry_for, done)
         for ticket in tickets:
             ticket.sent, ticket.call = sent, call
     try:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from redis.asyncio import Redis
+from redis import Redis as SyncRedis
+from redis.asyncio import RedisCluster
 
 from redis_sync_aio import Coordinator
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.types import Client
 
 from ..conftest import MakeClient
+from ..support.clusters import SLOTS
 from ..support.factories import KINDS, LOCK, SHARED, WATCHED, Kind
 
 WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -21,14 +26,15 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "link-no-socket-timeout": ({"socket_timeout": None}, {}),
     "polling": ({}, {"push": "never"}),
     "polling-resp2-decoded": ({"protocol": 2, "decode_responses": True}, {"push": "never"}),
+    "cluster": ({}, {}),
 }
 
 
-WIDELY = ("link-no-socket-timeout", "polling-resp2-decoded")
-"""Ways for EVERY_WAY in the environment, as in CI: others show what a poll, decoding and RESP2 may change, and
-`integration/test_wire_time.py` what a socket timeout does."""
+WIDELY = ("link-no-socket-timeout", "polling-resp2-decoded", "cluster")
+"""Ways for EVERY_WAY in the environment, as in CI: others show what a poll, decoding and RESP2 may change,
+`integration/test_wire_time.py` what a socket timeout does, and `integration/test_cluster.py` that clusters work."""
 
-SEMAPHORES_GO = ("link", "polling")
+SEMAPHORES_GO = ("link", "polling", "cluster")
 """The other ways differ in decoding only, which is the same code for all primitives: locks show that it works. Without
 pushes nothing is shared."""
 
@@ -75,16 +81,41 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def only_node() -> Iterator[EmbeddedServer]:
+    """A cluster of one node, which any client can use as a server."""
+    with EmbeddedServer(port=0, args=("--cluster-enabled", "yes")) as node, SyncRedis(port=node.port or 0) as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(SLOTS))
+        while client.cluster_info()["cluster_state"] != "ok":
+            time.sleep(0.01)
+        yield node
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, server: EmbeddedServer) -> EmbeddedServer:
+    """The server of all clients in a test."""
+    chosen = getattr(request.node, "callspec", None)
+    if chosen is None or chosen.params.get("way") != "cluster":
+        return server
+    node = request.getfixturevalue("only_node")
+    assert isinstance(node, EmbeddedServer)
+    return node
+
+
 @pytest_asyncio.fixture
-async def client(make_client: MakeClient, way: str) -> Redis:
+async def client(make_client: MakeClient, server: EmbeddedServer, way: str) -> AsyncIterator[Client]:
     """A client of that kind; the database is empty."""
-    client = make_client(**WAYS[way][0])
-    await client.flushall()
-    return client
+    made = make_client(**WAYS[way][0])
+    await made.flushall()
+    if way != "cluster":
+        yield made
+        return
+    async with RedisCluster(host=server.host, port=server.port or 0) as cluster:
+        yield cluster
 
 
 @pytest_asyncio.fixture
-async def sync(client: Redis, way: str) -> AsyncIterator[Coordinator]:
+async def sync(client: Client, way: str) -> AsyncIterator[Coordinator]:
     """A coordinator of that kind."""
     async with Coordinator(client, **WAYS[way][1]) as coordinator:
         yield coordinator

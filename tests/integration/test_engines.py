@@ -31,8 +31,9 @@ from redis_sync_aio._clock import now
 from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.watch import talk
 from redis_sync_aio._keys import lock_keys, permit_keys
-from redis_sync_aio._link.call import Call, Talk
+from redis_sync_aio._link.call import Call, KnownAs, Talk
 from redis_sync_aio._link.plain import PlainExecutor
+from redis_sync_aio._link.servers import servers_of
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -180,7 +181,7 @@ async def test_p1_a_connection_that_is_closed_between_reading_and_exec(redis: Re
                 closed.append(1)
             replies = yield batch
 
-    executor = PlainExecutor(redis, 2.0, interrupted)
+    executor = PlainExecutor(servers_of(redis), KnownAs.new("test", "00"), 2.0, interrupted)
     answered = asyncio.get_running_loop().create_future()
     words = (b"mine", 30_000, b"", 0, b"0")
     keys = lock_keys(b"closed").by("watch")

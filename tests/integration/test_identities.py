@@ -12,6 +12,7 @@ from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, No
 from redis_sync_aio._engine.lua import LuaEngine
 from redis_sync_aio._keys import Engine
 from redis_sync_aio._link.call import Call
+from redis_sync_aio._link.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -99,11 +100,12 @@ async def test_a_release_that_was_refused_for_now_is_executed_before_the_next_ac
 ) -> None:
     """P1: what is sent about a name while an earlier command waits to be sent again stays behind it."""
     async with wired(server, kind=kind) as w:
-        first = await w.lock().acquire(identity="w")
+        link, first = w.sync._link, await w.lock().acquire(identity="w")
+        assert isinstance(link, Link)
         rule = w.proxy.on(RELEASE, ERROR("BUSY Redis is busy running a script."), times=1)
         releasing = asyncio.create_task(first.release())
         await rule.fired.wait()
-        await wait_until(lambda: bool(w.sync._link and w.sync._link._retries.delayed), FAST, timeout=5)
+        await wait_until(lambda: bool(link._retries.delayed), FAST, timeout=5)
         second = await w.lock().acquire(identity="w")
         await releasing
         assert second.fence > first.fence

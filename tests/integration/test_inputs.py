@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import redis as redis_py
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AcquireTimeout,
@@ -174,7 +174,6 @@ CLIENTS: Mapping[str, tuple[Callable[[], Any], str]] = {
     "pool": (lambda: Redis().connection_pool, r"expected a redis\.asyncio\.Redis"),
     "synchronous": (lambda: redis_py.Redis(), r"synchronous client: pass a redis\.asyncio\.Redis"),
     "synchronous pipeline": (lambda: redis_py.Redis().pipeline(), r"synchronous client: pass a redis\.asyncio\.Redis"),
-    "cluster": (lambda: RedisCluster(host="127.0.0.1", port=1), r"not supported yet: pass a redis\.asyncio\.Redis"),
     "pipeline": (lambda: Redis().pipeline(), r"pass a redis\.asyncio\.Redis|expected a redis\.asyncio\.Redis"),
 }
 

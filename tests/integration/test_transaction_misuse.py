@@ -257,12 +257,12 @@ async def test_bad_arguments_fail_at_the_call(redis: Redis, name: str) -> None:
     assert (await redis.info("stats"))["total_commands_processed"] == before + 1
 
 
-async def test_a_cluster_is_refused() -> None:
+async def test_keys_in_several_slots_of_a_cluster_are_refused() -> None:
     cluster = RedisCluster(host="127.0.0.1", port=1)
-    with pytest.raises(TypeError, match="RedisCluster is not supported yet"):
-        await transaction(cluster, increment, "stock:{1}", "user:{1}")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="RedisCluster is not supported yet"):
-        watch_retry(cluster, "a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'a', 'b' are in several hash slots of the cluster.* common hash tag"):
+        await transaction(cluster, increment, "a", "b")
+    with pytest.raises(ValueError, match="several hash slots"):
+        aiter(watch_retry(cluster, "a", "b"))
     await cluster.aclose()
 
 

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Unreachable, wait_until
+from redis_sync_aio._link.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -36,7 +37,7 @@ async def test_only_our_own_old_connection_is_killed(
         stranger = make_client(single_connection_client=True)
         await stranger.initialize()
         link = w.sync._link
-        assert link is not None
+        assert isinstance(link, Link)
         lease = await w.lock().acquire()
         if lives:
             inbox = make_client(client_name="old").pubsub()

@@ -41,12 +41,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "GONE is lost, whatever happened before": Mutant(
         Renewals, "_release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
     ),
-    "a lost connection is no doubt": Mutant(Link, "_on_lost", "call.ambiguous |= perhaps"),
+    "a lost connection is no doubt": Mutant(Link, "_put_back", "call.ambiguous |= perhaps"),
     "a lost connection is no doubt, without a link": Mutant(
         PlainExecutor, "_failed", "call.ambiguous |= refused is None"
     ),
-    "what was not answered is not sent again": Mutant(Link, "_on_lost", "self._unsent.extendleft(reversed(resend))"),
-    "a force_release is repeated": Mutant(Link, "_on_lost", "if call.once and perhaps:", "if False:"),
+    "what was not answered is not sent again": Mutant(Link, "_put_back", "self._unsent.extendleft(reversed(resend))"),
+    "a force_release is repeated": Mutant(Link, "_put_back", "if call.once and perhaps:", "if False:"),
     "our own grant is taken for somebody else's": Mutant(
         Ticket, "_decided", "answer.outcome is Outcome.OWN and", "False and"
     ),

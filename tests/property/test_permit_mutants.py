@@ -255,8 +255,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "next_id .. ' ' .. look",
     ),
     "handed on without a word to who is next elsewhere": Mutant(
-        "if next_id and next_inbox ~= inbox then redis.pcall",
-        "if false then redis.pcall",
+        "if next_id and next_inbox ~= inbox then push",
+        "if false then push",
     ),
     "handed on to the dead": Mutant("and heard > 0 then\n      redis", "and heard >= 0 then\n      redis"),
     "handed on without being allowed to say so": Mutant(

@@ -33,6 +33,7 @@ from redis_sync_aio._engine.lua import LuaEngine
 from redis_sync_aio._engine.watch import talk as converse
 from redis_sync_aio._link.call import Call
 from redis_sync_aio._link.plain import PlainExecutor
+from redis_sync_aio._link.servers import servers_of
 from redis_sync_aio._marker import Marker
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._transaction import Transaction
@@ -111,7 +112,10 @@ def elsewhere(
     call = Call(keys, self._scripts[keys.family].release, (token, ticket, b"0"), sent, expires, done)
     call.about = about
     executor: Any = self.executor
-    (PlainExecutor(executor._client, 2, converse) if ticket else executor).send(call)
+    if ticket:
+        servers = executor._servers if isinstance(executor, PlainExecutor) else servers_of(executor._client)
+        executor = PlainExecutor(servers, executor._known_as, 2, converse)
+    executor.send(call)
     return call
 
 

@@ -15,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, Unreachable
+from redis_sync_aio._link.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe
@@ -78,7 +79,8 @@ class Sim:
             pipe.cut()
 
     def pipes(self) -> list[Pipe]:
-        other = self.other._link and self.other._link._wire
+        assert isinstance(self.other._link, Link)
+        other = self.other._link._wire
         return [pipe for pipe in self.gate.pipes if not (other and other._transport is pipe)]
 
     def refuse(self, _: Pipe) -> bool:

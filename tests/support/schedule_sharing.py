@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease
 from redis_sync_aio._engine.snapshot import Ticket
+from redis_sync_aio._link.link import Link
 from redis_sync_aio._shared import SharedLease
 
 from .gate import Command, Gate, Pipe
@@ -23,6 +24,10 @@ PUSHES: tuple[tuple[Literal["always", "never"], ...], ...] = (
 )
 LINGERS = (0.0, 0.0, 1.0)
 SLICES = (0.005, 1.0, LEASE)
+
+
+def prefix(sync: Coordinator) -> bytes:
+    return sync.known_as(KEYS).token_prefix
 
 
 class SharedLock(Lock):
@@ -91,9 +96,7 @@ class Sharings(Acquisitions):
         token = lease.wire_token
         self.happened["handed on"] += token in self.entered
         self.entered.add(token)
-        sync = next(
-            sync for sync in self.syncs if hasattr(sync, "token_prefix") and token.startswith(sync.token_prefix)
-        )
+        sync = next(sync for sync in self.syncs if hasattr(sync, "known_as") and token.startswith(prefix(sync)))
         if self.knows(sync):
             self.known[token] += 1
             self.happened["in turn"] += 1
@@ -102,10 +105,10 @@ class Sharings(Acquisitions):
     def knows(self, sync: Coordinator) -> bool:
         """Whether others wait, and the process of ``sync`` has heard all that there is to hear."""
         tickets = self.server.zrange(KEYS.queue, 0, -1)
-        if all(found and found.token.startswith(sync.token_prefix) for found in map(Ticket.of_lock, tickets)):
+        if all(found and found.token.startswith(prefix(sync)) for found in map(Ticket.of_lock, tickets)):
             return False
-        link = sync._link
-        pipe = link and link._wire and link._wire._transport
+        assert isinstance(sync._link, Link)
+        pipe = sync._link._wire and sync._link._wire._transport
         return isinstance(pipe, Pipe) and pipe.subscribed and not (pipe.lost or pipe.ended or pipe.up or pipe.down)
 
 

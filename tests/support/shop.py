@@ -8,17 +8,26 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 
+from redis.asyncio import Redis
+
 from benchmarks.market import ByLock, ByTransaction, ByWatch, Market
 from redis_sync_aio import Coordinator, Transaction, transaction
 
 from .textbook import Insufficient, decoded
+
+
+def server(sync: Coordinator) -> Redis:
+    """Return the client of a coordinator of one server."""
+    assert isinstance(sync.client, Redis)
+    return sync.client
+
 
 Deduct = Callable[[Coordinator, str, int], Awaitable[int]]
 
 
 async def deduct_under_lock(sync: Coordinator, item: str, count: int) -> int:
     """A lock, and WATCH inside it against those who do not use the lock."""
-    async with sync.lock(f"lock:{item}"), decoded(sync.client).pipeline() as pipe:
+    async with sync.lock(f"lock:{item}"), decoded(server(sync)).pipeline() as pipe:
         await pipe.watch(item)
         left = int(await pipe.get(item) or 0) - count
         if left < 0:
@@ -75,19 +84,19 @@ async def count(sync: Coordinator, way: str, key: str, tasks: str, turns: str) -
 
 
 WAYS: Mapping[str, Callable[[Coordinator], Market]] = {
-    "watch": lambda sync: ByWatch(sync.client, fine=False),
-    "watch-fine": lambda sync: ByWatch(sync.client, fine=True),
-    "lock": lambda sync: ByLock(sync.client, lambda goods: sync.lock("lock:market")),
-    "lock-fine": lambda sync: ByLock(sync.client, lambda goods: sync.lock(f"lock:{goods}")),
-    "transaction": lambda sync: ByTransaction(sync.client, sync, fine=False),
-    "transaction-fine": lambda sync: ByTransaction(sync.client, sync, fine=True),
-    "nothing": lambda sync: ByLock(sync.client, lambda goods: nullcontext()),
+    "watch": lambda sync: ByWatch(server(sync), fine=False),
+    "watch-fine": lambda sync: ByWatch(server(sync), fine=True),
+    "lock": lambda sync: ByLock(server(sync), lambda goods: sync.lock("lock:market")),
+    "lock-fine": lambda sync: ByLock(server(sync), lambda goods: sync.lock(f"lock:{goods}")),
+    "transaction": lambda sync: ByTransaction(server(sync), sync, fine=False),
+    "transaction-fine": lambda sync: ByTransaction(server(sync), sync, fine=True),
+    "nothing": lambda sync: ByLock(server(sync), lambda goods: nullcontext()),
 }
 
 
 async def trade(sync: Coordinator, way: str, sellers: str, buyers: str, items: str, total: str) -> dict[str, object]:
     """Sellers list all they have, buyers buy until ``total`` are sold by all processes; return what they did."""
-    market, client = WAYS[way](sync), decoded(sync.client)
+    market, client = WAYS[way](sync), decoded(server(sync))
     bought = 0
     end = time.monotonic() + 20
 

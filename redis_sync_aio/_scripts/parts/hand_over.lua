@@ -14,7 +14,7 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held +
     local look = other and math.min(math.ceil((other - now) / 1000), ms) or ms
     local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
     if next_id then grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look end
-    local heard = redis.pcall('PUBLISH', inbox, grant)
+    local heard = push(inbox, grant)
     if type(heard) == 'number' and heard > 0 then
       redis.call('ZREM', QUEUE, first[1])
       redis.call('ZREM', PERMITS, ARGV[1])
@@ -22,7 +22,7 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held +
       redis.call('ZADD', PERMITS, now + ms * 1000, token)
       if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
       redis.call('HSET', STATE, 'used', limit, 'fence', its_fence, '=' .. token, weight .. ' ' .. its_fence)
-      if next_id and next_inbox ~= inbox then redis.pcall('PUBLISH', next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look) end
+      if next_id and next_inbox ~= inbox then push(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look) end
       return 1
     end
   end

@@ -1,6 +1,7 @@
 -- Shared by every script of the lock. Nothing happens on the server until a function is called, but TIME.
 -- A ticket is 'inbox|id|claim_ms|token': where to push the grant ('' = its owner polls), the number it has
 -- there, for how long it is granted at first (0 = for ever), and the token that becomes the holder.
+-- include: push
 local GRANTED, RESERVED, FREE = 1, 2, 3
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 until 2255
@@ -23,7 +24,7 @@ end
 local function wanted(holder, anyway)
   local inbox, id = sharer(holder)
   if inbox and (anyway or redis.call('ZCARD', QUEUE) > 0) then
-    redis.pcall('PUBLISH', 'rsa:' .. inbox, id .. ' -2 ' .. digits .. ' 0')
+    push('rsa:' .. inbox, id .. ' -2 ' .. digits .. ' 0')
   end
 end
 
@@ -53,7 +54,7 @@ local function settle(mine, first)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local grant = id .. ' ' .. next_fence(token, ms) .. ' ' .. digits .. ' ' .. ms
       if following then grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) end -- 0: somebody else waits
-      local heard = redis.pcall('PUBLISH', inbox, grant)
+      local heard = push(inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds the reserved lock when it heals
         redis.call('ZADD', QUEUE, place, ticket)
         redis.call('PEXPIRE', QUEUE, QUEUE_TTL)
@@ -62,7 +63,7 @@ local function settle(mine, first)
       if heard > 0 then
         hold(token, ms)
         if next_inbox and next_inbox ~= inbox then
-          redis.pcall('PUBLISH', next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. ms)
+          push(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. ms)
         end
         return GRANTED
       end

@@ -4,6 +4,7 @@
 -- 'weight fence attempt' while its reader is the writer, by that attempt.
 -- Of a range of fences '=token' has the first, `fence` the last. Weight 0: the tombstone of a request that was undone;
 -- it is over half a microsecond earlier, so that it is told from a permit where only that is read.
+-- include: push
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 until 2255
 local state = redis.call('HMGET', STATE, 'limit', 'used', 'fence', 'kept', field)

@@ -8,7 +8,7 @@ local moved -- since the last one lined up there may be room, or another first o
 local ahead -- the score of a ticket that goes ahead of all others (a reader that is to become the writer)
 
 local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again; -2: wanted. Returns whether anybody listens.
-  return redis.pcall('PUBLISH', inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
+  return push(inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
 end
 
 local function wanted(token) -- tell a process that shares what it holds that somebody waits
@@ -53,7 +53,7 @@ local function settle(mine)
       if following then -- 0: somebody else waits
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
       end
-      local heard = redis.pcall('PUBLISH', inbox, grant)
+      local heard = push(inbox, grant)
       if type(heard) == 'table' then -- we may not publish: its owner finds its turn when it heals
         redis.call('ZADD', QUEUE, place, ticket)
         redis.call('PEXPIRE', QUEUE, QUEUE_TTL)

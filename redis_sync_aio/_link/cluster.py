@@ -1,0 +1,313 @@
+"""Redis Cluster: which of its shards has which hash slots, and a client for each of them.
+
+A shard is a primary and its replicas. For all that is above, it is one server with a client of its own, whose
+connections lead to whoever is the primary when they are opened. So a failover looks as it does with Sentinel: the
+connection is lost, and the next one leads to another server.
+
+Who is the primary of what is asked of any node (CLUSTER SLOTS), each time a connection is opened, and when a node
+answers that a slot is not its own. From the caller's client we have how to connect, the nodes to begin with, and
+``address_remap``. Its own table of slots is left alone: each refresh of that closes connections of the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
+
+import redis.exceptions
+from redis.asyncio import ConnectionPool, Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from .._clock import now
+from .._types import text
+from .adopt import bared, write
+from .wire import pack
+
+FRESH = 0.1
+"""Seconds for which an answer of the nodes is good for opening connections: several shards do so at the same time."""
+PATIENCE = 2.0
+"""Seconds in which a node has to answer, before another one is asked."""
+
+NEVER = float("-inf")
+
+NOT_FOR_NODES = ("connection_class", "response_callbacks", "redis_connect_func", "himport_registry", "retry")
+NOT_FOR_US = "oss_cluster_maint_notifications_handler"
+"""Options by which a cluster client ties its connections to itself."""
+
+
+class Address(NamedTuple):
+    """Where a node listens."""
+
+    host: str
+    port: int
+
+
+class Range(NamedTuple):
+    """Some slots, and the nodes that have them; the first is the primary."""
+
+    first: int
+    last: int
+    nodes: list[Address]
+
+
+class Elsewhere(redis.exceptions.TryAgainError):
+    """A slot has moved; the next connection leads to where it is."""
+
+
+def elsewhere(slot: str | int, moved: bool) -> str:
+    """Return what the error answers MOVED and ASK mean for us: not now."""
+    return f"TRYAGAIN slot {slot} {'has moved' if moved else 'is on its way'} to another node"
+
+
+class Member(Protocol):
+    """Who wants to know of changes."""
+
+    def slots_moved(self, moved: Mapping[int, Shard]) -> None:
+        """Some slots have other shards now, or shards other primaries. ``moved``: who had the slots before."""
+
+
+class Shard:
+    """A primary and its replicas."""
+
+    def __init__(self, cluster: Cluster, number: int, options: dict[str, Any]) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.address: Address | None = None  # of the primary; None before any node was asked
+        self.client = Redis(connection_pool=ConnectionPool(shard=self, **options))
+
+    async def locate(self) -> Address:
+        """Return where its primary is, as a node says now. Raises as redis-py does when none can be reached."""
+        await self.cluster.look()
+        assert self.address is not None
+        return self.address
+
+
+class Cluster:
+    """The shards behind a `RedisCluster`."""
+
+    def __init__(self, client: RedisCluster) -> None:
+        self._client = ref(client)
+        self._nodes: list[Address] = []  # in the order in which they are asked
+        self._failed: dict[Address, float] = {}  # when they did (local clock)
+        self._looked = NEVER  # local clock, from before the nodes were asked
+        self._doubts = 0  # how often somebody said that it is not true any more
+        kind: Any = client.connection_kwargs["connection_class"]
+        left_out = {*NOT_FOR_NODES, NOT_FOR_US}
+        self._options = {key: value for key, value in client.connection_kwargs.items() if key not in left_out}
+        self._options |= {"connection_class": _following(kind), "retry": Retry(NoBackoff(), 0)}
+        # All slots are its own until a node was asked; then it is one of the shards.
+        self.shards = [Shard(self, 0, self._options)]
+        self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
+        self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
+        self.members: WeakSet[Member] = WeakSet()
+        client.aclose = _closing(self, client)  # type: ignore[method-assign]  # of this object only
+
+    @staticmethod
+    def of(client: RedisCluster) -> Cluster:
+        """Return that of ``client``."""
+        found = _clusters.get(client)
+        if found is None:
+            found = _clusters[client] = Cluster(client)
+        return found
+
+    def shard_at(self, slot: int) -> Shard:
+        """Return who has ``slot``, as far as is known."""
+        return self._owners[slot]
+
+    def client_of(self, *keys: bytes) -> Redis:
+        """Return a client whose connections lead to the present primary of the shard that has ``keys``.
+
+        Raises ValueError when those are in several slots.
+        """
+        slot, *others = {key_slot(key) for key in keys}
+        if others:
+            raise ValueError(
+                f"{', '.join(repr(text(key)) for key in keys)} are in several hash slots of the cluster, and "
+                "nothing can be done to them together: give the names a common hash tag, {like}:this and {like}:that"
+            )
+        client = self._by_slot.get(slot)
+        if client is None:
+            pool = _SlotPool(self, slot, self._options)
+            client = self._by_slot[slot] = Redis(connection_pool=pool)
+        return client
+
+    def clients(self) -> list[Redis]:
+        """Return the client of each shard that is known."""
+        return [shard.client for shard in self.shards]
+
+    async def owner(self, slot: int) -> Shard:
+        """Return who has ``slot``; ask the nodes if that is not known, or was wrong."""
+        if self._looked < 0:
+            await self.look()
+        return self._owners[slot]
+
+    def moved(self, address: str) -> None:
+        """A node said that what we know is not true any more, and perhaps where the slot is now ("host:port")."""
+        self._looked = NEVER
+        self._doubts += 1
+        host, _, port = address.rpartition(":")
+        if host and port.isdecimal():
+            self._nodes = [self._remapped(host, int(port)), *self._nodes]  # it is likely to know
+
+    async def look(self) -> None:
+        """Ask the nodes who has which slots, until one answers. Raises as redis-py does when none does."""
+        begun, doubts = now(), self._doubts
+        if begun - self._looked < FRESH:
+            return
+        failed: Exception | None = None
+        for node in self._candidates():
+            self._failed[node] = now()  # now already: if it hangs, there may be no time left to note that
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    ranges = await self._ask(node)
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError, TimeoutError) as error:
+                failed = error
+                continue
+            self._failed.pop(node, None)
+            if doubts == self._doubts:  # else the answer may be older than those
+                self._looked = begun
+            self._learn(ranges)
+            return
+        raise redis.exceptions.ConnectionError(f"no node of the cluster answers: {failed}") from failed
+
+    def _candidates(self) -> list[Address]:
+        """Return whom to ask, each time another one first: what one says may be old. Last those that failed lately."""
+        client = self._client()
+        startup = [] if client is None else client.nodes_manager.startup_nodes.values()
+        known = list(dict.fromkeys((*self._nodes, *(Address(node.host, int(node.port)) for node in startup))))
+        self._nodes = [*known[1:], known[0]]
+        self._failed = {node: failed for node, failed in self._failed.items() if node in known}
+        return sorted(known, key=lambda node: self._failed.get(node, 0.0))
+
+    async def _ask(self, node: Address) -> list[Range]:
+        """Return who has which slots, as ``node`` knows it."""
+        options = self._options | {"shard": None, "host": node.host, "port": node.port}
+        pool: Any = ConnectionPool(**options)
+        connection = pool.make_connection()
+        try:
+            await bared(connection.connect())
+            write(connection, pack((b"CLUSTER", b"SLOTS")))
+            answer = await connection.read_response(disable_decoding=True, timeout=float("inf"))
+        finally:
+            await connection.disconnect(nowait=True)
+        # A node may not know what others call it.
+        return [
+            Range(first, last, [self._remapped(host.decode() if host else node.host, port) for host, port, *_ in nodes])
+            for first, last, *nodes in answer
+        ]
+
+    def _remapped(self, host: str, port: int) -> Address:
+        client = self._client()
+        return Address(host, port) if client is None else Address(*client.nodes_manager.remap_host_port(host, port))
+
+    def _learn(self, ranges: list[Range]) -> None:
+        told = list(dict.fromkeys(node for it in ranges for node in it.nodes))
+        self._nodes = [*(node for node in self._nodes if node in told), *(it for it in told if it not in self._nodes)]
+        known = {shard.address: shard for shard in self.shards}
+        before = dict(known)
+        primaries = {nodes[0] for _, _, nodes in ranges}
+        moved: dict[int, Shard] = {}
+        for first, last, (address, *_) in ranges:
+            shard = known.get(address)
+            if shard is None:  # a primary that is new: a replica that was promoted, if the one before it is none now
+                shard = self._owners[first]
+                if shard.address in primaries:
+                    shard = Shard(self, len(self.shards), self._options)
+                    self.shards.append(shard)
+                known.pop(shard.address, None)
+                shard.address = address
+                known[address] = shard
+            for slot in range(first, last + 1):
+                if self._owners[slot] is not shard:
+                    moved[slot] = self._owners[slot]
+                    self._owners[slot] = shard
+        if moved or known != before:
+            for member in list(self.members):
+                member.slots_moved(moved)
+
+
+_clusters: WeakKeyDictionary[RedisCluster, Cluster] = WeakKeyDictionary()
+
+
+def _closing(cluster: Cluster, client: RedisCluster) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Return what closes ``client`` and, before that, the connections that were opened beside its own."""
+    closed = ref(client)
+
+    async def aclose() -> None:
+        try:
+            for opened in cluster.clients():
+                await opened.connection_pool.disconnect()
+        finally:
+            if (client := closed()) is not None:
+                await type(client).aclose(client)
+
+    return aclose
+
+
+class _Following:
+    """What makes a connection class of redis-py's lead to the primary of a shard; None: to one node, whatever it is."""
+
+    host: str
+    port: int
+    shard: Shard | None
+
+    def __init__(self, *, shard: Shard | None, **options: Any) -> None:
+        super().__init__(**options)
+        self.shard = shard
+
+    async def connect(self) -> None:
+        above: Any = super()
+        shard = self.shard
+        if shard is not None:
+            if above.is_connected and (self.host, self.port) != shard.address:
+                await above.disconnect(nowait=True)  # it was the primary once
+            if not above.is_connected:
+                self.host, self.port = await shard.locate()
+        await above.connect()
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        above: Any = super()
+        try:
+            return await above.read_response(*args, **options)
+        except redis.exceptions.AskError as error:  # MOVED is one, too
+            if self.shard is None:
+                raise
+            moved = isinstance(error, redis.exceptions.MovedError)
+            if moved:
+                self.shard.cluster.moved(f"{error.host}:{error.port}")
+            kind = Elsewhere if moved else redis.exceptions.TryAgainError
+            again = kind(elsewhere(error.slot_id, moved).partition(" ")[2])
+        raise again  # not inside: it would be taken for what was tried before
+
+
+@functools.cache
+def _following(kind: type[Any]) -> type[Any]:
+    return type(f"Following{kind.__name__}", (_Following, kind), {})
+
+
+class _SlotPool(ConnectionPool):
+    """Takes connections from the pool of the shard that has the slot when they are taken."""
+
+    def __init__(self, cluster: Cluster, slot: int, options: dict[str, Any]) -> None:
+        super().__init__(**options)
+        self._cluster = cluster
+        self._slot = slot
+
+    async def get_connection(self, *args: Any, **options: Any) -> Any:
+        shard = await self._cluster.owner(self._slot)
+        return await _pool(shard).get_connection()
+
+    async def release(self, connection: Any) -> None:
+        await _pool(connection.shard).release(connection)
+
+    def make_connection(self) -> Any:
+        return _pool(self._cluster.shard_at(self._slot)).make_connection()
+
+
+def _pool(shard: Shard) -> Any:
+    return shard.client.connection_pool

@@ -1,0 +1,238 @@
+"""The executor of a cluster: a link to each of its shards, opened when something is to be sent there.
+
+The order of a name (see `call.Executor`): while its slot stays where it is, all its calls take the same link. When the
+slot has moved, what the old link still has of the name is answered there, with MOVED as a rule, and sent to the new
+one; what is new stays behind it. So nothing overtakes.
+
+While a slot is on its way the server answers TRYAGAIN or ASK, as some keys of a name do not exist as a rule. That is
+"not now": the call is sent again, until the slot has moved. To follow an ASK would be in vain: with keys that do not
+exist the other node answers TRYAGAIN, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from redis.crc import key_slot
+
+from .._keys import Keys
+from .call import Call, Here, KnownAs, LinkOwner, ReplyError, Talk
+from .cluster import Cluster, Shard, elsewhere
+from .link import Link
+from .troubles import MAYBE_LATER, REFUSED, not_possible
+from .wire import Wire
+
+logger = logging.getLogger("redis_sync_aio")
+
+
+class Links:
+    """See the top of this module."""
+
+    pushes = True
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        known_as: KnownAs,
+        owner: LinkOwner,
+        response_timeout: float,
+        connect_timeout: float,
+        converse: Callable[[Call, Here], Talk],
+    ) -> None:
+        self._cluster = cluster
+        self._known_as = known_as
+        self._owner = owner
+        self._connect_timeout = connect_timeout
+        self._options = response_timeout, connect_timeout, converse
+        self._links: dict[Shard, ShardLink] = {}
+        self._left: dict[int, ShardLink] = {}  # by slot: what may still have calls about names in it
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+        cluster.members.add(self)
+
+    def send(self, call: Call) -> None:
+        """Send ``call`` to whoever has its keys."""
+        slot = key_slot(call.keys.all[0])
+        if self._left and (left := self._left.get(slot)) is not None:
+            if left.keeps_behind(call):
+                return
+            del self._left[slot]
+        self.link_to(self._cluster.shard_at(slot)).send(call)
+
+    def link_to(self, shard: Shard) -> ShardLink:
+        """Return the link to ``shard``."""
+        link = self._links.get(shard)
+        if link is None:
+            known_as = self._known_as.at(shard.number)
+            link = self._links[shard] = ShardLink(self, shard, known_as, self._owner, *self._options)
+        return link
+
+    def shard_of(self, keys: Keys) -> Shard:
+        """Return who has ``keys``, as far as is known."""
+        return self._cluster.shard_at(key_slot(keys.all[0]))
+
+    def known_as(self, keys: Keys) -> KnownAs:
+        """Return what the server that has ``keys`` knows us as."""
+        return self._known_as.at(self.shard_of(keys).number)
+
+    def trouble_of(self, keys: Keys) -> Exception | None:
+        """Return why there is no connection to who has ``keys``, if there is none."""
+        link = self._links.get(self.shard_of(keys))
+        return None if link is None else link.trouble
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why there is no connection to some shard, if there is none."""
+        return next((trouble for link in self._links.values() if (trouble := link.trouble) is not None), None)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no command can be left on another connection than the present one of its shard."""
+        return all(link.alone for link in self._links.values())
+
+    @property
+    def connections(self) -> int:
+        """How many connections were opened."""
+        return sum(link.connections for link in self._links.values())
+
+    # -- what moves ------------------------------------------------------------------------------------
+
+    def redirected(self, address: str) -> None:
+        """A slot is not where it was; perhaps at ``address``: ask the nodes about all of them."""
+        self._cluster.moved(address)
+        if self._looking is None and not self._closed:
+            self._looking = asyncio.Task(self._look(), name="redis_sync_aio cluster")
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._cluster.look()
+        except (*MAYBE_LATER, *REFUSED) as error:
+            logger.info("redis_sync_aio does not learn where the slots are: %s", error)  # the next MOVED asks again
+        finally:
+            self._looking = None
+
+    def slots_moved(self, moved: Mapping[int, Shard]) -> None:
+        """Some slots have other shards now, or shards other primaries. ``moved``: who had the slots before."""
+        if self._closed:
+            return
+        for slot, shard in moved.items():
+            link = self._links.get(shard)
+            if link is not None and link.has_calls():
+                self._left[slot] = link
+        self._owner.link_moved()
+        for link in list(self._links.values()):
+            link.settle()
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def take_unsent(self) -> list[Call]:
+        """Hand over all calls that were not answered, and use no link any more."""
+        self._closed = True
+        return [call for link in self._links.values() for call in link.part()]
+
+    def after_fork(self) -> None:
+        """In a forked child: never use or close what belongs to the parent."""
+        self._closed = True
+        for link in self._links.values():
+            link.after_fork()
+
+    def bury(self) -> None:
+        """The event loop is closed: end the connections without it."""
+        self._closed = True
+        for link in self._links.values():
+            link.bury()
+
+    async def close(self) -> None:
+        """Close all connections; calls that are still under way end with CoordinatorClosed."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+
+class ShardLink(Link):
+    """The link to one shard."""
+
+    def __init__(
+        self,
+        links: Links,
+        shard: Shard,
+        known_as: KnownAs,
+        owner: LinkOwner,
+        response_timeout: float,
+        connect_timeout: float,
+        converse: Callable[[Call, Here], Talk],
+    ) -> None:
+        super().__init__(shard.client, known_as, owner, response_timeout, connect_timeout, converse)
+        self._links = links
+        self._shard = shard
+        self._leads_to = shard.address  # the present connection
+
+    def concerns(self, keys: Keys) -> bool:
+        """Return whether its calls are about ``keys``."""
+        return self._links.shard_of(keys) is self._shard
+
+    def _send_again(self, call: Call) -> None:
+        self._links.link_to(self._links.shard_of(call.keys)).send(call)
+
+    def _send_behind(self, call: Call) -> None:
+        self._links.send(call)
+
+    def _understood(self, message: str) -> str:
+        code, _, rest = message.partition(" ")
+        if code not in ("MOVED", "ASK"):
+            return message
+        slot, _, address = rest.partition(" ")
+        if code == "MOVED":
+            self._links.redirected(address)
+        return elsewhere(slot, code == "MOVED")
+
+    async def _introduce(self, wire: Wire) -> None:
+        await super()._introduce(wire)
+        try:
+            await wire.ask((b"PUBSUB", b"NUMSUB", self._inbox))  # as scripts do before they publish
+        except ReplyError as error:
+            raise not_possible(str(error), "PUBSUB NUMSUB") from error
+
+    def _established(self, wire: Wire) -> None:
+        self._leads_to = self._shard.address
+        super()._established(wire)
+
+    def has_calls(self) -> bool:
+        """Return whether a call may be sent, or be under way, that nobody has heard the end of."""
+        return self._wire is not None or bool(self._retries.delayed)
+
+    def keeps_behind(self, call: Call) -> bool:
+        """Keep a new call about a name that has left, if an earlier one about it is here; return whether it does."""
+        if self._retries.keeps_behind(call):
+            return True
+        under_way = self._wire.unanswered() if self._wire is not None else ()
+        if any(earlier.name == call.name and not earlier.over for earlier, _ in under_way):
+            self._retries.hold(call)
+            return True
+        return False
+
+    def settle(self) -> None:
+        """Slots have moved: use another connection if the primary is another one, and part with calls of others."""
+        if self._wire is not None:
+            if self._leads_to != self._shard.address:
+                self._drop("the primary of these slots is another node now")
+        else:
+            unsent, self._unsent = self._unsent, deque()
+            for call in unsent:
+                if not call.over:
+                    self._send_again(call)
+
+    def part(self) -> list[Call]:
+        """End the connection and hand over all calls that were not answered."""
+        self._closed = True
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            self._put_back(wire)
+            wire.abort()
+        return self.take_unsent()

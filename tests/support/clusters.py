@@ -1,0 +1,168 @@
+"""A Redis Cluster of three shards, all from the embedded server's executable.
+
+async with cluster(replicas=1) as it:
+    async with it.client() as client:
+        await it.move(it.slot("name"), it.primaries[1])
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.asyncio import RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.crc import key_slot
+
+from redis_sync_aio import Backoff, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+NODE_TIMEOUT = 1000
+"""Milliseconds of silence after which a node counts as failing."""
+SOON = Backoff(initial=0.01, cap=0.05)
+SLOTS = 16384
+SHARDS = 3
+OPTIONS = (
+    *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT), "--repl-diskless-sync-delay", "0"),
+    # A shard without a primary is no reason for the others to refuse commands.
+    *("--cluster-require-full-coverage", "no"),
+)
+
+
+@dataclass
+class Nodes:
+    """See the top of this module."""
+
+    primaries: list[EmbeddedServer] = field(default_factory=list)
+    replicas: list[EmbeddedServer] = field(default_factory=list)
+    ids: dict[EmbeddedServer, str] = field(default_factory=dict)
+
+    def client(self, **options: Any) -> RedisCluster:
+        """Return a client of the cluster."""
+        startup = [ClusterNode(node.host, node.port or 0) for node in self.primaries]
+        return RedisCluster(startup_nodes=startup, **options)
+
+    def slot(self, name: str) -> int:
+        """Return the slot of ``name``."""
+        return key_slot(name.encode())
+
+    def owner(self, name: str) -> EmbeddedServer:
+        """Return who has ``name`` at first."""
+        return self.primaries[self.slot(name) * SHARDS // SLOTS]
+
+    def name_at(self, shard: int, like: str = "name") -> str:
+        """Return a name that one of the shards has at first."""
+        return next(name for n in range(1000) if self.owner(name := f"{like}{n}") is self.primaries[shard])
+
+    async def say(self, node: EmbeddedServer, *words: Any) -> Any:
+        """Run a command on one node."""
+        async with node.client() as plain:
+            client: Any = plain
+            return await client.execute_command(*words)
+
+    async def begin_move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
+        """Begin to migrate a slot; its keys are where they were."""
+        await self.say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
+        await self.say(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
+
+    async def end_move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
+        """Migrate the keys of the slot, and then the slot itself."""
+        while keys := await self.say(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            await self.say(source, "MIGRATE", target.host, target.port, "", 0, 5000, "KEYS", *keys)
+        for node in (target, source, *(it for it in self.primaries if it not in (source, target))):
+            await self.say(node, "CLUSTER", "SETSLOT", slot, "NODE", self.ids[target])
+
+    async def move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
+        """Migrate a slot."""
+        await self.begin_move(slot, source, target)
+        await self.end_move(slot, source, target)
+
+    async def can_move_at_once(self) -> bool:
+        """Return whether the server moves a slot with all its keys in one step."""
+        return bool([it for it in await self.say(self.primaries[0], "COMMAND", "INFO", "cluster|migrateslots") if it])
+
+    async def move_at_once(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
+        """Migrate a slot in one step."""
+        await self.say(source, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[target])
+
+        async def is_there() -> bool:
+            return slot in await self.slots(target)
+
+        await wait_until(is_there, SOON, timeout=10)
+
+    async def slots(self, node: EmbeddedServer) -> set[int]:
+        """Return the slots that ``node`` has, as it says."""
+        found: set[int] = set()
+        for first, last, owner, *_ in await self.say(node, "CLUSTER", "SLOTS"):
+            if owner[1] == node.port:
+                found.update(range(first, last + 1))
+        return found
+
+    async def healthy(self) -> None:
+        """Return when every node holds all others for healthy."""
+
+        async def said() -> bool:
+            found = [_text(await self.say(node, "CLUSTER", "NODES")) for node in self.primaries]
+            return not any("fail" in it for it in found)
+
+        await wait_until(said, SOON, timeout=20)
+
+    async def promoted(self, dead: EmbeddedServer) -> EmbeddedServer:
+        """Return which replica has become the primary instead of ``dead``, when that is so."""
+        (replica,) = (it for it in self.replicas if self.replicas.index(it) == self.primaries.index(dead))
+
+        async def is_primary() -> bool:
+            return (await self.say(replica, "ROLE"))[0] in (b"master", "master")
+
+        await wait_until(is_primary, SOON, timeout=20)
+        return replica
+
+
+@asynccontextmanager
+async def cluster(replicas: int = 0) -> AsyncIterator[Nodes]:
+    """Start the nodes; they agree with each other when this returns. ``replicas``: 0, or 1 for each shard."""
+    async with AsyncExitStack() as stack:
+        nodes = Nodes()
+        for group, number in ((nodes.primaries, SHARDS), (nodes.replicas, SHARDS * replicas)):
+            for _ in range(number):
+                group.append(await stack.enter_async_context(EmbeddedServer(port=0, args=OPTIONS)))
+        every = [*nodes.primaries, *nodes.replicas]
+        for epoch, node in enumerate(every, 1):
+            nodes.ids[node] = _text(await nodes.say(node, "CLUSTER", "MYID"))
+            await nodes.say(node, "CLUSTER", "SET-CONFIG-EPOCH", epoch)
+        bounds = [-(-SLOTS * number // SHARDS) for number in range(SHARDS + 1)]
+        for number, node in enumerate(nodes.primaries):
+            await nodes.say(node, "CLUSTER", "ADDSLOTS", *range(bounds[number], bounds[number + 1]))
+        first = every[0]
+        for node in every[1:]:
+            await nodes.say(node, "CLUSTER", "MEET", first.host, first.port)
+
+        async def know_each_other() -> bool:
+            found = [_text(await nodes.say(node, "CLUSTER", "NODES")) for node in every]
+            return all(len(it.splitlines()) == len(every) and "handshake" not in it for it in found)
+
+        await wait_until(know_each_other, SOON, timeout=20)
+        for primary, replica in zip(nodes.primaries, nodes.replicas, strict=False):
+            await nodes.say(replica, "CLUSTER", "REPLICATE", nodes.ids[primary])
+
+        async def agree() -> bool:
+            for node in every:
+                ranges = await nodes.say(node, "CLUSTER", "SLOTS")  # first, last, the primary, its replicas
+                whole = [len(it) for it in ranges] == [3 + replicas] * SHARDS
+                if not whole or "cluster_state:ok" not in _text(await nodes.say(node, "CLUSTER", "INFO")):
+                    return False
+            return all([await _follows(replica) for replica in nodes.replicas])
+
+        await wait_until(agree, SOON, timeout=20)
+        yield nodes
+
+
+async def _follows(replica: EmbeddedServer) -> bool:
+    async with replica.client() as client:
+        return bool((await client.info("replication")).get("master_link_status") == "up")
+
+
+def _text(answer: Any) -> str:
+    return answer.decode() if isinstance(answer, bytes) else str(answer)
