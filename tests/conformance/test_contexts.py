@@ -331,11 +331,11 @@ async def test_release_of_the_lock(kind: Kind, lock: Exclusive, make_client: Mak
 async def test_release_again_after_a_refused_release(kind: Kind, lock: Exclusive, redis: Redis) -> None:
     """House rule 6: a release that failed leaves the lease held; it may be tried again."""
     lease = await lock.acquire()
-    await redis.rename(kind.key(NAME), "away")
+    await redis.rename(kind.key(NAME), f"{{{NAME}}}away")
     await redis.hset(kind.key(NAME), "a", "hash")
     with pytest.raises(WrongKeyType):
         await lock.release()
-    await redis.rename("away", kind.key(NAME))
+    await redis.rename(f"{{{NAME}}}away", kind.key(NAME))
     lease.check()
     await lease.release()
     assert await holder(lock) is None

@@ -31,7 +31,7 @@ class BodyError(Exception):
     """What a body raises by itself."""
 
 
-@pytest.fixture(params=["link", "polling"])
+@pytest.fixture(params=["link", "polling", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -18,7 +18,7 @@ NAME = "gate"
 KEY = gate_keys(NAME.encode()).all[0]
 
 
-@pytest.fixture(params=["link", "polling-resp2-decoded"])
+@pytest.fixture(params=["link", "polling-resp2-decoded", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

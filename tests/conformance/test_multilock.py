@@ -22,7 +22,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.fixture(params=["link", "polling"])
+@pytest.fixture(params=["link", "polling", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     """What differs here is whether a waiter is woken, and whether one script takes all."""
     return str(request.param)

@@ -35,7 +35,7 @@ NAME = "reentrant"
 TTL = 0.3
 
 
-@pytest.fixture(params=["link", "polling"])
+@pytest.fixture(params=["link", "polling", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     """What differs here is only whether a waiter is woken: two ways will do."""
     return str(request.param)

@@ -20,7 +20,7 @@ NAME = "permits"
 only_link = pytest.mark.parametrize("way", ["link"])
 
 
-@pytest.fixture(params=["link", "polling"])
+@pytest.fixture(params=["link", "polling", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

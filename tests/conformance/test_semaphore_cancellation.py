@@ -25,7 +25,7 @@ FEWEST, ENOUGH = 5, 30
 """So many cancellations each test makes: at the points where it is suspended, and after turns of the loop."""
 
 
-@pytest.fixture(params=["link", "polling"])
+@pytest.fixture(params=["link", "polling", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
