@@ -33,7 +33,8 @@ KEYS = robust_keys(NAME.encode())
 RECORD = KEYS.record
 
 
-@pytest.fixture(params=["link", "polling", "cluster"])  # the other ways differ in decoding only, and nothing here is decoded
+# The other ways differ in decoding only, and nothing here is decoded.
+@pytest.fixture(params=["link", "polling", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -34,7 +34,7 @@ NAME = "config"
 STATE = f"{{{NAME}}}:rw:state"
 PERMITS = f"{{{NAME}}}:rw"
 
-pytestmark = pytest.mark.parametrize("way", ["link", "polling"])
+pytestmark = pytest.mark.parametrize("way", ["link", "polling", "cluster"])
 
 
 @pytest.fixture(params=[False, True], ids=["own permits", "shared"])
