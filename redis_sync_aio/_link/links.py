@@ -123,6 +123,8 @@ class Links:
             link = self._links.get(shard)
             if link is not None and link.has_calls():
                 self._left[slot] = link
+            if self._left.get(slot) is self._links.get(self._cluster.shard_at(slot)):
+                self._left.pop(slot, None)  # it has come back
         self._owner.link_moved()
         for link in list(self._links.values()):
             link.settle()
@@ -231,6 +233,8 @@ class ShardLink(Link):
     def part(self) -> list[Call]:
         """End the connection and hand over all calls that were not answered."""
         self._closed = True
+        if self._connecting is not None and self._connecting is not asyncio.current_task():
+            self._connecting.cancel()
         wire, self._wire = self._wire, None
         if wire is not None:
             self._put_back(wire)
