@@ -260,8 +260,9 @@ async def test_a_client_of_one_node_is_told_what_to_use(nodes: Nodes) -> None:
     async with elsewhere.client() as client:
         with pytest.raises(CommandRefused, match=r"MOVED .*RedisCluster"):
             await AsyncLock(client, "a").acquire()
-        with pytest.raises(CommandRefused, match=r"MOVED .*RedisCluster"):
-            await AsyncLock(Coordinator(client, push="never"), "a").acquire()
+        async with Coordinator(client, push="never") as polling:
+            with pytest.raises(CommandRefused, match=r"MOVED .*RedisCluster"):
+                await polling.lock("a").acquire()
 
 
 async def test_a_user_without_the_rights(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
