@@ -39,7 +39,7 @@ SEMAPHORES_GO = ("link", "polling", "cluster")
 pushes nothing is shared."""
 
 
-ABOVE_THE_ENGINE = ("test_exceptions", "test_contexts_")
+ABOVE_THE_ENGINE = ("test_exceptions", "test_contexts_", "test_loss")
 """What these are about happens in the process, whoever decides on the server: locks and semaphores by scripts show that
 it works. With EVERY_WAY they run on talks as well."""
 
