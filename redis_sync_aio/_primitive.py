@@ -14,7 +14,7 @@ from dataclasses import replace
 from threading import get_ident
 from typing import Any, NoReturn, get_args
 
-from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, Released, Send
+from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, PermitsView, Released, Send, read_permits
 from ._hold import Enterable, Hold, OnLost
 from ._implicit import client_of, coordinator_for
 from ._keys import Engine, Keys
@@ -302,3 +302,13 @@ class Primitive(Enterable[Lease]):
         """``acquire``: what is done on entering, if ``request`` may be out of date then."""
         by_request = acquire or functools.partial(self._acquire, request)
         return self._hold_by(self.acquire if request is self._default else by_request, on_lost)
+
+
+class PermitPrimitive(Primitive):
+    """Base of what consists of permits."""
+
+    async def _view(self, shown: int = SHOWN) -> PermitsView:
+        return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest)))
+
+    async def _holders(self) -> str:
+        return ", ".join(repr(text(permit.token)) for permit in (await self._view()).permits[:5])

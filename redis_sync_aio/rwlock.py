@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ._engine.lua import WHOLE, PermitsView, read_permits
+from ._engine.lua import WHOLE
 from ._hold import Hold, OnLost
 from ._keys import Engine, PermitKeys, permit_keys
 from ._link.client import Client
-from ._primitive import SHOWN, Primitive
+from ._primitive import PermitPrimitive
 from ._types import Name, Seconds, text
 from ._upgrade import UpgradeSide
 from ._waiting.local import LocalName
@@ -43,7 +43,7 @@ class ReadWriteStatistics:
     waiting: tuple[tuple[str, str], ...]
 
 
-class Side(Primitive):
+class Side(PermitPrimitive):
     """The readers' or the writers' side of a read/write lock: acquired like an `AsyncLock`.
 
     Made by `AsyncReadWriteLock.read` and `AsyncReadWriteLock.write`. It has `acquire`, `try_acquire`, `hold`, `wrap`
@@ -66,12 +66,6 @@ class Side(Primitive):
 
     def _held(self) -> list[Lease]:
         return [lease for lease in self._leases() if lease.weight == self._weight]  # the other side has the same keys
-
-    async def _view(self) -> PermitsView:
-        return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest)))
-
-    async def _holders(self) -> str:
-        return ", ".join(repr(text(permit.token)) for permit in (await self._view()).permits[:5])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000}>"

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ._engine.lua import Answer, LuaEngine, Outcome, PermitsView, read_permits
+from ._engine.lua import Answer, LuaEngine, Outcome
 from ._hold import Hold, OnLost
 from ._implicit import coordinator_for
 from ._keys import Engine, permit_keys
 from ._link.call import Call
 from ._link.client import Client
-from ._primitive import SHOWN, Primitive
+from ._primitive import PermitPrimitive
 from ._types import Name, Seconds, permits, text
 from ._waiting.local import LocalName
 from .coordinator import Coordinator
@@ -90,7 +90,7 @@ class _Refusal:
         )
 
 
-class AsyncSemaphore(Primitive):
+class AsyncSemaphore(PermitPrimitive):
     """A fair, weighted semaphore whose permits are leases, with one limit that all agree on.
 
     Guarantees: by the server's clock the weights of the live leases never exceed the limit (but for those held
@@ -277,7 +277,7 @@ class AsyncSemaphore(Primitive):
         Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `acquire`. On cancellation the answer is
         ignored.
         """
-        view = await self._view(SHOWN)
+        view = await self._view()
         return SemaphoreStatistics(
             limit=view.limit or None,
             held=view.used,
@@ -305,12 +305,6 @@ class AsyncSemaphore(Primitive):
             self._limit = self._refused.limit = new
             self._default = self._new_request(None, None, None, self._weight)
             self._cohort = None
-
-    async def _view(self, shown: int) -> PermitsView:
-        return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest)))
-
-    async def _holders(self) -> str:
-        return ", ".join(repr(holder.identity) for holder in (await self.statistics()).holders[:5])
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
         self._refused.name = self.name
