@@ -13,7 +13,7 @@
       …:queue, …:polls        as above
     {KEY}:turn      string    lock of the transactions on KEY that take turns; with queue, fence and polls
     {KEY}:commit:…  string    whether one transaction on KEY was committed: "done" or "void"
-    rsa:…           channel   inbox of one coordinator
+    rsa:…           channel   inbox of one coordinator; in a cluster, of one at one shard
 
 All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
 """
@@ -22,13 +22,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
 
+CLUSTER_MARK = b"C"
+"""In the inboxes of a cluster (the rest is in small letters): see `KnownAs.at`, and parts/push.lua."""
+
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
+
+
+class KnownAs(NamedTuple):
+    """What a server knows this process as."""
+
+    inbox: bytes  # where grants are pushed to; empty: nowhere, it polls
+    token_prefix: bytes
+
+    @classmethod
+    def new(cls, process: str, unique: str) -> KnownAs:
+        """Make one for a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
+        return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
+
+    def at(self, shard: int) -> KnownAs:
+        """Return what this shard of a cluster knows us as.
+
+        Each as something else, since what is published at one is heard at all of them: a grant would be heard once
+        for each link, and not behind the answer to its request. And its time is that of the shard's own clock.
+        """
+        mark = b"%b%02x" % (CLUSTER_MARK, shard)
+        return KnownAs(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
+
+
+def of_cluster(inbox: bytes) -> bool:
+    """Return whether that is the inbox of a process at a shard of a cluster."""
+    return CLUSTER_MARK in inbox
 
 
 @dataclass(frozen=True, slots=True)

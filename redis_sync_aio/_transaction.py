@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import redis.exceptions
 from redis.asyncio import Redis
 from redis.commands import AsyncCoreCommands
+from redis.crc import key_slot
 
 from ._clock import now
 from ._executed import Command, Replies, read_replies, without_multi
@@ -98,7 +99,7 @@ class Transaction(AsyncCoreCommands):
         self._first = first  # executed before what the body queues; their replies are not the body's
         self._to_watch = [*keys, *also_watched]
         self._watched = False
-        self._sought = False  # where a cluster has the keys, after it said that they have moved
+        self._looked_elsewhere = False  # where a cluster has the keys, after it said that they have moved
         self._pack = packer(client)
         self._connection: Borrowed | None = None
         self._state = State.READING
@@ -253,9 +254,10 @@ class Transaction(AsyncCoreCommands):
                 first += self._questions()
             packed = [*map(self._pack, first), *of_body]
             replies = await connection.exchange(packed, range(len(packed) if raw else len(first)))
+        self._check_slots(replies)
         refused = next((it for it in replies[: len(first)] if isinstance(it, redis.exceptions.ResponseError)), None)
-        if isinstance(refused, Elsewhere) and not self._watched and not self._sought:
-            self._sought = True
+        if isinstance(refused, Elsewhere) and not self._watched and not self._looked_elsewhere:
+            self._looked_elsewhere = True
             await self._begin_again()
             return await self._send(commands, raw)
         if refused is not None:
@@ -266,6 +268,15 @@ class Transaction(AsyncCoreCommands):
             if not self._watched:
                 return await self._send(commands, raw)
         return replies[len(first) :]
+
+    def _check_slots(self, replies: Sequence[Reply]) -> None:
+        """Raise TransactionMisuse if a cluster said that a key is not in the slot of those that are watched."""
+        for reply in replies:
+            if isinstance(reply, Elsewhere) and reply.slot != key_slot(self._keys[0]):
+                raise TransactionMisuse(
+                    f"a command of the transaction on {self._shown()} has a key in another hash slot of the cluster: "
+                    "nothing was written. Give all of them a common hash tag, {like}:this and {like}:that"
+                )
 
     def _questions(self) -> Sequence[Encodables]:
         """Return what is asked right after the first WATCH, for those who do more than a plain transaction."""
@@ -322,6 +333,7 @@ class Transaction(AsyncCoreCommands):
             if not connection.written or answered(self._keys[0], error) is not None:
                 raise self._failed(error) from error
             return NoAnswer(error)
+        self._check_slots(queued)
         if isinstance(multi, redis.exceptions.ResponseError):
             raise without_multi(multi, queued[len(self._first) :])
         if isinstance(executed, redis.exceptions.ResponseError):

@@ -196,9 +196,8 @@ class Lock(RedisLock):
             async with asyncio.timeout(local.hub.retry_for):
                 call = await outcome
         except TimeoutError:
-            raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from local.hub.trouble_of(
-                local.keys
-            )
+            trouble = local.hub.trouble_of(local.keys)
+            raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from trouble
         if call.error is not None:
             with _redis_errors():
                 raise call.error

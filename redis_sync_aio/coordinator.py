@@ -28,8 +28,9 @@ from ._cancellation import finished
 from ._clock import now
 from ._engine.lua import LuaEngine, Send
 from ._engine.watch import talk
+from ._keys import Keys, KnownAs
 from ._link.adopt import Witness, close_idle
-from ._link.call import Call, Executor, KnownAs, Reply
+from ._link.call import Call, Executor, Reply
 from ._link.client import Client, check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.cluster import Cluster
 from ._link.link import Link
@@ -149,7 +150,7 @@ class Coordinator(Names):
         self._executor: Executor
         self._link: Link | Links | None = None
         if self._push == "never":
-            self._use(self._plain())
+            self._use(self._new_plain())
         else:
             self._link = self._new_link()
             self._use(self._link)
@@ -173,7 +174,7 @@ class Coordinator(Names):
         servers, options = self._servers, (self._known_as, self, self._response_timeout, connect_timeout, talk)
         return Links(servers, *options) if isinstance(servers, Cluster) else Link(servers.clients()[0], *options)
 
-    def _plain(self) -> PlainExecutor:
+    def _new_plain(self) -> PlainExecutor:
         return PlainExecutor(self._servers, self._known_as, self._response_timeout, talk)
 
     def _use(self, executor: Executor) -> None:
@@ -329,21 +330,23 @@ class Coordinator(Names):
 
     # -- what the link tells (and see `Names`) ---------------------------------------------------------
 
-    def link_refused(self, error: SyncError) -> None:
-        """The server or the user's rights do not allow the link."""
+    def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None:
+        """A server or the user's rights there do not allow the link."""
         if self._push == "auto" and isinstance(error, LinkUnavailable):
             self._fall_back(error)
             return
-        for ticket in list(self.tickets.values()):
-            ticket.withdraw(copied(error))
+        for local in list(self.locals.values()):
+            for ticket in list(local.tickets.values()) if concerns(local.keys) else ():
+                ticket.withdraw(copied(error))
 
     def _fall_back(self, error: SyncError) -> None:
+        if self._link is None:
+            return  # another shard was first
         logger.warning('redis_sync_aio polls instead of being woken (push="never" silences this): %s', error)
         link, self._link = self._link, None
-        assert link is not None
-        self._use(self._plain())
+        self._use(self._new_plain())
         self.link_moved()
-        for call in link.take_unsent():
+        for call in link.part():
             self._executor.send(call)
 
     async def link_closing(self) -> None:

@@ -16,7 +16,7 @@ from ._clock import now
 from ._guarded import GuardedTransaction
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
-from ._link.client import Client, running_loop
+from ._link.client import running_loop
 from ._quorum import Quorum, majority
 from ._types import Name, Seconds, seconds, shown_within, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
@@ -120,7 +120,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
     def __init__(
         self,
-        clients: Iterable[Client | Coordinator],
+        clients: Iterable[Redis | Coordinator],
         name: Name,
         *,
         ttl: Seconds = 30.0,
@@ -139,6 +139,10 @@ class AsyncRedlock(Enterable[RedlockLease]):
             AsyncLock(one, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine)
             for one in sources
         )
+        if any(isinstance(lock._client, RedisCluster) for lock in self._locks):
+            raise TypeError(
+                "clients must be of servers that know nothing of each other; AsyncLock takes a RedisCluster"
+            )
         if not self._locks:
             raise ValueError("clients is empty: it needs one for each server")
         if len({id(lock._client) for lock in self._locks}) < len(self._locks):
@@ -337,7 +341,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         """
         every = self._locks[bid.server]._ttl_ms / 3000
         look = now() + every
-        while not bid.future.done() and now() < ends and not bid.trouble:
+        while not bid.future.done() and now() < ends and bid.trouble is None:
             await asyncio.wait([bid.future], timeout=min(look, ends, now() + 1.0) - now())
             if not bid.future.done() and now() >= look:
                 found = await self.statistics()

@@ -20,6 +20,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TypeAlias
 
+from .._keys import of_cluster
 from .outcomes import ASK_AGAIN, FOR_EVER, RANGE, WANTED, Outcome, Released, Renewed
 from .snapshot import FOR_EVER_MS, FREE_MS, LockSnapshot, Message, Reply, Sharer, Ticket
 from .snapshot import Decision as AnyDecision
@@ -88,9 +89,14 @@ class _Desk:
             self.queue.remove(member)
         self.polls.pop(member, None)
 
-    def tell(self, inbox: bytes, payload: bytes) -> None:
-        if inbox not in self.before.deaf:
-            self.messages.append(Message(inbox, payload))
+    def tell(self, inbox: bytes, number: int, payload: bytes) -> bool:
+        """Publish what begins with that number; return whether somebody listens, as far as we know."""
+        listens = inbox not in self.before.deaf
+        if listens:
+            self.messages.append(Message(inbox, b"%d %b" % (number, payload)))
+        elif of_cluster(inbox):
+            self.messages.append(Message.astray(inbox, number))
+        return listens
 
     def settle(self, mine: bytes = b"") -> _Turn:
         """Give the lock to the first living ticket ahead of ``mine``."""
@@ -103,27 +109,28 @@ class _Desk:
                 self.leave(member)
                 continue
             if self.before.full:
-                self.tell(ticket.inbox, b"%d %d %016d 0" % (ticket.number, ASK_AGAIN, self.now))
+                self.tell(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
                 return _Turn.RESERVED
             fence = self.next_fence(ticket.token, ticket.claim_ms)  # it is spent on the dead, too
             if self.before.mute:
                 return _Turn.RESERVED
             self.queue.pop(0)
-            if ticket.inbox not in self.before.deaf:
-                self.hand_over(ticket, fence)
+            if self.hand_over(ticket, fence):
                 return _Turn.GRANTED
         return _Turn.FREE
 
-    def hand_over(self, ticket: Ticket, fence: int) -> None:
-        """Tell the owner of a ticket that it is his now, and the one behind him when to look."""
+    def hand_over(self, ticket: Ticket, fence: int) -> bool:
+        """Tell the owner of a ticket, if he lives, that it is his now, and the one behind him when to look."""
         following = Ticket.of_lock(self.queue[0]) if self.queue else None
-        told = b"%d %016d %016d %d" % (ticket.number, fence, self.now, ticket.claim_ms)
+        told = b"%016d %016d %d" % (fence, self.now, ticket.claim_ms)
         if self.queue:
             told += b" %d" % (following.number if following is not None and following.inbox == ticket.inbox else 0)
-        self.tell(ticket.inbox, told)
+        if not self.tell(ticket.inbox, ticket.number, told):
+            return False
         self.hold(ticket.token, ticket.claim_ms)
         if following is not None and following.inbox not in (b"", ticket.inbox):
-            self.tell(following.inbox, b"%d 0 %016d %d" % (following.number, self.now, ticket.claim_ms))
+            self.tell(following.inbox, following.number, b"0 %016d %d" % (self.now, ticket.claim_ms))
+        return True
 
     def spent(self, token: bytes, reusable: bool) -> bool:
         return self.holder is None and self.fence > 0 and self.granted == token and not reusable
@@ -142,7 +149,7 @@ class _Desk:
         """Tell a holder that shares to give it back."""
         sharer = None if holder is None else Sharer.of(holder)
         if sharer is not None and not self.before.mute:
-            self.tell(sharer.inbox, b"%d %d %016d 0" % (sharer.number, WANTED, self.now))
+            self.tell(sharer.inbox, sharer.number, b"%d %016d 0" % (WANTED, self.now))
 
 
 # -- the decisions -----------------------------------------------------------------------------------------

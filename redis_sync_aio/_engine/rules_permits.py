@@ -32,6 +32,7 @@ from enum import Enum
 from heapq import nsmallest
 from typing import TypeAlias
 
+from .._keys import of_cluster
 from .outcomes import ASK_AGAIN, RANGE, WANTED, WHOLE, Look, Outcome, Released, Renewed
 from .snapshot import Decision as AnyDecision
 from .snapshot import Message, Permit, PermitSnapshot, Reply, Sharer, Ticket
@@ -139,6 +140,8 @@ class _Desk:
         if self.before.mute:
             return True
         if inbox in self.before.deaf:
+            if of_cluster(inbox):
+                self.messages.append(Message.astray(inbox, number))
             return False
         self.messages.append(Message(inbox, b"%d %d %016d %d%b" % (number, fence, self.now, ms, more)))
         return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from .._keys import INBOX_PREFIX
+from .outcomes import ASK_AGAIN
 
 FREE_MS, FOR_EVER_MS = -2, -1
 """What PTTL says of a key that is not there, and of one that has no end."""
@@ -111,6 +112,11 @@ class Message(NamedTuple):
 
     inbox: bytes
     payload: bytes
+
+    @classmethod
+    def astray(cls, inbox: bytes, number: int) -> Message:
+        """Return what is said to an inbox of a cluster that nobody hears here: perhaps somebody does elsewhere."""
+        return cls(inbox, b"%d %d 0 0" % (number, ASK_AGAIN))
 
 
 Reply: TypeAlias = int | tuple[int, ...]

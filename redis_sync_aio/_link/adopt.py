@@ -191,6 +191,7 @@ class Adopted:
         self.transport = cast("asyncio.Transport", writer.transport)
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
         self.leftover = bytes(reader._buffer)
+        self.leads_to = getattr(connection, "host", None), getattr(connection, "port", None)
         self.closed_by_client = False
         self.before_closing: Callable[[], Awaitable[None]] | None = None
         """What is to be done when the client closes it, while it is still open."""

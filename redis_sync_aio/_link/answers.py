@@ -78,6 +78,8 @@ def refusal(
     if code == "WRONGTYPE" and keys:
         message += f": one of {', '.join(map(text, keys))} is somebody else's"
     kind, advice = _REFUSALS.get(code, (CommandRefused, "" if again else "nothing was changed"))
+    if "cluster support disabled" in message:
+        advice = "the server is no cluster: use a redis.asyncio.Redis"
     if code == "ERR" and scripts_refused(message):
         advice = 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need them'
     if again:

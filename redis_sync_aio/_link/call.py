@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from .._keys import INBOX_PREFIX, Keys
+from .._keys import Keys, KnownAs
 from .._scripts import Script
 from ..errors import SyncError
 
@@ -19,25 +19,6 @@ Words: TypeAlias = tuple[Argument, ...]
 Talk: TypeAlias = Generator[list[Words], list[Reply], Reply]
 """A conversation under WATCH: yields commands that leave in one write, is sent their replies, error answers as
 `ReplyError` among them; returns the outcome. While it lasts no other talk may begin on the same connection."""
-
-
-class KnownAs(NamedTuple):
-    """What a server knows this process as."""
-
-    inbox: bytes  # where grants are pushed to; empty: nowhere, it polls
-    token_prefix: bytes
-
-    @classmethod
-    def new(cls, process: str, unique: str) -> KnownAs:
-        """Make one for a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
-        return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
-
-    def at(self, shard: int) -> KnownAs:
-        """Return what this shard of a cluster knows us as.
-
-        Each knows us as something else: what is published at one of them is heard at all (see parts/push.lua).
-        """
-        return KnownAs(b"%bC%02x" % (self.inbox, shard), b"%bC%02x:" % (self.token_prefix[:-1], shard))
 
 
 class Here(NamedTuple):
@@ -196,7 +177,7 @@ class LinkOwner(Protocol):
     def link_pushed(self, payload: bytes) -> None: ...
     def link_up(self, concerns: Callable[[Keys], bool]) -> None: ...
     def link_moved(self) -> None: ...
-    def link_refused(self, error: SyncError) -> None: ...
+    def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None: ...
     async def link_closing(self) -> None: ...
     def link_client_closed(self) -> None: ...
     def link_needed(self, concerns: Callable[[Keys], bool]) -> bool: ...

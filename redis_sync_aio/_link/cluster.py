@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+import sys
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
@@ -35,9 +37,10 @@ PATIENCE = 2.0
 
 NEVER = float("-inf")
 
-NOT_FOR_NODES = ("connection_class", "response_callbacks", "redis_connect_func", "himport_registry", "retry")
-NOT_FOR_US = "oss_cluster_maint_notifications_handler"
+TIES = ("redis_connect_func", "oss_cluster_maint_notifications_handler", "himport_registry")
 """Options by which a cluster client ties its connections to itself."""
+NOT_FOR_CONNECTIONS = ("connection_class", "response_callbacks", "retry")
+"""Options of the same dictionary that are for others, or that we choose."""
 
 
 class Address(NamedTuple):
@@ -56,19 +59,25 @@ class Range(NamedTuple):
 
 
 class Elsewhere(redis.exceptions.TryAgainError):
-    """A slot has moved; the next connection leads to where it is."""
+    """A slot is not where we thought; the next connection leads to where it is.
+
+    Attributes:
+        slot: which.
+    """
+
+    slot = -1
 
 
-def elsewhere(slot: str | int, moved: bool) -> str:
-    """Return what the error answers MOVED and ASK mean for us: not now."""
-    return f"TRYAGAIN slot {slot} {'has moved' if moved else 'is on its way'} to another node"
+def not_now(answer: str, slot: str | int) -> str:
+    """Return what the error answers MOVED and ASK mean for us."""
+    return f"slot {slot} {'has moved' if answer == 'MOVED' else 'is on its way'} to another node ({answer})"
 
 
 class Member(Protocol):
     """Who wants to know of changes."""
 
-    def slots_moved(self, moved: Mapping[int, Shard]) -> None:
-        """Some slots have other shards now, or shards other primaries. ``moved``: who had the slots before."""
+    def slots_moved(self) -> None:
+        """Some slots have other shards now, or shards other primaries."""
 
 
 class Shard:
@@ -79,6 +88,24 @@ class Shard:
         self.number = number
         self.address: Address | None = None  # of the primary; None before any node was asked
         self.client = Redis(connection_pool=ConnectionPool(shard=self, **options))
+        self.connecting: set[asyncio.Timeout] = set()
+        """Around what opens connections to that address: another one makes an end of it."""
+
+    def lead_to(self, primary: Address) -> None:
+        """Its primary is another one now."""
+        self.address = primary
+        for opening in list(self.connecting):
+            opening.reschedule(0)
+
+    def elsewhere(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
+        """Return the error for such an answer of its primary."""
+        if not isinstance(answer, redis.exceptions.MovedError):
+            return redis.exceptions.TryAgainError(not_now("ASK", answer.slot_id))
+        error = Elsewhere(not_now("MOVED", answer.slot_id))
+        error.slot = answer.slot_id
+        if self.cluster.shard_at(answer.slot_id) is self:  # else it is of a key that should not have been sent here
+            self.cluster.moved(f"{answer.host}:{answer.port}")
+        return error
 
     async def locate(self) -> Address:
         """Return where its primary is, as a node says now. Raises as redis-py does when none can be reached."""
@@ -95,9 +122,11 @@ class Cluster:
         self._nodes: list[Address] = []  # in the order in which they are asked
         self._failed: dict[Address, float] = {}  # when they did (local clock)
         self._looked = NEVER  # local clock, from before the nodes were asked
+        self._learned = NEVER  # the same, of the newest answer, true or not
+        self._learning = threading.Lock()  # a client may be used in several threads, with an event loop each
         self._doubts = 0  # how often somebody said that it is not true any more
         kind: Any = client.connection_kwargs["connection_class"]
-        left_out = {*NOT_FOR_NODES, NOT_FOR_US}
+        left_out = {*TIES, *NOT_FOR_CONNECTIONS}
         self._options = {key: value for key, value in client.connection_kwargs.items() if key not in left_out}
         self._options |= {"connection_class": _following(kind), "retry": Retry(NoBackoff(), 0)}
         # All slots are its own until a node was asked; then it is one of the shards.
@@ -142,7 +171,7 @@ class Cluster:
 
     async def owner(self, slot: int) -> Shard:
         """Return who has ``slot``; ask the nodes if that is not known, or was wrong."""
-        if self._looked < 0:
+        if self._looked == NEVER:
             await self.look()
         return self._owners[slot]
 
@@ -160,20 +189,34 @@ class Cluster:
         if begun - self._looked < FRESH:
             return
         failed: Exception | None = None
-        for node in self._candidates():
+        refused: Exception | None = None
+        candidates = self._candidates()
+        for node in candidates:
             self._failed[node] = now()  # now already: if it hangs, there may be no time left to note that
             try:
                 async with asyncio.timeout(PATIENCE):
                     ranges = await self._ask(node)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError, TimeoutError) as error:
                 failed = error
+                if isinstance(error, redis.exceptions.AuthenticationError):
+                    refused = error
+                continue
+            except redis.exceptions.ResponseError as error:
+                refused = error  # of this node; others may have other users
                 continue
             self._failed.pop(node, None)
             if doubts == self._doubts:  # else the answer may be older than those
                 self._looked = begun
-            self._learn(ranges)
+            with self._learning:
+                if begun > self._learned:  # else there is a newer answer
+                    self._learned = begun
+                    self._learn(ranges)
             return
-        raise redis.exceptions.ConnectionError(f"no node of the cluster answers: {failed}") from failed
+        if refused is not None:
+            raise refused
+        raise redis.exceptions.ConnectionError(
+            f"none of {len(candidates)} nodes of the cluster answers, the last one: {failed}"
+        ) from failed
 
     def _candidates(self) -> list[Address]:
         """Return whom to ask, each time another one first: what one says may be old. Last those that failed lately."""
@@ -197,7 +240,7 @@ class Cluster:
             await connection.disconnect(nowait=True)
         # A node may not know what others call it.
         return [
-            Range(first, last, [self._remapped(host.decode() if host else node.host, port) for host, port, *_ in nodes])
+            Range(first, last, [self._remapped(_host(host) or node.host, port) for host, port, *_ in nodes])
             for first, last, *nodes in answer
         ]
 
@@ -208,39 +251,48 @@ class Cluster:
     def _learn(self, ranges: list[Range]) -> None:
         told = list(dict.fromkeys(node for it in ranges for node in it.nodes))
         self._nodes = [*(node for node in self._nodes if node in told), *(it for it in told if it not in self._nodes)]
-        known = {shard.address: shard for shard in self.shards}
-        before = dict(known)
+        owners, addresses = list(self._owners), [shard.address for shard in self.shards]
         primaries = {nodes[0] for _, _, nodes in ranges}
-        moved: dict[int, Shard] = {}
-        for first, last, (address, *_) in ranges:
-            shard = known.get(address)
-            if shard is None:  # a primary that is new: a replica that was promoted, if the one before it is none now
-                shard = self._owners[first]
-                if shard.address in primaries:
-                    shard = Shard(self, len(self.shards), self._options)
-                    self.shards.append(shard)
-                known.pop(shard.address, None)
-                shard.address = address
-                known[address] = shard
-            for slot in range(first, last + 1):
-                if self._owners[slot] is not shard:
-                    moved[slot] = self._owners[slot]
-                    self._owners[slot] = shard
-        if moved or known != before:
+        for first, last, (primary, *_) in ranges:
+            self._owners[first : last + 1] = [self._shard(primary, first, primaries)] * (last + 1 - first)
+        if self._owners != owners or [shard.address for shard in self.shards] != addresses:
             for member in list(self.members):
-                member.slots_moved(moved)
+                member.slots_moved()
+
+    def _shard(self, primary: Address, slot: int, primaries: set[Address]) -> Shard:
+        """Return the shard of a primary that has ``slot``."""
+        for shard in self.shards:
+            if shard.address == primary:
+                return shard
+        shard = self._owners[slot]
+        if shard.address in primaries:
+            shard = Shard(self, len(self.shards), self._options)
+            self.shards.append(shard)
+        # Else what had the slot is no primary any more: a replica of its was promoted.
+        shard.lead_to(primary)
+        return shard
 
 
 _clusters: WeakKeyDictionary[RedisCluster, Cluster] = WeakKeyDictionary()
+
+
+def _host(told: bytes | None) -> str:
+    return "" if told in (None, b"?") else told.decode()
 
 
 def _closing(cluster: Cluster, client: RedisCluster) -> Callable[[], Coroutine[Any, Any, None]]:
     """Return what closes ``client`` and, before that, the connections that were opened beside its own."""
     closed = ref(client)
 
-    async def aclose() -> None:
+    def aclose() -> Coroutine[Any, Any, None]:
+        caller = sys._getframe(1)
+        # It also closes itself, to begin anew: after some MOVED, and when the cluster is down.
+        inside = caller.f_globals.get("__name__") == RedisCluster.__module__
+        return close(by_user=not inside or caller.f_code.co_name in ("__aexit__", "close"))
+
+    async def close(by_user: bool) -> None:
         try:
-            for opened in cluster.clients():
+            for opened in cluster.clients() if by_user else ():
                 await opened.connection_pool.disconnect()
         finally:
             if (client := closed()) is not None:
@@ -267,22 +319,32 @@ class _Following:
             if above.is_connected and (self.host, self.port) != shard.address:
                 await above.disconnect(nowait=True)  # it was the primary once
             if not above.is_connected:
-                self.host, self.port = await shard.locate()
+                await self._connect_to_primary(shard)
+                return
         await above.connect()
+
+    async def _connect_to_primary(self, shard: Shard) -> None:
+        above: Any = super()
+        self.host, self.port = await shard.locate()
+        async with asyncio.timeout(None) as opening:  # the one before it may hang
+            shard.connecting.add(opening)
+            try:
+                await above.connect()
+            finally:
+                shard.connecting.discard(opening)
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         above: Any = super()
         try:
             return await above.read_response(*args, **options)
-        except redis.exceptions.AskError as error:  # MOVED is one, too
-            if self.shard is None:
-                raise
-            moved = isinstance(error, redis.exceptions.MovedError)
-            if moved:
-                self.shard.cluster.moved(f"{error.host}:{error.port}")
-            kind = Elsewhere if moved else redis.exceptions.TryAgainError
-            again = kind(elsewhere(error.slot_id, moved).partition(" ")[2])
-        raise again  # not inside: it would be taken for what was tried before
+        except redis.exceptions.MovedError as error:
+            answer: redis.exceptions.AskError = error
+        except redis.exceptions.AskError as error:
+            answer = error
+        # Not inside: it would be taken for what was tried before.
+        if self.shard is None:
+            raise answer
+        raise self.shard.elsewhere(answer)
 
 
 @functools.cache

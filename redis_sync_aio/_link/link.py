@@ -28,17 +28,17 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 
 from .._clock import now
-from .._keys import Keys
+from .._keys import Keys, KnownAs
 from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable, copied
 from . import troubles
 from .adopt import NotAdoptable, open_connection
 from .answers import TRANSIENT, answered, error_code, refusal, scripts_refused, warn_of_watch
-from .call import Call, Here, KnownAs, LinkOwner, Reply, Talk
+from .call import Call, Here, LinkOwner, Reply, Talk
 from .introduction import introduce, retire
 from .retries import Retries
-from .talks import Converse, Exchange
+from .talks import Converse
 from .troubles import CLOSED
 from .wire import Wire
 
@@ -81,7 +81,7 @@ class Link:
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
-        self._retries = Retries(self._loop, self._send_again, self._send_behind)
+        self._retries = Retries(self._loop, self._send_again, self.send)
         self._watch: asyncio.TimerHandle | None = None
         self._client_id: int | None = None  # of the newest connection
         self._trouble: Exception | None = None
@@ -109,10 +109,6 @@ class Link:
 
     def _send_again(self, call: Call) -> None:
         """Send a call that had to wait."""
-        self.send(call)
-
-    def _send_behind(self, call: Call) -> None:
-        """Send a call that had to wait behind others."""
         self.send(call)
 
     def _understood(self, message: str) -> str:
@@ -254,13 +250,15 @@ class Link:
 
     def _refuse(self, error: Exception) -> None:
         """The server, or the client's configuration, says no: everybody is told, nothing is retried."""
+        if self._closed:  # and redis-py did not let the cancellation through
+            return
         if isinstance(error, SyncError):
             known = error
         elif isinstance(error, NotAdoptable):
             known = LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
         else:
             known = answered(b"", error) or refusal(b"", f"ERR {error}")
-        self._owner.link_refused(known)
+        self._owner.link_refused(known, self.concerns)
         for call in self.take_unsent():
             call.fail(copied(known))
 
@@ -327,11 +325,10 @@ class Link:
         wire, time = self._wire, now()
         self._expire_calls()
         if wire is not None:
-            pending = wire.pending
-            overdue = bool(pending) and time - max(_sent(pending[0], self._pinged), wire.heard) > self._response_timeout
-            if overdue:
+            oldest = wire.oldest(self._pinged)
+            if oldest is not None and time - max(oldest, wire.heard) > self._response_timeout:
                 self._drop(f"no answer for {self._response_timeout} seconds")
-            elif not pending and self._needed() and time - wire.heard > self._response_timeout:
+            elif oldest is None and self._needed() and time - wire.heard > self._response_timeout:
                 self._pinged = time
                 wire.ask((b"PING",))
         if self._wire is not None or self._connecting is not None or self._retries.delayed:
@@ -368,25 +365,34 @@ class Link:
                 wire.bury()
         self._wire = self._opening = None
 
-    async def close(self) -> None:
-        """Close the connection; calls that are still under way end with CoordinatorClosed."""
+    def _end(self) -> Wire | None:
+        """End for good; return the connection, which is being closed."""
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        left = self.take_unsent()
-        connecting = self._connecting
-        if connecting is not None:
-            connecting.cancel()
-            await asyncio.wait([connecting])
+        if self._connecting is not None and self._connecting is not asyncio.current_task():  # which was refused
+            self._connecting.cancel()
         wire, self._wire = self._wire, None
         if wire is not None:
-            left += [call for call, _ in wire.unanswered()]
             wire.abort()
+        return wire
+
+    def part(self) -> list[Call]:
+        """Close the connection, and hand over all calls that were not answered."""
+        wire = self._end()
+        if wire is not None:
+            self._put_back(wire)
+        return self.take_unsent()
+
+    async def close(self) -> None:
+        """Close the connection; calls that are still under way end with CoordinatorClosed."""
+        connecting, wire = self._connecting, self._end()
+        left = self.take_unsent()
+        if connecting is not None:
+            await asyncio.wait([connecting])
+        if wire is not None:
+            left += [call for call, _ in wire.unanswered()]
             await wire.gone
         for call in left:
             call.fail(CoordinatorClosed(CLOSED.format(text(call.name))))
-
-
-def _sent(pending: Call | Exchange | asyncio.Future[Reply], pinged: float) -> float:
-    return pinged if isinstance(pending, asyncio.Future) else pending.sent

@@ -14,14 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
 
 from redis.crc import key_slot
 
-from .._keys import Keys
-from .call import Call, Here, KnownAs, LinkOwner, ReplyError, Talk
-from .cluster import Cluster, Shard, elsewhere
+from .._keys import Keys, KnownAs
+from .call import Call, Here, LinkOwner, ReplyError, Talk
+from .cluster import Cluster, Shard, not_now
 from .link import Link
+from .retries import Retries
 from .troubles import MAYBE_LATER, REFUSED, not_possible
 from .wire import Wire
 
@@ -48,19 +51,25 @@ class Links:
         self._connect_timeout = connect_timeout
         self._options = response_timeout, connect_timeout, converse
         self._links: dict[Shard, ShardLink] = {}
-        self._left: dict[int, ShardLink] = {}  # by slot: what may still have calls about names in it
+        self._left: dict[bytes, list[ShardLink]] = {}  # by name: what may still have calls about one that has moved
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         cluster.members.add(self)
 
     def send(self, call: Call) -> None:
         """Send ``call`` to whoever has its keys."""
-        slot = key_slot(call.keys.all[0])
-        if self._left and (left := self._left.get(slot)) is not None:
-            if left.keeps_behind(call):
+        link = self.link_of(call.keys)
+        if self._left and call.name in self._left:
+            if any(left.keeps_behind(call) for left in self._left[call.name] if left is not link):
                 return
-            del self._left[slot]
-        self.link_to(self._cluster.shard_at(slot)).send(call)
+            del self._left[call.name]
+        link.send(call)
+
+    def link_of(self, keys: Keys) -> ShardLink:
+        """Return the link to who has ``keys``, as far as is known."""
+        return self.link_to(self.shard_of(keys))
 
     def link_to(self, shard: Shard) -> ShardLink:
         """Return the link to ``shard``."""
@@ -115,25 +124,32 @@ class Links:
         finally:
             self._looking = None
 
-    def slots_moved(self, moved: Mapping[int, Shard]) -> None:
-        """Some slots have other shards now, or shards other primaries. ``moved``: who had the slots before."""
+    def slots_moved(self) -> None:
+        """Some slots have other shards now, or shards other primaries; said in whatever thread that was heard in."""
+        if self._thread != get_ident():
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._slots_moved)
+        elif self._loop.is_running():
+            self._slots_moved()
+
+    def _slots_moved(self) -> None:
         if self._closed:
             return
-        for slot, shard in moved.items():
-            link = self._links.get(shard)
-            if link is not None and link.has_calls():
-                self._left[slot] = link
-            if self._left.get(slot) is self._links.get(self._cluster.shard_at(slot)):
-                self._left.pop(slot, None)  # it has come back
-        self._owner.link_moved()
         for link in list(self._links.values()):
+            for call in link.calls():
+                if not link.concerns(call.keys):
+                    self._left.setdefault(call.name, []).append(link)
+        for link in list(self._links.values()):  # what waits there goes first
             link.settle()
+        self._owner.link_moved()
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def take_unsent(self) -> list[Call]:
-        """Hand over all calls that were not answered, and use no link any more."""
+    def part(self) -> list[Call]:
+        """End all connections and hand over all calls that were not answered."""
         self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
         return [call for link in self._links.values() for call in link.part()]
 
     def after_fork(self) -> None:
@@ -173,17 +189,14 @@ class ShardLink(Link):
         super().__init__(shard.client, known_as, owner, response_timeout, connect_timeout, converse)
         self._links = links
         self._shard = shard
-        self._leads_to = shard.address  # the present connection
+        self._retries = Retries(self._loop, self._send_again, links.send)
 
     def concerns(self, keys: Keys) -> bool:
         """Return whether its calls are about ``keys``."""
         return self._links.shard_of(keys) is self._shard
 
     def _send_again(self, call: Call) -> None:
-        self._links.link_to(self._links.shard_of(call.keys)).send(call)
-
-    def _send_behind(self, call: Call) -> None:
-        self._links.send(call)
+        self._links.link_of(call.keys).send(call)
 
     def _understood(self, message: str) -> str:
         code, _, rest = message.partition(" ")
@@ -192,7 +205,7 @@ class ShardLink(Link):
         slot, _, address = rest.partition(" ")
         if code == "MOVED":
             self._links.redirected(address)
-        return elsewhere(slot, code == "MOVED")
+        return f"TRYAGAIN {not_now(code, slot)}"
 
     async def _introduce(self, wire: Wire) -> None:
         await super()._introduce(wire)
@@ -201,42 +214,45 @@ class ShardLink(Link):
         except ReplyError as error:
             raise not_possible(str(error), "PUBSUB NUMSUB") from error
 
-    def _established(self, wire: Wire) -> None:
-        self._leads_to = self._shard.address
-        super()._established(wire)
+    async def _open(self) -> Wire:
+        wire = await super()._open()
+        if wire.leads_to != self._shard.address:
+            wire.abort()
+            raise ConnectionResetError("the primary of these slots became another node meanwhile")
+        return wire
 
-    def has_calls(self) -> bool:
-        """Return whether a call may be sent, or be under way, that nobody has heard the end of."""
-        return self._wire is not None or bool(self._retries.delayed)
+    def _put_back(self, wire: Wire) -> None:
+        super()._put_back(wire)
+        self._hand_on()
+
+    def calls(self) -> list[Call]:
+        """Return all calls that are to be sent, or under way."""
+        under_way = () if self._wire is None else self._wire.unanswered()
+        calls = [*self._retries.calls(), *self._unsent, *(call for call, _ in under_way)]
+        return [call for call in calls if not call.over]
 
     def keeps_behind(self, call: Call) -> bool:
         """Keep a new call about a name that has left, if an earlier one about it is here; return whether it does."""
         if self._retries.keeps_behind(call):
             return True
-        under_way = self._wire.unanswered() if self._wire is not None else ()
-        if any(earlier.name == call.name and not earlier.over for earlier, _ in under_way):
+        here = any(earlier.name == call.name for earlier in self.calls())
+        if here:
             self._retries.hold(call)
-            return True
-        return False
+        return here
 
     def settle(self) -> None:
         """Slots have moved: use another connection if the primary is another one, and part with calls of others."""
-        if self._wire is not None:
-            if self._leads_to != self._shard.address:
-                self._drop("the primary of these slots is another node now")
-        else:
-            unsent, self._unsent = self._unsent, deque()
-            for call in unsent:
-                if not call.over:
-                    self._send_again(call)
+        if self._wire is not None and self._wire.leads_to != self._shard.address:
+            self._drop("the primary of these slots is another node now")
+        self._hand_on()
 
-    def part(self) -> list[Call]:
-        """End the connection and hand over all calls that were not answered."""
-        self._closed = True
-        if self._connecting is not None and self._connecting is not asyncio.current_task():
-            self._connecting.cancel()
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            self._put_back(wire)
-            wire.abort()
-        return self.take_unsent()
+    def _hand_on(self) -> None:
+        """Let others send what waits for a connection here and is theirs."""
+        if self._closed:
+            return
+        unsent, self._unsent = self._unsent, deque()
+        for call in unsent:
+            if self.concerns(call.keys):
+                self._unsent.append(call)
+            elif not call.over:
+                self._send_again(call)

@@ -20,14 +20,14 @@ from redis.asyncio import Redis
 
 from .._cancellation import insisting
 from .._clock import now
-from .._keys import Keys
+from .._keys import Keys, KnownAs
 from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import TRANSIENT, answered, error_answer, scripts_refused, warn_of_watch
 from .borrow import borrow
-from .call import CONFLICT, MOMENT, Call, KnownAs, Reply, ReplyError
+from .call import CONFLICT, MOMENT, Call, Reply, ReplyError
 from .servers import Servers
 from .talks import AFTER_CONFLICT, Converse, Proven
 from .troubles import CLOSED, REFUSED, time_is_up, unanswered

@@ -56,6 +56,7 @@ class Wire(asyncio.Protocol):
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
         self.talks = Talks(converse, self._say, on_error)
         self.heard = now()  # when the server last said anything
+        self.leads_to = adopted.leads_to
         self.closed_by_us = False
         self._dropped: Exception | None = None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # done when the transport has let go
@@ -99,6 +100,13 @@ class Wire(asyncio.Protocol):
             if isinstance(receiver, Call):
                 yield receiver, True
         yield from self.talks.unanswered()
+
+    def oldest(self, asked: float) -> float | None:
+        """Return when the oldest command without an answer was sent; ``asked``: when that is, of what is asked for."""
+        if not self.pending:
+            return None
+        first = self.pending[0]
+        return asked if isinstance(first, asyncio.Future) else first.sent
 
     def _write(self, receiver: Call | Exchange | asyncio.Future[Reply], data: bytes) -> None:
         pending, out = self.pending, self._out

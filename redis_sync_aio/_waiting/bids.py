@@ -125,7 +125,7 @@ class Bids:
         ends = min(ends, now() + self._answer_within)
         while missing := [bid for bid in self.all if not bid.future.done()]:
             left = ends - now()
-            if left <= 0 or (self.suffice and all(bid.trouble for bid in missing)):
+            if left <= 0 or (self.suffice and all(bid.trouble is not None for bid in missing)):
                 return
             await asyncio.wait(
                 [bid.future for bid in missing], timeout=min(left, GLANCE), return_when=asyncio.FIRST_COMPLETED

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
 from .._engine.outcomes import WHOLE, Look
-from .._keys import Keys, PermitKeys
-from .._link.call import Argument, Call, KnownAs
+from .._keys import Keys, KnownAs, PermitKeys
+from .._link.call import Argument, Call
 from .._shared import Base
 from .._types import shown_within, text
 from ..backoff import Backoff

@@ -85,8 +85,9 @@ def way(request: pytest.FixtureRequest) -> str:
 def only_node() -> Iterator[EmbeddedServer]:
     """A cluster of one node, which any client can use as a server."""
     with EmbeddedServer(port=0, args=("--cluster-enabled", "yes")) as node, SyncRedis(port=node.port or 0) as client:
-        client.execute_command("CLUSTER", "ADDSLOTS", *range(SLOTS))
-        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+        plain: Any = client
+        plain.execute_command("CLUSTER", "ADDSLOTS", *range(SLOTS))
+        while b"cluster_state:ok" not in plain.execute_command("CLUSTER", "INFO"):
             time.sleep(0.01)
         yield node
 

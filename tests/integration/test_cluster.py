@@ -18,6 +18,7 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
+    AsyncRedlock,
     AsyncReentrantLock,
     AsyncSemaphore,
     CommandRefused,
@@ -28,6 +29,7 @@ from redis_sync_aio import (
     PermissionRefused,
     StaleFence,
     Transaction,
+    TransactionMisuse,
     transaction,
     wait_until,
     watch_retry,
@@ -278,6 +280,91 @@ async def test_a_user_without_the_rights(nodes: Nodes, caplog: pytest.LogCapture
     client = nodes.client(username="blind", password="x")
     with pytest.raises(PermissionRefused, match="cluster"):
         await AsyncLock(client, "a").acquire()
+    await client.aclose()
+
+
+async def test_a_user_is_unknown_to_one_node(nodes: Nodes) -> None:
+    """Its names are refused; who waits at others waits on."""
+    for node in nodes.primaries[:2]:
+        await nodes.say(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*")
+    await nodes.say(nodes.primaries[2], "ACL", "DELUSER", "some")
+    async with nodes.client() as holder, Coordinator(holder) as other:
+        lock = AsyncLock(other, nodes.name_at(1))
+        lease = await lock.acquire()
+        client = nodes.client(username="some", password="x")
+        async with Coordinator(client) as sync:
+            waiter = asyncio.create_task(AsyncLock(sync, nodes.name_at(1)).acquire())
+            await wait_until(waits(lock), FAST, timeout=5)
+            with pytest.raises(PermissionRefused, match="WRONGPASS"):
+                await AsyncLock(sync, nodes.name_at(2)).acquire(timeout=5)
+            assert not waiter.done()
+            await lease.release()
+            await (await asyncio.wait_for(waiter, 1)).release()
+        await client.aclose()
+
+
+async def test_every_node_refuses_at_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    """The fall back to polling is made once."""
+    for node in nodes.primaries:
+        await nodes.say(node, "ACL", "SETUSER", "deaf", "on", ">x", "+@all", "~*", "&*", "-subscribe")
+    async with nodes.client(username="deaf", password="x") as client, Coordinator(client) as sync:
+
+        async def use(shard: int) -> None:
+            async with sync.lock(nodes.name_at(shard)):
+                pass
+
+        await asyncio.gather(*map(use, EVERY_SHARD))
+        assert not sync.pushes
+        assert len(caplog.records) == 1
+
+
+async def test_a_key_of_another_slot_in_a_transaction(nodes: Nodes, client: RedisCluster) -> None:
+    """On another shard the server finds it out: nothing is written, and what is known of the slots stays."""
+    here, there = nodes.name_at(0), nodes.name_at(1)
+
+    async def early(tx: Transaction) -> None:
+        await tx.get(there)
+
+    async def late(tx: Transaction) -> None:
+        await tx.get(here)
+        tx.multi()
+        tx.set(here, 1)
+        tx.set(there, 1)
+
+    for body in (early, late):
+        with pytest.raises(TransactionMisuse, match=r"another hash slot of the cluster.*common hash tag"):
+            await asyncio.wait_for(transaction(client, body, here), 2)
+    async with AsyncLock(client, f"{{{here}}}:lock") as lease:
+        with pytest.raises(TransactionMisuse, match="another hash slot"):
+            async with lease.transaction() as tx:
+                await late(tx)
+    assert await client.exists(here) == await client.exists(there) == 0
+
+
+async def test_redlock_takes_no_cluster(nodes: Nodes, client: RedisCluster) -> None:
+    with pytest.raises(TypeError, match="know nothing of each other"):
+        AsyncRedlock([client], "a")  # type: ignore[list-item]
+
+
+async def test_one_client_in_two_threads(nodes: Nodes) -> None:
+    """Each has an event loop, and learns of moves there."""
+    name = nodes.name_at(0, "threads")
+    client = nodes.client()
+    errors: list[object] = []
+
+    async def use(turns: int) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        async with Coordinator(client) as sync:
+            for _ in range(turns):
+                Cluster.of(client).moved("")
+                await Cluster.of(client).look()
+                for shard in EVERY_SHARD:
+                    async with sync.lock(nodes.name_at(shard, "threads")):
+                        pass
+
+    await asyncio.gather(*(asyncio.to_thread(asyncio.run, use(20)) for _ in range(2)))
+    assert errors == []
+    assert not await AsyncLock(client, name).locked()
     await client.aclose()
 
 

@@ -30,8 +30,8 @@ from redis_sync_aio import (
 from redis_sync_aio._clock import now
 from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.watch import talk
-from redis_sync_aio._keys import lock_keys, permit_keys
-from redis_sync_aio._link.call import Call, KnownAs, Talk
+from redis_sync_aio._keys import KnownAs, lock_keys, permit_keys
+from redis_sync_aio._link.call import Call, Talk
 from redis_sync_aio._link.plain import PlainExecutor
 from redis_sync_aio._link.servers import servers_of
 from redis_sync_aio._scripts import load

@@ -100,6 +100,14 @@ class Nodes:
                 found.update(range(first, last + 1))
         return found
 
+    async def agree_on(self, slot: int) -> None:
+        """Return when no two nodes think that they have the slot."""
+
+        async def one_has_it() -> bool:
+            return sum([slot in await self.slots(node) for node in self.primaries]) == 1
+
+        await wait_until(one_has_it, SOON, timeout=10)
+
     async def healthy(self) -> None:
         """Return when every node holds all others for healthy."""
 
