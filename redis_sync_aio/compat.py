@@ -70,7 +70,7 @@ class Lock(RedisLock):
     reach, ResponseError or a subclass when it refuses a command. TypeError and ValueError are for bad arguments.
 
     Args:
-        redis: a `redis.asyncio.Redis`; its implicit coordinator is used.
+        redis: a `redis.asyncio.Redis` or `RedisCluster`; its implicit coordinator is used.
         name: the key; excludes all other locks on that key.
         timeout: seconds until the lock ends by itself; None or 0: never.
         sleep: seconds between two tries of an acquire with ``token=``.

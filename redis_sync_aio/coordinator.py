@@ -62,7 +62,7 @@ def _nothing() -> None:
 
 
 class Coordinator(Names):
-    """Runs the locks of one client in one event loop, over one connection.
+    """Runs the locks of one client in one event loop, over one connection to each server.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster`, however configured. Its pool is not used for locks; one

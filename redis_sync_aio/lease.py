@@ -235,7 +235,8 @@ class Lease(Recorded):
                 the lock protects.
             CommandRefused, TransactionMisuse: as `transaction`.
 
-        And OutcomeUnknown when the answer was lost, PartlyApplied when a command failed.
+        And OutcomeUnknown when the answer was lost, PartlyApplied when a command failed. At once: ValueError when the
+        locks of a `MultiLease` are in several hash slots of a cluster.
 
         On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
 

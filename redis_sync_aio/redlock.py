@@ -100,9 +100,9 @@ class AsyncRedlock(Enterable[RedlockLease]):
     On each server it is the same lock as ``AsyncLock(client, name)``, and as that of a Redlock client in any language.
 
     Args:
-        clients: of each server a `redis.asyncio.Redis` or a `Coordinator`, in the same order everywhere. Three or five
-            servers that are no replicas of each other. (With an even number one more has to answer, and no more may
-            fail.)
+        clients: of each server a `redis.asyncio.Redis`, or a `Coordinator` of one, in the same order everywhere. Three
+            or five servers that are no replicas of each other. (With an even number one more has to answer, and no
+            more may fail.)
         name: as for `AsyncLock`; the same on all servers.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew, max_hold, on_lost, engine: as for `AsyncLock`, on each server.

@@ -97,8 +97,8 @@ async def transaction(
         PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
             Or all were, and one of the replies can not be read (it is no text, say, for a client that decodes).
         CoordinatorClosed, WrongContext: from waiting for its turn (``escalate_after``).
-        TransactionMisuse: the body did what can not work.
-        TypeError, ValueError: a bad argument; nothing was sent.
+        TransactionMisuse: the body did what can not work (in a cluster: a key of another hash slot and shard).
+        TypeError, ValueError: a bad argument (also: keys in several hash slots of a cluster); nothing was sent.
 
         What the body raises comes out as it is; nothing was written, at least not in that run.
 

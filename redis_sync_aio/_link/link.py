@@ -1,4 +1,4 @@
-"""The link: one RESP3 connection that carries every command and every push of a coordinator.
+"""The link: one RESP3 connection that carries every command and every push between a coordinator and a server.
 
 Why one. Commands of all tasks leave in one write per turn of the loop, replies and pushes arrive in one
 ordered stream: the reply to an enqueue precedes its grant, a clean-up can not be overtaken by what it cleans

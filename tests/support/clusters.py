@@ -1,8 +1,8 @@
 """A Redis Cluster of three shards, all from the embedded server's executable.
 
-async with cluster(replicas=1) as it:
-    async with it.client() as client:
-        await it.move(it.slot("name"), it.primaries[1])
+    async with cluster(replicas=1) as it:
+        async with it.client() as client:
+            await it.move(it.slot("name"), it.owner("name"), it.primaries[1])
 """
 
 from __future__ import annotations
