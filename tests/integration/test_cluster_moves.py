@@ -1,58 +1,28 @@
-"""FAULTS D7 and D8: slots of a Redis Cluster move, shards fail over, or are out of reach."""
+"""FAULTS D7: slots of a Redis Cluster move."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Sized
-from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from redis.asyncio import RedisCluster
-from redis.asyncio.cluster import NodesManager
 
 from redis_sync_aio import (
-    AcquireTimeout,
     AsyncLock,
     AsyncSemaphore,
     CommandRefused,
     Coordinator,
-    LeaseLost,
     Transaction,
-    Unreachable,
     transaction,
     wait_until,
 )
 from redis_sync_aio._clock import now
 from redis_sync_aio._keys import Engine, lock_keys
 from redis_sync_aio._link.call import Call
-from redis_sync_aio._link.cluster import Cluster
 from redis_sync_aio._link.links import Links
 
 from ..support.body import FAST, waits
-from ..support.clusters import SHARDS, Nodes, cluster
-
-
-@asynccontextmanager
-async def processes(nodes: Nodes, **options: object) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
-    """Two, with a client each."""
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(nodes.client()) for _ in range(2)]
-        first, second = [await stack.enter_async_context(Coordinator(it, **options)) for it in clients]  # type: ignore[arg-type]
-        yield first, second
-
-
-@asynccontextmanager
-async def moved_back(nodes: Nodes, name: str) -> AsyncIterator[None]:
-    """Take the slot of ``name`` back to where it was."""
-    try:
-        yield
-    finally:
-        home = nodes.owner(name)
-        await nodes.agree_on(nodes.slot(name))
-        for node in nodes.primaries:
-            if node is not home and nodes.slot(name) in await nodes.slots(node):
-                await nodes.move(nodes.slot(name), node, home)
+from ..support.clusters import SHARDS, Nodes, enough, learn_of_moves, moved_back, processes
 
 
 @pytest.mark.parametrize("way", ["link", "polling", "shared", "at once"])
@@ -92,10 +62,6 @@ async def goes_on(grants: list[int], count: int = 5) -> None:
     """Return after so many grants more."""
     wanted = len(grants) + count
     await wait_until(lambda: enough(grants, wanted), FAST, timeout=15)
-
-
-async def enough(found: Sized, wanted: int) -> bool:
-    return len(found) >= wanted
 
 
 @pytest.mark.parametrize("engine", ["lua", "watch"])
@@ -194,76 +160,9 @@ async def test_transactions_follow_the_slot(nodes: Nodes) -> None:
         assert await nodes.say(a, "GET", key) == b"3"
 
 
-@pytest.mark.parametrize("push", ["auto", "never"])
-async def test_p6_d8_a_shard_stands_still(nodes: Nodes, push: str) -> None:
-    """Its names are out of reach, within bounds; those of the others do not notice. Then it goes on."""
-    options = {"push": push, "response_timeout": 0.5, "retry_for": 1.5}
-    async with processes(nodes, **options) as (sync, _):
-        lock, others = AsyncLock(sync, nodes.name_at(0, "still"), ttl=1), AsyncLock(sync, nodes.name_at(1, "still"))
-        lost = asyncio.create_task(hold(lock))
-        await wait_until(lock.locked, FAST, timeout=5)
-        nodes.primaries[0].pause()
-        try:
-            begun = time.monotonic()
-            with pytest.raises((Unreachable, AcquireTimeout)):
-                await AsyncLock(sync, nodes.name_at(0, "else")).acquire(timeout=3)
-            assert time.monotonic() - begun < 3.2
-            async with others.hold(timeout=1):
-                pass
-            with pytest.raises(LeaseLost, match="could not be reached"):
-                await lost
-        finally:
-            nodes.primaries[0].resume()
-        await nodes.healthy()
-        async with lock.hold(timeout=5):
-            pass
-
-
-async def hold(lock: AsyncLock) -> None:
-    async with lock:
-        await asyncio.Event().wait()
-
-
-async def test_p1_p3_p8_d6_a_primary_dies() -> None:
-    """Its replica takes over: what had reached it stays held, who waits waits on, transactions go on."""
-    async with cluster(replicas=1) as nodes, processes(nodes) as (sync, other):
-        name = nodes.name_at(0)
-        lease = await AsyncLock(sync, name, ttl=10).acquire()
-        waiter = asyncio.create_task(AsyncLock(other, name, ttl=10).acquire())
-        await wait_until(waits(AsyncLock(other, name)), FAST, timeout=2)
-        assert await nodes.say(nodes.primaries[0], "WAIT", 1, 1000) == 1
-        nodes.primaries[0].kill()
-        replica = await nodes.promoted(nodes.primaries[0])
-        await asyncio.wait_for(lease.extend(10), 5)
-        assert await nodes.say(replica, "GET", name) == lease.token.encode()
-        await wait_until(waits(AsyncLock(other, name)), FAST, timeout=2)
-        await lease.release()
-        following = await asyncio.wait_for(waiter, 2)
-        assert following.fence > lease.fence
-        assert isinstance(sync.client, RedisCluster)
-        assert len(Cluster.of(sync.client).shards) == SHARDS  # it is the same one, with another primary
-        await following.release()
-
-        async def write(tx: Transaction) -> None:
-            await tx.watch()
-            tx.multi()
-            tx.set(name, "mine")
-
-        await transaction(sync, write, name, deadline=5)
-        assert await nodes.say(replica, "GET", name) == b"mine"
-
-
-async def learn_of_moves(client: RedisCluster, answer: str = "") -> Cluster:
-    """Let all that use ``client`` know where the slots are now; ``answer``: whom to ask first."""
-    known = Cluster.of(client)
-    known.moved(answer)
-    await known.look()
-    return known
-
-
-@pytest.mark.parametrize("state", ["under way", "refused"])
+@pytest.mark.parametrize("state", ["under way", "refused", "moved"])
 async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: Nodes, state: str) -> None:
-    """The slot moves while calls about it are at the old node, without an answer, or refused there for now."""
+    """The slot moves while a call is at the old node: without an answer, refused for now, or not looked at yet."""
     name = nodes.name_at(0, f"behind-{state[0]}")
     slot, (a, b, c) = nodes.slot(name), nodes.primaries
     async with moved_back(nodes, name), nodes.client() as client, Coordinator(client) as sync:
@@ -282,8 +181,10 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
 
         if state == "under way":
             a.pause()
-        else:
+        elif state == "refused":
             await nodes.begin_move(slot, a, b)
+        else:
+            await nodes.say(a, "CLIENT", "PAUSE", 1500, "ALL")  # it still hears of what the other nodes say
         first = send(b"first")
         if state == "refused":
             await wait_until(lambda: refused(first), FAST, timeout=5)
@@ -291,6 +192,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
             await asyncio.sleep(0)  # it is written in this turn of the loop
         for node in (b, c):
             await nodes.say(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])
+        await nodes.say(b, "CLUSTER", "BUMPEPOCH")
         known = await learn_of_moves(client, f"{b.host}:{b.port}")
         shard = known.shard_at(slot)
         assert shard.address is not None
@@ -300,7 +202,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
             assert answers == []
         if state == "under way":
             a.resume()
-        else:
+        elif state == "refused":
             await nodes.end_move(slot, a, b)
         send(b"third")
         await wait_until(lambda: enough(answers, 3), FAST, timeout=10)
@@ -313,6 +215,33 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
 
 async def refused(call: Call) -> bool:
     return call.trouble is not None
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_p3_who_waits_follows_the_slot(nodes: Nodes, share: bool) -> None:
+    """Once its process knows: then it is handed over by a push, as before."""
+    name = nodes.name_at(0, f"follows{share:d}")
+    slot, (a, b, _) = nodes.slot(name), nodes.primaries
+    async with moved_back(nodes, name), processes(nodes) as (sync, other):
+        lock = AsyncLock(sync, name)
+        lease = await lock.acquire()
+        waiter = asyncio.create_task(AsyncLock(other, name, share=share).acquire())
+        await wait_until(waits(lock), FAST, timeout=5)
+        await nodes.move(slot, a, b)
+        assert isinstance(other.client, RedisCluster)
+        await learn_of_moves(other.client, f"{b.host}:{b.port}")
+        inbox = other.known_as(lock_keys(name.encode())).inbox
+
+        async def stands_there_now() -> bool:
+            tickets = await nodes.say(b, "ZRANGE", f"{{{name}}}:queue", 0, -1)
+            return bool(tickets) and all(ticket.startswith(inbox + b"|") for ticket in tickets)
+
+        await wait_until(stands_there_now, FAST, timeout=5)
+        before = (await nodes.say(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
+        await lease.release()
+        granted = await asyncio.wait_for(waiter, 1)
+        assert (await nodes.say(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"] <= before + 2
+        await granted.release()
 
 
 async def test_p9_a_grant_is_heard_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,36 +269,3 @@ async def test_p9_a_grant_is_heard_once(nodes: Nodes, monkeypatch: pytest.Monkey
                 await other.lock(nodes.name_at(shard)).locked()
         assert len(heard) == 1
         await granted.release()
-
-
-async def test_a_client_of_redis_py_that_begins_anew_is_not_closed(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It closes itself after some MOVED. That is not the end of our locks."""
-    keys, held = [nodes.name_at(0, like) for like in ("anew", "again")], nodes.name_at(2)
-    a, b, _ = nodes.primaries
-    closed: list[str] = []
-    close = NodesManager.aclose
-
-    async def noted(manager: NodesManager, attr: str = "nodes_cache") -> None:
-        closed.append(attr)
-        await close(manager, attr)
-
-    monkeypatch.setattr(NodesManager, "aclose", noted)
-    async with (
-        moved_back(nodes, keys[0]),
-        moved_back(nodes, keys[1]),
-        nodes.client(reinitialize_steps=2) as client,
-        Coordinator(client) as sync,
-        AsyncLock(sync, held) as lease,
-    ):
-        for key in keys:
-            await client.set(key, "1")
-            await nodes.move(nodes.slot(key), a, b)
-        assert [await client.get(key) for key in keys] == [b"1", b"1"]
-        assert closed
-        lease.check()
-        other = await AsyncLock(sync, nodes.name_at(1)).acquire(timeout=1)
-        await other.release()
-        assert sync.why_closed is None
-        await client.initialize()  # else its end closes nothing of what it has opened since

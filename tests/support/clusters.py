@@ -1,13 +1,13 @@
 """A Redis Cluster of three shards, all from the embedded server's executable.
 
-    async with cluster(replicas=1) as it:
-        async with it.client() as client:
-            await it.move(it.slot("name"), it.owner("name"), it.primaries[1])
+async with cluster(replicas=1) as it:
+    async with it.client() as client:
+        await it.move(it.slot("name"), it.owner("name"), it.primaries[1])
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sized
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,8 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.crc import key_slot
 
-from redis_sync_aio import Backoff, wait_until
+from redis_sync_aio import Backoff, Coordinator, wait_until
+from redis_sync_aio._link.cluster import Cluster
 from redis_sync_aio.embedded import EmbeddedServer
 
 NODE_TIMEOUT = 1000
@@ -174,3 +175,38 @@ async def _follows(replica: EmbeddedServer) -> bool:
 
 def _text(answer: Any) -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
+@asynccontextmanager
+async def processes(nodes: Nodes, **options: object) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
+    """Two, with a client each."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(nodes.client()) for _ in range(2)]
+        first, second = [await stack.enter_async_context(Coordinator(it, **options)) for it in clients]  # type: ignore[arg-type]
+        yield first, second
+
+
+@asynccontextmanager
+async def moved_back(nodes: Nodes, name: str) -> AsyncIterator[None]:
+    """Take the slot of ``name`` back to where it was."""
+    try:
+        yield
+    finally:
+        home = nodes.owner(name)
+        await nodes.agree_on(nodes.slot(name))
+        for node in nodes.primaries:
+            if node is not home and nodes.slot(name) in await nodes.slots(node):
+                await nodes.move(nodes.slot(name), node, home)
+
+
+async def learn_of_moves(client: RedisCluster, answer: str = "") -> Cluster:
+    """Let all that use ``client`` know where the slots are now; ``answer``: whom to ask first."""
+    known = Cluster.of(client)
+    known.moved(answer)
+    await known.look()
+    return known
+
+
+async def enough(found: Sized, wanted: int) -> bool:
+    """A condition for `wait_until`: there are so many."""
+    return len(found) >= wanted
