@@ -16,6 +16,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
@@ -88,13 +89,18 @@ class Shard:
         self.number = number
         self.address: Address | None = None  # of the primary; None before any node was asked
         self.client = Redis(connection_pool=ConnectionPool(shard=self, **options))
-        self.connecting: set[asyncio.Timeout] = set()
-        """Around what opens connections to that address: another one makes an end of it."""
+        self.connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
+        """What opens connections to that address, which may hang: another address makes an end of it."""
 
     def lead_to(self, primary: Address) -> None:
-        """Its primary is another one now."""
+        """Its primary is another one now; said in whatever thread that was heard in."""
         self.address = primary
-        for opening in list(self.connecting):
+        for opening, loop in list(self.connecting.items()):
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._end, opening)
+
+    def _end(self, opening: asyncio.Timeout) -> None:
+        if opening in self.connecting and not opening.expired():
             opening.reschedule(0)
 
     def elsewhere(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
@@ -285,8 +291,8 @@ def _closing(cluster: Cluster, client: RedisCluster) -> Callable[[], Coroutine[A
     closed = ref(client)
 
     def aclose() -> Coroutine[Any, Any, None]:
+        # redis-py calls it, too, to begin anew: after some MOVED, and when the cluster is down.
         caller = sys._getframe(1)
-        # It also closes itself, to begin anew: after some MOVED, and when the cluster is down.
         inside = caller.f_globals.get("__name__") == RedisCluster.__module__
         return close(by_user=not inside or caller.f_code.co_name in ("__aexit__", "close"))
 
@@ -326,12 +332,12 @@ class _Following:
     async def _connect_to_primary(self, shard: Shard) -> None:
         above: Any = super()
         self.host, self.port = await shard.locate()
-        async with asyncio.timeout(None) as opening:  # the one before it may hang
-            shard.connecting.add(opening)
+        async with asyncio.timeout(None) as opening:
+            shard.connecting[opening] = asyncio.get_running_loop()
             try:
                 await above.connect()
             finally:
-                shard.connecting.discard(opening)
+                del shard.connecting[opening]
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         above: Any = super()

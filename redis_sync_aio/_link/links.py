@@ -135,10 +135,10 @@ class Links:
     def _slots_moved(self) -> None:
         if self._closed:
             return
+        self._left = {}
         for link in list(self._links.values()):
-            for call in link.calls():
-                if not link.concerns(call.keys):
-                    self._left.setdefault(call.name, []).append(link)
+            for name in {call.name for call in link.calls() if not link.concerns(call.keys)}:
+                self._left.setdefault(name, []).append(link)
         for link in list(self._links.values()):  # what waits there goes first
             link.settle()
         self._owner.link_moved()
