@@ -30,7 +30,7 @@ from ._engine.lua import LuaEngine, Send
 from ._engine.watch import talk
 from ._keys import Keys, KnownAs
 from ._link.adopt import Witness, close_idle
-from ._link.call import Call, Executor, Reply
+from ._link.call import Call, Executor, LinkOptions, Reply
 from ._link.client import Client, check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.cluster import Cluster
 from ._link.link import Link
@@ -171,8 +171,11 @@ class Coordinator(Names):
 
     def _new_link(self) -> Link | Links:
         connect_timeout = client_connect_timeout(self._client, self._response_timeout)
-        servers, options = self._servers, (self._known_as, self, self._response_timeout, connect_timeout, talk)
-        return Links(servers, *options) if isinstance(servers, Cluster) else Link(servers.clients()[0], *options)
+        options = LinkOptions(self._response_timeout, connect_timeout, talk)
+        servers = self._servers
+        if isinstance(servers, Cluster):
+            return Links(servers, self._known_as, self, options)
+        return Link(servers.clients()[0], self._known_as, self, options)
 
     def _new_plain(self) -> PlainExecutor:
         return PlainExecutor(self._servers, self._known_as, self._response_timeout, talk)

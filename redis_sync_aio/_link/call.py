@@ -28,6 +28,15 @@ class Here(NamedTuple):
     deliver: Callable[[bytes], object]
 
 
+class LinkOptions(NamedTuple):
+    """How a link is to behave."""
+
+    response_timeout: float  # seconds; an answer that takes longer means that the connection is dead
+    connect_timeout: float  # seconds
+    converse: Callable[[Call, Here], Talk]
+    """Returns one attempt at a call where scripts are not allowed."""
+
+
 MOMENT = 0.05
 """So many seconds an attempt has at least, even if the time of its call is up: cut short, nobody knows what it did."""
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 
 from redis.asyncio import Redis
 
@@ -35,7 +34,7 @@ from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable,
 from . import troubles
 from .adopt import NotAdoptable, open_connection
 from .answers import TRANSIENT, answered, error_code, refusal, scripts_refused, warn_of_watch
-from .call import Call, Here, LinkOwner, Reply, Talk
+from .call import Call, Here, LinkOptions, LinkOwner, Reply
 from .introduction import introduce, retire
 from .retries import Retries
 from .talks import Converse
@@ -59,16 +58,13 @@ class Link:
         client: Redis,
         known_as: KnownAs,
         owner: LinkOwner,
-        response_timeout: float,
-        connect_timeout: float,
-        converse: Callable[[Call, Here], Talk],
+        options: LinkOptions,
     ) -> None:
         self._client = client
         self._known_as = known_as
         self._inbox = known_as.inbox
         self._owner = owner
-        self._response_timeout = response_timeout
-        self._connect_timeout = connect_timeout
+        self._response_timeout, self._connect_timeout, converse = options
         here = Here(self._inbox, owner.link_pushed)
         self._converse: Converse = lambda call: converse(call, here)
         self._no_scripts = ""  # how the server refused them

@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 
 from redis.crc import key_slot
 
 from .._keys import Keys, KnownAs
-from .call import Call, Here, LinkOwner, ReplyError, Talk
+from .call import Call, LinkOptions, LinkOwner, ReplyError
 from .cluster import Cluster, Shard, not_now
 from .link import Link
 from .retries import Retries
@@ -41,15 +40,12 @@ class Links:
         cluster: Cluster,
         known_as: KnownAs,
         owner: LinkOwner,
-        response_timeout: float,
-        connect_timeout: float,
-        converse: Callable[[Call, Here], Talk],
+        options: LinkOptions,
     ) -> None:
         self._cluster = cluster
         self._known_as = known_as
         self._owner = owner
-        self._connect_timeout = connect_timeout
-        self._options = response_timeout, connect_timeout, converse
+        self._options = options
         self._links: dict[Shard, ShardLink] = {}
         self._left: dict[bytes, list[ShardLink]] = {}  # by name: what may still have calls about one that has moved
         self._looking: asyncio.Task[None] | None = None
@@ -76,7 +72,7 @@ class Links:
         link = self._links.get(shard)
         if link is None:
             known_as = self._known_as.at(shard.number)
-            link = self._links[shard] = ShardLink(self, shard, known_as, self._owner, *self._options)
+            link = self._links[shard] = ShardLink(self, shard, known_as, self._owner, self._options)
         return link
 
     def shard_of(self, keys: Keys) -> Shard:
@@ -117,7 +113,7 @@ class Links:
 
     async def _look(self) -> None:
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self._options.connect_timeout):
                 await self._cluster.look()
         except (*MAYBE_LATER, *REFUSED) as error:
             logger.info("redis_sync_aio does not learn where the slots are: %s", error)  # the next MOVED asks again
@@ -182,11 +178,9 @@ class ShardLink(Link):
         shard: Shard,
         known_as: KnownAs,
         owner: LinkOwner,
-        response_timeout: float,
-        connect_timeout: float,
-        converse: Callable[[Call, Here], Talk],
+        options: LinkOptions,
     ) -> None:
-        super().__init__(shard.client, known_as, owner, response_timeout, connect_timeout, converse)
+        super().__init__(shard.client, known_as, owner, options)
         self._links = links
         self._shard = shard
         self._retries = Retries(self._loop, self._send_again, links.send)
