@@ -30,6 +30,7 @@ from ..support.histories import (
     MUTE,
     NOBODY,
     PROFILE,
+    SHARE,
     START,
     Compared,
     Kind,
@@ -319,7 +320,7 @@ def _private() -> Iterator[None]:
 @pytest.mark.parametrize("machine", [History, Watched])
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_lock, "WINDOW", 2)
-    run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=64))
+    run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=64 // SHARE))
 
 
 BUGS: dict[str, Callable[[LockSnapshot], LockSnapshot]] = {

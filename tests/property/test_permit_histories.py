@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -32,6 +33,7 @@ from ..support.histories import (
     NOBODY,
     PROFILE,
     SECOND,
+    SHARE,
     START,
     Compared,
     Kind,
@@ -393,7 +395,7 @@ def _private() -> Iterator[None]:
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_permits, "WINDOW", 2)
     monkeypatch.setattr(watch_permits, "BATCH", 1)
-    run_state_machine_as_test(machine, settings=PROFILE)
+    run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=PROFILE.max_examples // SHARE))
 
 
 BUGS = {

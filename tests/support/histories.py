@@ -6,6 +6,7 @@ and all that is stored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -38,6 +39,8 @@ PROFILE = settings(
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
 )
+SHARE = 1 if "EVERY_WAY" in os.environ else 2
+"""Without EVERY_WAY half of the random histories are compared: the same first half each time."""
 
 
 class Pointless(Exception):
