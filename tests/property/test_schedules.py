@@ -52,14 +52,14 @@ from ..support.schedule_transactions import BY_TURNS, TRANSACTION
 
 SUBJECTS: dict[str, tuple[Subject, int]] = {
     "lock": (LOCK, 500),
-    "lock by watch": (LOCK_BY_WATCH, 40),
+    "lock by watch": (LOCK_BY_WATCH, 80),
     "shared lock": (SHARED_LOCK, 200),
-    "one permit": (ONE_PERMIT, 50),
+    "one permit": (ONE_PERMIT, 100),
     "permits": (PERMITS, 150),
-    "permits by watch": (PERMITS_BY_WATCH, 25),
+    "permits by watch": (PERMITS_BY_WATCH, 50),
     "read and write": (READ_WRITE, 150),
-    "transaction": (TRANSACTION, 50),
-    "transaction by turns": (BY_TURNS, 25),
+    "transaction": (TRANSACTION, 100),
+    "transaction by turns": (BY_TURNS, 50),
 }
 """And how many schedules of each by default; SCHEDULES overrules that: .ci/run asks for 2,000 of each."""
 
