@@ -118,6 +118,10 @@ class Nodes:
 
         await wait_until(said, SOON, timeout=20)
 
+    async def follows(self, replica: EmbeddedServer) -> None:
+        """Return when it has the data of its primary."""
+        await wait_until(lambda: _follows(replica), SOON, timeout=20)
+
     async def promoted(self, dead: EmbeddedServer) -> EmbeddedServer:
         """Return which replica has become the primary instead of ``dead``, when that is so."""
         (replica,) = (it for it in self.replicas if self.replicas.index(it) == self.primaries.index(dead))
