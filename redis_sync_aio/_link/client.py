@@ -32,7 +32,7 @@ def check_client(client: object) -> None:
     if type(client).__module__.startswith(("redis.client", "redis.cluster")):
         raise TypeError(
             f"{type(client).__name__} from {type(client).__module__} is a synchronous client: "
-            "pass a redis.asyncio.Redis or RedisCluster (from redis.asyncio import …)"
+            "pass a redis.asyncio.Redis or RedisCluster"
         )
     raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {client!r}")
 
