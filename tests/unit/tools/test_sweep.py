@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from typing import Any
 
@@ -186,6 +187,22 @@ class TestSweep:
         result = await sweep(operation, ignore)
         assert result.cancellations == {"task": 1, "same_turn": 1}
         assert [one.missed for one in result.outcomes if one.way == "scope"] == [True, False]
+
+    @pytest.mark.parametrize("goes_on", [False, True])
+    async def test_a_scope_that_meets_a_time_out(self, goes_on: bool) -> None:
+        """The time-out cancels the same await; who ends without another one was over before. Who goes on is not."""
+
+        async def operation() -> str:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):  # which is up in the next turn, before the sweep cancels there
+                    await asyncio.get_running_loop().create_future()
+            if goes_on:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await soon()
+            return "the time was up"
+
+        met = (await sweep(operation, ignore, ways=["scope"], strict=False)).outcomes[0]
+        assert (met.value, met.missed, met.swallowed) == ("the time was up", not goes_on, goes_on)
 
     async def test_a_shield_without_a_checkpoint_after_it_swallows(self) -> None:
         async def shielded(checkpoint: bool) -> None:
