@@ -83,10 +83,9 @@ class PermitsRead:
         return max(time, -(-after.fence // 1000)) + 2 * least if short else self.kept
 
 
-def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Talk:
-    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
+def _first_asked(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int) -> list[Words]:
     permits, state, queue, polls = keys
-    asked: list[Words] = [
+    return [
         (b"WATCH", *keys),
         (b"TIME",),
         (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"=" + token, b"=" + attempt),
@@ -98,7 +97,13 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
         (b"ZSCORE", queue, own),
         (b"ZSCORE", polls, own),
     ]
-    _, time, known, until, first, head, waiting, tail, place, own_until = checked((yield asked))
+
+
+def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Talk:
+    """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
+    permits, state, queue, polls = keys
+    answers = checked((yield _first_asked(keys, token, attempt, own, window)))
+    _, time, known, until, first, head, waiting, tail, place, own_until = answers
     now = microseconds(time)
     limit, used, fence, kept = (int(value or 0) for value in known[:4])
     ends, places = dict(pairs(first)), dict(pairs(head))
@@ -261,24 +266,10 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
         asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, shown - 1), (b"ZCARD", permits)]
         _, time, known, waiting, tickets, number = checked((yield asked))
         now, (limit, used, fence) = microseconds(time), (int(value or 0) for value in known)
-        over, live = checked(
-            (
-                yield [
-                    (b"ZRANGEBYSCORE", permits, b"-inf", now, b"WITHSCORES"),
-                    # Tombstones are among them, and are not shown.
-                    (
-                        b"ZRANGEBYSCORE",
-                        permits,
-                        b"(%d" % now,
-                        b"+inf",
-                        b"WITHSCORES",
-                        b"LIMIT",
-                        0,
-                        number if shown else 0,
-                    ),
-                ]
-            )
-        )
+        limited = (b"WITHSCORES", b"LIMIT", 0, number if shown else 0)
+        ended: Words = (b"ZRANGEBYSCORE", permits, b"-inf", now, b"WITHSCORES")
+        living: Words = (b"ZRANGEBYSCORE", permits, b"(%d" % now, b"+inf", *limited)  # tombstones too: not shown
+        over, live = checked((yield [ended, living]))
         ends = dict(pairs([*over, *live]))
         (about,) = checked((yield [(b"HMGET", state, *(b"=" + name for name in ends or [b""]))]))
         held = _permits(list(ends), about[: len(ends)], list(ends.values()))

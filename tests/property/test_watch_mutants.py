@@ -143,7 +143,7 @@ def test_talks_do_what_scripts_do(server: EmbeddedServer) -> None:
 LOCK_READ, PERMITS = watch_lock.LockRead, watch_permits.PermitsRead
 MUTANTS: dict[str, Mutant] = {
     "the polls are not watched": Mutant(watch_lock, "_read", "for key in keys)", "for key in keys[:1])"),
-    "nothing of the permits is watched": Mutant(watch_permits, "_read", '(b"WATCH", *keys)', '(b"PING",)'),
+    "nothing of the permits is watched": Mutant(watch_permits, "_first_asked", '(b"WATCH", *keys)', '(b"PING",)'),
     "pollers are taken for dead": Mutant(watch_lock, "_view", "if until is not None}", "if False}"),
     "a lock without an end": Mutant(watch_lock, "_held", "left == FOR_EVER_MS", "True"),
     "a lock is not freed": Mutant(watch_lock, "_held", 'return (b"DEL", name)', 'return (b"EXISTS", name)'),

@@ -121,9 +121,8 @@ class _Run(Generic[T]):
         cancelled = self._task.cancelled() or self._scope.cancelled_caught
         error = None if self._task.cancelled() else self._task.exception()
         value = None if cancelled or error else self._task.result()
-        # A time-out's own CancelledError of that turn is not the scope's, which would be thrown in at the next suspension.
-        never_thrown = self._stepper.cancelled_at is None or self._stepper.points == self._n
-        missed = self._met and never_thrown
+        # A CancelledError of that turn is a time-out's own: the scope's would be thrown in at the next suspension.
+        missed = self._met and (self._stepper.cancelled_at is None or self._stepper.points == self._n)
         return Outcome(self._way, self._n, self._requested, cancelled, self._again, missed, value=value, error=error)
 
     async def _main(self) -> T | None:
