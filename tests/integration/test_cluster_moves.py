@@ -199,11 +199,10 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
         assert shard.address.port == b.port
         send(b"second")
         async with sync.lock(nodes.name_at(1)):  # the new node has answered what was sent behind
-            assert answers == []
+            # Whoever has refused hears sooner or later what the other nodes say, and answers MOVED then.
+            assert answers == [] or (state == "refused" and slot not in await nodes.slots(a))
         if state == "under way":
             a.resume()
-        elif state == "refused":
-            await nodes.end_move(slot, a, b)
         send(b"third")
         await wait_until(lambda: enough(answers, 3), FAST, timeout=10)
         assert answers == [b"first", b"second", b"third"]
