@@ -22,7 +22,7 @@ from functools import partial
 from ._bundle import Bundle
 from ._clock import now
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
-from .errors import EXPLAINED, LeaseLost, LossReason, SyncError
+from .errors import EXPLAINED, CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
 from .lease import HELD, Lease, State
 
 DRIFT = 0.01
@@ -104,7 +104,11 @@ class Quorum(Bundle):
         errors = [error for error in outcomes if error is not None]
         if len(outcomes) - len(errors) < self.needed:
             lease.check()
-            raise errors[0]
+            refused = next((error for error in errors if isinstance(error, CommandRefused)), None)
+            raise refused or Unreachable(
+                f"{len(outcomes) - len(errors)} of {self.servers} servers extended the lease on {lease.name!r} within "
+                f"{self._answer_within:g} seconds, {self.needed} have to: its deadline stays; check the others"
+            ) from errors[0]
 
     def release(self, lease: Lease) -> None:
         """Release all members. It is released when another one could get a majority, and the others had their time."""
@@ -130,7 +134,9 @@ class Quorum(Bundle):
         held = {self._where[member] for member in self.held()}
         missing = [server for server in range(self.servers) if server not in held]
         if missing:
-            self._rejoining = self.loop.create_task(self._ask_again(missing, seconds), name="redis_sync_aio rejoin")
+            # Not by the loop's factory: an eager task may be over, and the next one due, before it is known here.
+            asking = self._ask_again(missing, seconds)
+            self._rejoining = asyncio.Task(asking, loop=self.loop, name="redis_sync_aio rejoin")
         else:
             self._rejoin_in(seconds)
 

@@ -25,7 +25,8 @@ class UnderWay:
     async def drained(self, timeout: float) -> None:
         """Wait until all are answered, ``timeout`` seconds at most."""
         if self._count:
-            self._drained = asyncio.Event()
+            if self._drained is None or self._drained.is_set():  # else somebody waits by it already
+                self._drained = asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._drained.wait()

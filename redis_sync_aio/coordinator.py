@@ -199,7 +199,8 @@ class Coordinator(Names):
         try:
             yield
         finally:
-            if self._closing is None:  # else it is `_close` that ends this generator
+            if self._closing is None or self._closing.cancelled():  # else it is `_close` that ends this generator
+                self._closing = None
                 await self.close()
 
     async def __aenter__(self) -> Self:
@@ -284,10 +285,10 @@ class Coordinator(Names):
         """Return whether it may be used here and now; `check` says why not."""
         return self._thread == get_ident() and self._why_closed is None and self.loop.is_running()
 
-    async def ask(self, send: Send) -> Reply:
+    async def ask(self, send: Send, *, goes_on: bool = False) -> Reply:
         """Run one command and return its reply. ``send(engine, sent, expires, done)`` sends it.
 
-        On cancellation the answer is ignored.
+        On cancellation it is not sent again and its answer is ignored, unless it ``goes_on``: then ``done`` is called.
         """
         self.check()
         outcome: asyncio.Future[Reply] = self.loop.create_future()
@@ -302,12 +303,14 @@ class Coordinator(Names):
 
         time = now()
         call = send(self.engine, time, time + self.retry_for, done)
+        self.next_number()  # that shows that it is in use
         self.asking += 1
         try:
             return await outcome
         finally:
             self.asking -= 1
-            call.drop()
+            if not goes_on:
+                call.drop()
 
     @property
     def why_closed(self) -> str | None:

@@ -240,7 +240,7 @@ class AsyncSemaphore(PermitPrimitive):
             TypeError, ValueError: a bad limit.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `acquire`.
 
-        On cancellation the limit may or may not have been set.
+        On cancellation it goes on: the limit may or may not be set, and this object uses it as soon as it is.
         """
         new = permits(limit, "limit")
         coordinator = coordinator_for(self._source)
@@ -254,7 +254,7 @@ class AsyncSemaphore(PermitPrimitive):
 
             return engine.resize(self._keys, new, sent, expires, answered)
 
-        await coordinator.ask(send)
+        await coordinator.ask(send, goes_on=True)
 
     async def get_limit(self) -> int:
         """Return the server's limit. One round trip.

@@ -210,6 +210,9 @@ class Cluster:
             except redis.exceptions.ResponseError as error:
                 refused = error  # of this node; others may have other users
                 continue
+            if not ranges:  # it was reset, or does not belong to the cluster yet
+                failed = redis.exceptions.ConnectionError(f"{node.host}:{node.port} knows of no slots")
+                continue
             self._failed.pop(node, None)
             if doubts == self._doubts:  # else the answer may be older than those
                 self._looked = begun

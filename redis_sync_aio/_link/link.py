@@ -23,14 +23,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from redis.asyncio import Redis
 
 from .._clock import now
 from .._keys import Keys, KnownAs
-from .._types import text
 from ..backoff import Backoff
-from ..errors import CoordinatorClosed, LinkUnavailable, SyncError, Unreachable, copied
+from ..errors import LinkUnavailable, SyncError, Unreachable, copied
 from . import troubles
 from .adopt import NotAdoptable, open_connection
 from .answers import TRANSIENT, answered, error_code, refusal, scripts_refused, warn_of_watch
@@ -38,7 +38,6 @@ from .call import Call, Here, LinkOptions, LinkOwner, Reply
 from .introduction import introduce, retire
 from .retries import Retries
 from .talks import Converse
-from .troubles import CLOSED
 from .wire import Wire
 
 logger = logging.getLogger("redis_sync_aio")
@@ -118,7 +117,9 @@ class Link:
         if self._retries.delayed and self._retries.keeps_behind(call):
             return
         wire = self._wire
-        if wire is None:
+        if wire is None and self._closed:
+            troubles.too_late(call)
+        elif wire is None:
             self._unsent.append(call)
             self.connect()
         elif self._no_scripts or call.keys.engine == "watch":
@@ -173,8 +174,14 @@ class Link:
             self._start_watch()
 
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
-        """A defect must not become a hang: whoever waits for the connection gets the unexpected error."""
-        if not task.cancelled() and (error := task.exception()) is not None:
+        """Whoever waits for the connection must not wait for ever: not after a defect, nor after a cancellation."""
+        if task.cancelled():
+            # If not by us: `asyncio.run` cancels all tasks at its end, and those that release then need us still.
+            if self._connecting is task:
+                self._connecting = None  # it did not even begin
+            if self._unsent or self._needed():
+                self.connect()
+        elif (error := task.exception()) is not None:
             for call in self.take_unsent():
                 call.fail(troubles.unanswered(call.name, error))
 
@@ -347,18 +354,17 @@ class Link:
 
     def after_fork(self) -> None:
         """Forget the connection: it belongs to the parent process (after a fork)."""
-        self._closed = True
-        for wire in (self._wire, self._opening):
-            if wire is not None:
-                wire.dead_end()
-        self._wire = self._opening = None
+        self._abandon(Wire.dead_end)
 
     def bury(self) -> None:
         """The event loop is closed: end the connection without it."""
+        self._abandon(Wire.bury)
+
+    def _abandon(self, end: Callable[[Wire], None]) -> None:
         self._closed = True
         for wire in (self._wire, self._opening):
             if wire is not None:
-                wire.bury()
+                end(wire)
         self._wire = self._opening = None
 
     def _end(self) -> Wire | None:
@@ -391,4 +397,4 @@ class Link:
             left += [call for call, _ in wire.unanswered()]
             await wire.gone
         for call in left:
-            call.fail(CoordinatorClosed(CLOSED.format(text(call.name))))
+            call.fail(troubles.closed(call))

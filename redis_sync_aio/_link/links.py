@@ -24,7 +24,7 @@ from .call import Call, LinkOptions, LinkOwner, ReplyError
 from .cluster import Cluster, Shard, not_now
 from .link import Link
 from .retries import Retries
-from .troubles import MAYBE_LATER, REFUSED, not_possible
+from .troubles import MAYBE_LATER, REFUSED, not_possible, too_late
 from .wire import Wire
 
 logger = logging.getLogger("redis_sync_aio")
@@ -56,6 +56,9 @@ class Links:
 
     def send(self, call: Call) -> None:
         """Send ``call`` to whoever has its keys."""
+        if self._closed:
+            too_late(call)
+            return
         link = self.link_of(call.keys)
         if self._left and call.name in self._left:
             if any(left.keeps_behind(call) for left in self._left[call.name] if left is not link):

@@ -21,16 +21,14 @@ from redis.asyncio import Redis
 from .._cancellation import insisting
 from .._clock import now
 from .._keys import Keys, KnownAs
-from .._types import text
 from ..backoff import Backoff
-from ..errors import CoordinatorClosed
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import TRANSIENT, answered, error_answer, scripts_refused, warn_of_watch
 from .borrow import borrow
 from .call import CONFLICT, MOMENT, Call, Reply, ReplyError
 from .servers import Servers
 from .talks import AFTER_CONFLICT, Converse, Proven
-from .troubles import CLOSED, REFUSED, time_is_up, unanswered
+from .troubles import REFUSED, closed, time_is_up, too_late, unanswered
 from .wire import pack
 
 RETRY = Backoff(initial=0.01, cap=0.5)
@@ -69,12 +67,14 @@ class PlainExecutor:
     def send(self, call: Call) -> None:
         """Send ``call`` after the earlier calls about the same name."""
         queue = self._queues.get(call.name)
-        if queue is not None:
+        if self._closed:
+            too_late(call)
+        elif queue is not None:
             queue.append(call)
             # The one before it may be retried for longer than this one has time.
             left = max(0.0, call.expires - now())
             self._timers[call] = asyncio.get_running_loop().call_later(left, self._expire, call)
-        elif not self._closed:
+        else:
             self._queues[call.name] = deque([call])
             self._start(call.name)
 
@@ -243,7 +243,7 @@ class PlainExecutor:
         if self._tasks:
             await asyncio.wait(self._tasks)
         for call in left:
-            call.fail(CoordinatorClosed(CLOSED.format(text(call.name))))
+            call.fail(closed(call))
 
 
 def _context(error: Exception) -> Exception:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import redis.exceptions
 
 from .._types import shown_within, text
-from ..errors import CommandRefused, LinkUnavailable, SyncError, Unreachable
+from ..errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable
 from .answers import TRANSIENT, error_code
 from .call import Call
 
-CLOSED = "closed before the answer about {!r} arrived: it may have happened, or not; create a new Coordinator and look"
+
+def closed(call: Call) -> CoordinatorClosed:
+    """A call without an answer when its executor was closed."""
+    return CoordinatorClosed(
+        f"closed before the answer about {text(call.name)!r} arrived: it may have happened, or not; create a new "
+        "Coordinator and look"
+    )
+
+
+def too_late(call: Call) -> None:
+    """Fail a call that was sent to an executor that is closed: in a turn of its own, as an answer would come."""
+    error = CoordinatorClosed(
+        f"{text(call.name)!r} was not asked for anything: its coordinator is closed. What it holds ends with its ttl; "
+        "create a new Coordinator"
+    )
+    asyncio.get_running_loop().call_soon(call.fail, error)
 
 
 def perhaps(call: Call) -> Unreachable:

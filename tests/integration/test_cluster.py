@@ -30,6 +30,7 @@ from redis_sync_aio import (
     StaleFence,
     Transaction,
     TransactionMisuse,
+    Unreachable,
     transaction,
     wait_until,
     watch_retry,
@@ -258,6 +259,27 @@ async def test_one_of_the_first_nodes_is_no_cluster(nodes: Nodes) -> None:
             async with AsyncLock(client, "a").hold(timeout=5):
                 pass
             await client.aclose()
+
+
+async def test_a_node_without_slots(nodes: Nodes) -> None:
+    """It was reset, or has not joined yet: another one is asked, or itself again later, as that may change."""
+    good = nodes.primaries[0]
+    with EmbeddedServer(port=0, args=("--cluster-enabled", "yes")) as lone:
+        for startup in ([lone, good], [good, lone]):
+            client = RedisCluster(startup_nodes=[ClusterNode(it.host, it.port or 0) for it in startup])
+            async with AsyncLock(client, "a").hold(timeout=5):
+                pass
+            await client.aclose()
+        client = RedisCluster(host=lone.host, port=lone.port or 0)
+        async with Coordinator(client, retry_for=0.3) as sync:
+            with pytest.raises(Unreachable, match="knows of no slots"):
+                await sync.lock("a").acquire()
+        async with Coordinator(client) as sync:
+            waiting = asyncio.create_task(sync.lock("a").acquire(timeout=10))
+            await wait_until(lambda: sync.trouble, FAST, timeout=5)
+            await nodes.say(lone, "CLUSTER", "ADDSLOTS", *range(16384))
+            await (await waiting).release()
+        await client.aclose()
 
 
 async def test_it_is_no_cluster(server: EmbeddedServer) -> None:
