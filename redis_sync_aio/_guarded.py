@@ -125,7 +125,7 @@ class GuardedTransaction(Transaction):
         advice = ", without tx.watch() for what the lock protects" if shown else " when less goes on"
         raise Conflict(
             f"{others}{name!r} itself was touched meanwhile (renewed; a semaphore or read/write lock also acquired or "
-            f"released by others), in {conflicts} of {conflicts} commits: nothing was written. The lease on {name!r} "
+            f"released by others), at each of {conflicts} commits: nothing was written. The lease on {name!r} "
             f"still holds: read and write again{advice}",
             attempts=1,
             conflicts=conflicts,

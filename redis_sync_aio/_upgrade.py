@@ -90,21 +90,25 @@ class UpgradeSide:
         try:
             upgraded = await acquire(local, request)
         except AcquireTimeout as error:
-            raise self._in_use(lease, error.remaining) from error
+            raise self._in_use(lease, error.remaining, error.answered) from error
         if upgraded is None:
             raise self._in_use(lease, local.holder_remaining())
         return upgraded
 
-    def _in_use(self, lease: Lease, remaining: float | None) -> AcquireTimeout:
-        why = "others read it;"
-        if any(other is not lease for other in self._read._held()):
+    def _in_use(self, lease: Lease, remaining: float | None, answered: bool = True) -> AcquireTimeout:
+        why = "others read it; wait longer, or look at statistics()"
+        if not answered:
+            why = "Redis has not answered yet; allow more time"
+        elif any(other is not lease for other in self._read._held()):
             why = (
-                "this process reads by another lease, too. If it is of the task that asks, that waits for itself; else"
+                "this process reads by another lease, too. If it is of the task that asks, that waits for itself; else "
+                "wait longer, or look at statistics()"
             )
         return AcquireTimeout(
-            f"{lease.name!r} could not be upgraded in time: {why} wait longer, or look at statistics()",
+            f"{lease.name!r} could not be upgraded in time: {why}",
             name=lease.name,
             remaining=remaining,
+            answered=answered,
         )
 
     async def downgrade(self, lease: Lease) -> None:
@@ -136,7 +140,8 @@ class UpgradeSide:
         lease.check_place()
         lease.check()
         if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
-            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}")
+            use = "upgrade() takes one of read()" if weight == 1 else "downgrade() takes one of write() or upgrade()"
+            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}; {use}")
 
     def _refused(self, answer: Answer, lease: Lease) -> SyncError:
         if answer.outcome is not Outcome.GONE:

@@ -61,13 +61,14 @@ class AcquireTimeout(SyncError, TimeoutError):
 
     ``name`` is the lock's; ``remaining`` is for how many seconds the present holder has it if it does not renew,
     as far as this process or the server's last answer can tell (None: not known, or for ever): a hint for
-    ``Retry-After``.
+    ``Retry-After``. ``answered`` is False if Redis had not answered yet, so that it may be free.
     """
 
-    def __init__(self, message: str, *, name: str, remaining: float | None) -> None:
+    def __init__(self, message: str, *, name: str, remaining: float | None, answered: bool = True) -> None:
         super().__init__(message)
         self.name = name
         self.remaining = remaining
+        self.answered = answered
 
 
 class LeaseLost(SyncError):

@@ -124,17 +124,19 @@ class AsyncMultiLock(Enterable[MultiLease]):
                 return self._lease(await self._all_or_none(ttl))
             return self._lease(await self._acquire_all(within, ttl))
         except AcquireTimeout as error:
-            ours = any(lock._leases() for lock in self._locks if lock.name == error.name)
-            why = (
-                f"this process holds {error.name!r}. If it is the very task that asks, it waits for itself; else"
-                if ours
-                else f"others hold {error.name!r} or wait for it;"
-            )
+            look = "wait longer, or look at statistics() for the holders"
+            if not error.answered:
+                why = f"Redis has not answered yet about {error.name!r}; allow more time"
+            elif any(lock._leases() for lock in self._locks if lock.name == error.name):
+                itself = "If it is the very task that asks, it waits for itself"
+                why = f"this process holds {error.name!r}. {itself}; else {look}"
+            else:
+                why = f"others hold {error.name!r} or wait for it; {look}"
             raise AcquireTimeout(
-                f"the locks {self._shown()} were not to be had together {shown_within(within)}: {why} wait longer, "
-                "or look at statistics() for the holders",
+                f"the locks {self._shown()} were not to be had together {shown_within(within)}: {why}",
                 name=error.name,
                 remaining=error.remaining,
+                answered=error.answered,
             ) from error
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:

@@ -169,7 +169,8 @@ class LocalName:
             trouble += f"this process holds it. {itself}: {use}; else wait longer"
         else:
             trouble += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
-        return AcquireTimeout(f"{self.name!r} {trouble}", name=self.name, remaining=self.holder_remaining())
+        remaining = self.holder_remaining()
+        return AcquireTimeout(f"{self.name!r} {trouble}", name=self.name, remaining=remaining, answered=answered)
 
     def announced(self, until: float) -> None:
         """We are next, and the present holder's lease ends at ``until`` (local clock)."""

@@ -55,6 +55,32 @@ async def test_permits_that_this_process_holds(sync: Coordinator, other: Coordin
         assert "others hold them" in await message(theirs)
 
 
+@pytest.mark.parametrize("names", [["a", "b"], ["{t}:a", "{t}:b"]])
+async def test_several_without_an_answer(sync: Coordinator, redis: Redis, names: list[str]) -> None:
+    """Nobody is blamed for holding what may be free."""
+    lock = AsyncMultiLock(sync, names)
+    async with lock:
+        pass
+    await redis.execute_command("CLIENT", "PAUSE", 300)  # type: ignore[no-untyped-call]
+    with pytest.raises(AcquireTimeout, match=r"Redis has not answered yet about .*; allow more time") as caught:
+        await lock.acquire(timeout=0.05)
+    assert not caught.value.answered
+    async with lock, AsyncLock(sync, "c"):
+        with pytest.raises(AcquireTimeout, match="this process holds") as caught:
+            await lock.acquire(timeout=0.05)
+        assert caught.value.answered
+
+
+async def test_an_upgrade_without_an_answer(sync: Coordinator, redis: Redis) -> None:
+    config = AsyncReadWriteLock(sync, NAME)
+    async with config.read() as lease:
+        await redis.execute_command("CLIENT", "PAUSE", 300)  # type: ignore[no-untyped-call]
+        with pytest.raises(AcquireTimeout, match="Redis has not answered yet; allow more time") as caught:
+            async with config.upgrade(lease, timeout=0.05):
+                raise AssertionError("not granted")
+        assert not caught.value.answered
+
+
 SIDES: dict[str, Callable[[AsyncReadWriteLock], Any]] = {
     "read": AsyncReadWriteLock.read,
     "write": AsyncReadWriteLock.write,
