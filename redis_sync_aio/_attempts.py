@@ -21,7 +21,7 @@ from ._clock import now
 from ._executed import Replies
 from ._link.answers import passing
 from ._link.borrow import Encodables
-from ._link.plain import RETRY
+from ._link.call import RETRY
 from ._marker import Marker
 from ._transaction import NoAnswer, Transaction
 from ._turn import PoliteTransaction, Turn

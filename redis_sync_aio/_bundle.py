@@ -20,7 +20,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ._clock import now
 from ._waiting.request import Request
-from .errors import LeaseLost, LossReason
+from .errors import LeaseLost, LossReason, NotHeld
 from .lease import HELD, Lease, State
 
 S = TypeVar("S", bound="Share")
@@ -112,6 +112,14 @@ class Bundle:
         """Return what is `inside` the bundle of that key, if there is one."""
         bundle = Bundle.find(key)
         return [] if bundle is None else bundle.inside()
+
+    @staticmethod
+    def latest(key: Hashable, error: str) -> Share:
+        """Return the share that was acquired last and is not released. Raises NotHeld, with ``error``, without one."""
+        inside = Bundle.shares_of(key)
+        if not inside:
+            raise NotHeld(error)
+        return inside[-1]
 
     def enter(self, kind: type[S]) -> S:
         """Return one more share. Raises LeaseLost when a member is lost."""

@@ -19,8 +19,7 @@ from ._engine.talk import microseconds
 from ._executed import Replies
 from ._link.answers import passing
 from ._link.borrow import Encodables
-from ._link.call import Reply
-from ._link.plain import RETRY
+from ._link.call import RETRY, Reply
 from ._link.servers import Servers
 from ._link.talks import AFTER_CONFLICT
 from ._transaction import NoAnswer, State, Transaction

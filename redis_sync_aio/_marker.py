@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 from ._clock import now
 from ._keys import marker_key
 from ._link.borrow import OUT_OF_REACH, Encodables, borrow, packer
-from ._link.plain import RETRY
+from ._link.call import RETRY
 
 DONE, VOID = b"done", b"void"
 KEPT = 60.0

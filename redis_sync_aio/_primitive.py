@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from asyncio import CancelledError, current_task
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, NoReturn, get_args
@@ -296,11 +296,8 @@ class Primitive(Enterable[Lease]):
         """Acquire by a ticket of its own."""
         return acquire(local, request)
 
-    def _hold(
-        self, request: Request, on_lost: OnLost | None, acquire: Callable[[], Awaitable[Lease]] | None = None
-    ) -> Hold[Lease]:
-        """``acquire``: what is done on entering, if ``request`` may be out of date then."""
-        by_request = acquire or functools.partial(self._acquire, request)
+    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
+        by_request = functools.partial(self._acquire, request)
         return self._hold_by(self.acquire if request is self._default else by_request, on_lost)
 
 

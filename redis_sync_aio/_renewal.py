@@ -294,7 +294,8 @@ class Renewals:
         time = now()
         expires = min(lease.deadline, time + self.retry_for)
         send, done, closing = self._engine().release, self._release_answered, lease.closing()
-        send(lease.keys, lease.wire_token, b"", time, expires, done, lease, lease.replayed, closing, lease.reusable)
+        pending, undoes = lease.replayed, lease.reusable
+        send(lease.keys, lease.wire_token, b"", time, expires, done, lease, pending, closing, undoes)
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.under_way.started()
         self._forget(lease)

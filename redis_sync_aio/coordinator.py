@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
 from ._cancellation import finished
 from ._clock import now
@@ -30,15 +30,15 @@ from ._engine.lua import LuaEngine, Send
 from ._engine.watch import talk
 from ._keys import Keys, KnownAs
 from ._link.adopt import Witness, close_idle
-from ._link.call import Call, Executor, LinkOptions, Reply
+from ._link.call import RETRY_FOR, Call, Executor, LinkOptions, Reply
 from ._link.client import Client, check_client, client_connect_timeout, client_response_timeout, running_loop
 from ._link.cluster import Cluster
 from ._link.link import Link
 from ._link.links import Links
-from ._link.plain import RETRY_FOR, PlainExecutor
+from ._link.plain import PlainExecutor
 from ._link.servers import servers_of
 from ._renewal import Renewals
-from ._types import Seconds, count, positive_seconds, ttl_ms
+from ._types import Seconds, count, one_of, positive_seconds, ttl_ms
 from ._waiting.names import Names
 from .backoff import Backoff
 from .errors import CoordinatorClosed, LinkUnavailable, SyncError, WrongContext, copied
@@ -76,7 +76,7 @@ class Coordinator(Names):
             the lease. Seconds or timedelta, 0.01 to ten years, default 2.
         burst: a lease that tasks of this process share is handed on so often, once others wait for it at the server;
             then it is their turn. Default 64; 0: the order of the server is strict, and nothing is shared.
-        slice: and not after so long. Seconds or timedelta, more than 0, default 0.005.
+        slice: for how long it is handed on, once others wait. Seconds or timedelta, more than 0, default 0.005.
         retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
             raised; its last attempt has 0.05 seconds at least. Seconds or timedelta, default 10.
         poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10; more
@@ -113,8 +113,7 @@ class Coordinator(Names):
         response_timeout: Seconds | None = None,
     ) -> None:
         check_client(client)
-        if push not in ("auto", "always", "never"):
-            raise ValueError(f'push must be "auto", "always" or "never", not {push!r}')
+        one_of(push, get_args(Push), "push")
         self._client = client
         self._servers = servers_of(client)
         self._push: Push = push

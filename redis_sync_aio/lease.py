@@ -1,8 +1,9 @@
 """Possession: a lease says that this process holds a lock, until when, and under which fence.
 
-Four states: HELD -> RELEASED, by ``release()``; HELD -> LOST, when it is found to be gone; and RELEASING
-between the request to release and the server's answer. Ownership is only forgotten when the server confirmed
-it, or when the deadline passed, after which there is nothing left to own.
+Four states. HELD, until it is released or lost. RELEASING, from ``release()`` until the server's answer: then
+RELEASED; or LOST, if it was gone by then; or, after an error, HELD again, until the deadline and not renewed, as it may
+be released again. LOST, when it is found to be gone. Ownership is only forgotten when the server confirmed it, or when
+the deadline passed, after which there is nothing left to own.
 
 The deadline is local and conservative (P6): time before the request was sent plus the ttl. It is compared
 with `_clock.now`, never with the server's clock.
@@ -201,7 +202,7 @@ class Lease(Recorded):
 
         Raises:
             LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
-            NotHeld: it was released, or has no end.
+            NotHeld: it was released. ValueError: it has no end.
             Unreachable: no answer within ``retry_for`` of the coordinator, or by the deadline (the earlier one of both)
                 if that is sooner.
             CommandRefused: the server answered with an error; the deadline stays as it was.
@@ -213,7 +214,7 @@ class Lease(Recorded):
         self._keeper.check_place()
         self.check()
         if self.deadline == math.inf or self.period == math.inf:
-            raise NotHeld(f"{self.name!r} was acquired with ttl=None: there is no end to extend")
+            raise ValueError(f"the lease on {self.name!r} has no end (ttl=None): there is nothing to extend")
         await self._keeper.extend(self, ms)
 
     def transaction(self) -> GuardedTransaction:

@@ -15,7 +15,7 @@ from ._link.client import Client, running_loop
 from ._types import Name, Seconds, shown_within, timeout_seconds
 from ._waiting.together import try_together
 from .coordinator import Coordinator
-from .errors import AcquireTimeout, NotHeld
+from .errors import AcquireTimeout
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
@@ -178,10 +178,8 @@ class AsyncMultiLock(Enterable[MultiLease]):
 
         On cancellation the release goes on in the background.
         """
-        inside = Bundle.shares_of(self._key())
-        if not inside:
-            raise NotHeld(f"{self._shown()} are not held together by this process: release the lease itself")
-        await inside[-1].release()
+        error = f"{self._shown()} are not held together by this process: release the lease itself"
+        await Bundle.latest(self._key(), error).release()
 
     async def locked(self) -> bool:
         """Return whether anybody holds any of the locks. One round trip; errors and cancellation as in `statistics`."""

@@ -26,7 +26,6 @@ from .errors import (
     AcquireTimeout,
     CommandRefused,
     CoordinatorClosed,
-    NotHeld,
     SyncError,
     TransactionMisuse,
     Unreachable,
@@ -234,10 +233,8 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
         On cancellation the release goes on in the background.
         """
-        inside = Bundle.shares_of(self._key())
-        if not inside:
-            raise NotHeld(f"{self.name!r} is not held by this process: release the lease itself")
-        await inside[-1].release()
+        error = f"{self.name!r} is not held by this process: release the lease itself"
+        await Bundle.latest(self._key(), error).release()
 
     async def force_release(self) -> int:
         """Take the lock away from whoever holds it, on all servers that answer; return on how many it was held.

@@ -224,10 +224,10 @@ class AsyncSemaphore(PermitPrimitive):
         Arguments as in `acquire`, and ``on_lost`` instead of the semaphore's own. They are checked here and now.
         The body's exceptions are treated as by `AsyncLock.hold`.
         """
-        request = self._request(ttl, identity, timeout, self._check_weight(weight))
-        # Asked for anew on entering: `resize` may be called before.
-        again = functools.partial(self.acquire, weight, timeout=timeout, ttl=ttl, identity=identity)
-        return self._hold(request, on_lost, again)
+        self._request(ttl, identity, timeout, self._check_weight(weight))  # bad arguments fail here
+        # Not by that request: `resize` may be called before this is entered.
+        acquire = functools.partial(self.acquire, weight, timeout=timeout, ttl=ttl, identity=identity)
+        return self._hold_by(acquire, on_lost)
 
     async def resize(self, limit: int) -> None:
         """Set the limit for everybody. Growing grants waiting requests at once; shrinking takes nothing away.

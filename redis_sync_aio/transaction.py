@@ -23,8 +23,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ._attempts import Attempt, Attempts, Bounds, Committed
 from ._implicit import client_of
 from ._keys import turn_key
+from ._link.call import RETRY_FOR
 from ._link.client import Client, encode
-from ._link.plain import RETRY_FOR
 from ._link.servers import servers_of
 from ._templates import check_template, names_from
 from ._transaction import Transaction

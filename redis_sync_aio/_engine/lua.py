@@ -145,10 +145,10 @@ class Scripts:
     __slots__ = ("acquire", "inspect", "release", "renew")
 
     def __init__(self, acquire: str, release: str, renew: str, inspect: str) -> None:
-        self.acquire = load(f"{acquire}acquire")
-        self.release = load(f"{release}release")
-        self.renew = load(f"{renew}renew")
-        self.inspect = load(f"{inspect}inspect")
+        self.acquire = load(acquire)
+        self.release = load(release)
+        self.renew = load(renew)
+        self.inspect = load(inspect)
 
 
 class LuaEngine:
@@ -160,10 +160,10 @@ class LuaEngine:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self._scripts: dict[Family, Scripts] = {
-            "lock": Scripts("", "", "", ""),
-            "robust": Scripts("", "robust_", "robust_", ""),
-            "permits": Scripts("permits_", "permits_", "permits_", "permits_"),
-            "upgrade": Scripts("upgrade_", "upgrade_", "permits_", "permits_"),
+            "lock": Scripts("acquire", "release", "renew", "inspect"),
+            "robust": Scripts("acquire", "robust_release", "robust_renew", "inspect"),
+            "permits": Scripts("permits_acquire", "permits_release", "permits_renew", "permits_inspect"),
+            "upgrade": Scripts("upgrade_acquire", "upgrade_release", "permits_renew", "permits_inspect"),
         }
         self._all = load("acquire_all")
         self._force = load("force")

@@ -317,7 +317,7 @@ def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool
     desk = _Desk(before)
     desk.leave(member)
     held = desk.weight(token)
-    if held and (held == 1 or desk.permits[token].attempt == attempt):
+    if held > 1 and desk.permits[token].attempt == attempt:
         desk.used += 1 - held
         desk.permits[token] = replace(desk.permits[token], weight=1, attempt=b"")
     if pending:

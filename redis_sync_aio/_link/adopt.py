@@ -3,8 +3,8 @@
 redis-py opens, encrypts, authenticates and sets up a connection exactly as the caller's client is
 configured (URL, TLS, unix socket, ACL user, credential provider, Sentinel, db). Then the transport gets our
 protocol, and redis-py's object is only kept to close it. The attributes used are `_reader`, `_writer` of a
-connection and `_in_use_connections` of a pool; they have been there since redis-py 4.2, and the suite runs
-on the oldest version we admit and on the newest.
+connection, `_in_use_connections` and `_available_connections` of a pool, and `_buffer` of asyncio's StreamReader; the
+suite runs on the oldest version of redis-py that we admit and on the newest.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from .._keys import Keys, KnownAs
 from .._scripts import Script
+from ..backoff import Backoff
 from ..errors import SyncError
 
 Reply: TypeAlias = Any
@@ -37,6 +38,10 @@ class LinkOptions(NamedTuple):
     """Returns one attempt at a call where scripts are not allowed."""
 
 
+RETRY_FOR = 10.0
+"""Seconds for which a command is repeated while Redis is out of reach, unless the caller says otherwise."""
+RETRY = Backoff(initial=0.01, cap=0.5)
+"""The pauses between those, where there is no link that connects again."""
 MOMENT = 0.05
 """So many seconds an attempt has at least, even if the time of its call is up: cut short, nobody knows what it did."""
 

@@ -77,7 +77,7 @@ class Link:
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
         self._retries = Retries(self._loop, self._send_again, self.send)
-        self._watch: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.TimerHandle | None = None
         self._client_id: int | None = None  # of the newest connection
         self._trouble: Exception | None = None
         self._closed = False
@@ -171,7 +171,7 @@ class Link:
             # Not by the loop's factory: an eager task may be over before it is known here.
             self._connecting = asyncio.Task(self._connect(), loop=self._loop, name="redis_sync_aio link")
             self._connecting.add_done_callback(self._connect_ended)
-            self._start_watch()
+            self._start_ticking()
 
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
         """Whoever waits for the connection must not wait for ever: not after a defect, nor after a cancellation."""
@@ -316,15 +316,15 @@ class Link:
             logger.info("redis_sync_aio drops its connection: %s", why)
             self._wire.drop(ConnectionAbortedError(why))
 
-    # -- the watch -------------------------------------------------------------------------------------
+    # -- every tick ------------------------------------------------------------------------------------
 
-    def _start_watch(self) -> None:
-        if self._watch is None and not self._closed:
-            self._watch = self._loop.call_later(min(0.25, self._response_timeout / 4), self._look)
+    def _start_ticking(self) -> None:
+        if self._ticking is None and not self._closed:
+            self._ticking = self._loop.call_later(min(0.25, self._response_timeout / 4), self._tick)
 
-    def _look(self) -> None:
-        """Once a tick: overdue answers, silent connections, calls whose time is up."""
-        self._watch = None
+    def _tick(self) -> None:
+        """Look for overdue answers, silent connections, calls whose time is up."""
+        self._ticking = None
         wire, time = self._wire, now()
         self._expire_calls()
         if wire is not None:
@@ -335,7 +335,7 @@ class Link:
                 self._pinged = time
                 wire.ask((b"PING",))
         if self._wire is not None or self._connecting is not None or self._retries.delayed:
-            self._start_watch()
+            self._start_ticking()
 
     def _expire_calls(self) -> None:
         time = now()
@@ -370,9 +370,9 @@ class Link:
     def _end(self) -> Wire | None:
         """End for good; return the connection, which is being closed."""
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
         if self._connecting is not None and self._connecting is not asyncio.current_task():  # which was refused
             self._connecting.cancel()
         wire, self._wire = self._wire, None

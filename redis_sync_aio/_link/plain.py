@@ -21,19 +21,14 @@ from redis.asyncio import Redis
 from .._cancellation import insisting
 from .._clock import now
 from .._keys import Keys, KnownAs
-from ..backoff import Backoff
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import TRANSIENT, answered, error_answer, scripts_refused, warn_of_watch
 from .borrow import borrow
-from .call import CONFLICT, MOMENT, Call, Reply, ReplyError
+from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
 from .servers import Servers
 from .talks import AFTER_CONFLICT, Converse, Proven
 from .troubles import REFUSED, closed, time_is_up, too_late, unanswered
 from .wire import pack
-
-RETRY = Backoff(initial=0.01, cap=0.5)
-RETRY_FOR = 10.0
-"""Seconds for which a command is repeated while Redis is out of reach, unless the caller says otherwise."""
 
 
 class PlainExecutor:

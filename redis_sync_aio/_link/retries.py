@@ -10,7 +10,7 @@ from ..backoff import Backoff
 from ..errors import copied
 from .call import Call
 
-RETRY = Backoff(initial=0.01, cap=0.25)
+NOT_NOW = Backoff(initial=0.01, cap=0.25)
 
 
 class Delayed:
@@ -65,7 +65,7 @@ class Retries:
     def _about(self, call: Call) -> Delayed:
         found = self.delayed.get(call.name)
         if found is None:
-            delay = RETRY.bound(call.attempts) * (0.5 + RETRY.random() / 2)
+            delay = NOT_NOW.bound(call.attempts) * (0.5 + NOT_NOW.random() / 2)
             found = self.delayed[call.name] = Delayed(self._loop.call_later(delay, self._again, call.name))
         return found
 

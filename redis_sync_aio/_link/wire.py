@@ -77,7 +77,8 @@ class Wire(asyncio.Protocol):
             self._write(call, pack(call.command(True)))
             return
         # The part that is the same for all calls of a script on the same keys with as many arguments is kept with them.
-        arguments = pack(call.arguments)  # '*' and how many, in one digit, and CR LF; then the arguments themselves
+        # What is packed begins with '*', how many, CR and LF: in one digit, since no script takes ten (`_head`).
+        arguments = pack(call.arguments)
         kind = arguments[:2] + call.script.sha
         head = call.keys.heads.get(kind) or _head(call, kind, len(arguments))
         self._write(call, head + arguments[4:])
@@ -191,6 +192,7 @@ class Wire(asyncio.Protocol):
 
 def _head(call: Call, kind: bytes, packed: int) -> bytes:
     """Keep and return what comes before the arguments of ``call``, which take ``packed`` bytes by themselves."""
+    assert len(call.arguments) < 10, call.script
     whole = pack(call.command())
     head = call.keys.heads[kind] = whole[: len(whole) - packed + 4]
     return head

@@ -43,7 +43,7 @@ async def test_joining_a_lease_without_an_end(
             assert joined.fence == first.fence
             if max_hold is None:
                 assert joined.remaining() == math.inf
-                with pytest.raises(NotHeld, match="no end to extend"):
+                with pytest.raises(ValueError, match="nothing to extend"):
                     await joined.extend(5)
             else:
                 assert 0 < joined.remaining() <= max_hold
