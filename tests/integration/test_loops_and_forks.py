@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 
 import pytest
 from redis import Redis as SyncRedis
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, WrongContext, wait_until
+from redis_sync_aio._link.client import Client
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, waits
@@ -57,14 +58,14 @@ def look(server: EmbeddedServer, name: str = NAME) -> object:
         return client.get(name)
 
 
-def made_of(client: Redis, how: str) -> Coordinator | Redis:
+def made_of(client: Client, how: str) -> Coordinator | Client:
     """Return what locks are made from."""
     asyncio.get_running_loop().slow_callback_duration = 60  # not what is tested
     return client if "bare" in how else Coordinator(client, push="never" if "polling" in how else "auto")
 
 
 @asynccontextmanager
-async def source(url: str, how: str) -> AsyncIterator[Coordinator | Redis]:
+async def source(url: str, how: str) -> AsyncIterator[Coordinator | Client]:
     async with Redis.from_url(url) as client:
         yield made_of(client, how)  # closed by the end of the loop, if it is a coordinator
 
@@ -88,7 +89,7 @@ def fork(url: str, how: str) -> None:
 async def forking(url: str, how: str) -> None:
     """Nothing but the lock is entered by ``async with``: a child leaves through all of it with sys.exit."""
     # A child that runs on with the parent's loop may make it deaf for a connection, and that is noticed by time-out.
-    client = Redis.from_url(url, socket_timeout=0.5)
+    client = (RedisCluster if "cluster" in how else Redis).from_url(url, socket_timeout=0.5)
     made_from = made_of(client, how)
     held = AsyncLock(made_from, NAME, ttl=1)
     async with held as lease:
