@@ -96,10 +96,12 @@ async def test_p5_a_client_whose_closing_is_cancelled(nodes: Nodes) -> None:
     assert result.cancellations["task"] > 2 * SHARDS
 
 
-@pytest.mark.parametrize("made_from", ["coordinator", "bare client", "polling"])
-async def test_p12_a8_fork(nodes: Nodes, made_from: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["coordinator os._exit", "coordinator sys.exit", "bare client os._exit", "polling sys.exit"]
+)
+async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
     server = nodes.owner(NAME)
-    await asyncio.to_thread(play, server, "fork", f"cluster {made_from} os._exit", PYTHONDEVMODE="")
+    await asyncio.to_thread(play, server, "fork", f"cluster {how}", PYTHONDEVMODE="")
     assert look(server) is None
 
 
