@@ -207,7 +207,12 @@ class Enterable(ABC, Generic[L]):
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
 
-        Raises TypeError at decoration for anything else (an object whose ``__call__`` is one will do, too).
+        Raises TypeError at decoration for anything else (an object whose ``__call__`` is one will do, too). Errors and
+        cancellation of a call are those of the ``async with``.
+
+        Example:
+            @lock.wrap
+            async def refill(stock): ...
         """
         if not is_async(function):
             raise TypeError(f"{function!r} is not a coroutine function")

@@ -160,8 +160,8 @@ class Renewals:
             return None
         if outcome is not Renewed.RENEWED:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
-            if lease.under is not None:  # first: what is gone is not put back
-                lease.under.permit.lose(reason)
+            if lease.reader is not None:  # first: what is gone is not put back
+                lease.reader.permit.lose(reason)
             lease.lose(reason)
             return lease.loss()
         if ttl:
@@ -190,27 +190,27 @@ class Renewals:
         lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
         lease.prolonged()
         self.keep(lease)
-        if lease.under is not None:
-            self._follow(lease.under.permit, lease)
+        if lease.reader is not None:
+            self._follow(lease.reader.permit, lease)
             lease.deadline = min(lease.deadline, lease.until)
-        self.over_follows(lease)
+        self.writer_follows(lease)
 
-    def over_follows(self, permit: Lease) -> None:
+    def writer_follows(self, permit: Lease) -> None:
         """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
-        over = permit.over
-        if over is not None and over.under is not None and over.state is State.HELD:
-            over.until = over.under.ends_by()
-            self._follow(over, permit)
+        writer = permit.writer
+        if writer is not None and writer.reader is not None and writer.state is State.HELD:
+            writer.until = writer.reader.ends_by()
+            self._follow(writer, permit)
 
-    def upgraded(self, lease: Lease, over: Lease) -> None:
-        """``over`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
+    def upgraded(self, lease: Lease, writer: Lease) -> None:
+        """``writer`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
         permit = lease.permit
-        over.under, over.until = lease, lease.ends_by()
-        permit.over = lease.over = over
+        writer.reader, writer.until = lease, lease.ends_by()
+        permit.writer = lease.writer = writer
         # A renewal that is not answered yet may be executed after the grant.
-        over.deadline = min(over.deadline, over.until, self._unanswered.bound(permit))
-        if over.deadline > permit.deadline:
-            self._follow(permit, over)
+        writer.deadline = min(writer.deadline, writer.until, self._unanswered.bound(permit))
+        if writer.deadline > permit.deadline:
+            self._follow(permit, writer)
 
     def _follow(self, lease: Lease, other: Lease) -> None:
         lease.follow(other)
@@ -224,7 +224,7 @@ class Renewals:
         self._forget(lease)
         self._put_back(lease)
         perhaps = lease.outlasts or self._unanswered.any(lease)
-        if lease.under is None and lease.reason != "closed" and not lease.reusable and perhaps:
+        if lease.reader is None and lease.reason != "closed" and not lease.reusable and perhaps:
             # Nobody has it here, and the server may have prolonged it, or do so yet: others would wait in vain.
             lease.unfinished = True
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
@@ -239,7 +239,7 @@ class Renewals:
 
         def renewed(call: Call) -> None:
             permit = lease.permit
-            if lease.under in (None, permit):  # else it ends with that task's share of the permit, as before
+            if lease.reader in (None, permit):  # else it ends with that task's share of the permit, as before
                 for extended in (lease, permit):  # also beyond `max_hold`
                     extended.until = max(extended.until, call.sent + ttl / 1000)
 
@@ -299,8 +299,8 @@ class Renewals:
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.under_way.started()
         self._forget(lease)
-        if lease.under is not None:
-            self.keep(lease.under.permit)  # it is renewed by itself again
+        if lease.reader is not None:
+            self.keep(lease.reader.permit)  # it is renewed by itself again
         if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
             for twin in list(self._leases()):
                 if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
@@ -340,11 +340,11 @@ class Renewals:
 
         The reader's renewals would keep everybody out otherwise.
         """
-        under = lease.under
-        if under is not None:
-            if under.state is not State.HELD:
+        reader = lease.reader
+        if reader is not None:
+            if reader.state is not State.HELD:
                 return
-            self.keep(under.permit)  # it is renewed by itself again
+            self.keep(reader.permit)  # it is renewed by itself again
         if lease.attempt:
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 

@@ -89,11 +89,10 @@ def count(value: object, what: str, least: int = 0) -> int:
 
 def permits(value: object, what: str) -> int:
     """Return ``value`` if it can be a number of permits, 1 to 1,000,000,000; raises TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number of permits, not {value!r}")
-    if not 1 <= value <= MAX_PERMITS:
-        raise ValueError(f"{what} must be between 1 and {MAX_PERMITS:,}, not {value!r}")
-    return int(value)  # an int of another type (IntEnum) can not be sent
+    number = count(value, what, 1)
+    if number > MAX_PERMITS:
+        raise ValueError(f"{what} must be {MAX_PERMITS:,} or less, not {value!r}")
+    return int(number)  # an int of another type (IntEnum) can not be sent
 
 
 def one_of(value: object, choices: tuple[str, ...], what: str) -> None:

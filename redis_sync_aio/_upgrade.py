@@ -38,7 +38,7 @@ class UpgradeSide:
             self._check(lease, 1, "reader")
             permit = lease.permit
             self._check_alone(lease, permit)
-            permit.upgrader, lease.over = lease, None
+            permit.upgrader, lease.writer = lease, None
             try:
                 upgraded = await self._acquire(lease, limit)
             except BaseException:
@@ -57,7 +57,8 @@ class UpgradeSide:
     def _check_alone(self, lease: Lease, permit: Lease) -> None:
         """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
         first = permit.upgrader
-        if first is not None and (first.over is None or first.over.state is State.RELEASING or first.over.remaining()):
+        writer = None if first is None else first.writer
+        if first is not None and (writer is None or writer.state is State.RELEASING or writer.remaining()):
             if first is not lease:
                 raise self._deadlock()
             raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")

@@ -77,10 +77,10 @@ class Lease(Recorded):
     """A release without an answer may have been executed."""
     renewing = False
     """A renewal is under way."""
-    under: Lease | None = None
-    """A lease on the same permit: this one is the writer's that was a reader's, and still is underneath."""
-    over: Lease | None = None
-    """And that one of the reader's."""
+    reader: Lease | None = None
+    """Of a writer's lease that was got by an upgrade: the reader's, on the same permit, which still is underneath."""
+    writer: Lease | None = None
+    """Of a reader's lease that was upgraded: the writer's."""
     upgrader: Lease | None = None
     """Whose permit this is: which of those who read by it is, or is to become, the writer."""
     acquirer: ReferenceType[asyncio.Task[object]] | None = None
@@ -291,7 +291,7 @@ class Lease(Recorded):
     @property
     def permit(self) -> Lease:
         """The lease that the server knows: itself, or that of the reader who became the writer."""
-        return self if self.under is None else self.under.permit
+        return self if self.reader is None else self.reader.permit
 
     @property
     def reusable(self) -> bool:
@@ -301,7 +301,7 @@ class Lease(Recorded):
     @property
     def upgraded(self) -> bool:
         """Whether the writer's lease is held: it is the one that is renewed."""
-        return self.over is not None and self.over.state is HELD
+        return self.writer is not None and self.writer.state is HELD
 
     def follow(self, other: Lease) -> None:
         """Last as long as ``other``, a lease on the same permit."""
@@ -335,8 +335,8 @@ class Lease(Recorded):
         """Start the release, if that is not done yet, without waiting for it."""
         if self.state is HELD:
             self.state = State.RELEASING
-            if self.over is not None and self.over.state is HELD:  # no permit, no writer
-                self.over.lose("expired")
+            if self.writer is not None and self.writer.state is HELD:  # no permit, no writer
+                self.writer.lose("expired")
             self._keeper.release(self)
 
     def release_ended(self, error: Exception | None) -> None:
@@ -358,8 +358,8 @@ class Lease(Recorded):
         if self.state in (State.HELD, State.RELEASING):
             self.state = State.LOST
             self.reason = reason
-            if self.over is not None:  # first: what forgets us may give the permit back
-                self.over.lose(reason)
+            if self.writer is not None:  # first: what forgets us may give the permit back
+                self.writer.lose(reason)
             self._keeper.forget(self)
             if self._lost is not None:
                 self._lost._set()

@@ -70,8 +70,8 @@ class AsyncLock(Primitive):
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: for ever (a crashed
             holder then blocks everybody until `force_release`).
         auto_renew: renew leases in the background, in good time, for as long as they are held.
-        max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit. With
-            ttl=None it is the ttl.
+        max_hold: seconds (or timedelta), 0.01 to ten years, after which a lease is not renewed any more and so is lost;
+            None: no such limit. With ttl=None it is the ttl.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
         engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where

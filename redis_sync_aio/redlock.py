@@ -18,7 +18,7 @@ from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._link.client import running_loop
 from ._quorum import Quorum, majority
-from ._types import Name, Seconds, seconds, shown_within, timeout_seconds
+from ._types import Name, Seconds, positive_seconds, shown_within, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
 from .backoff import Backoff
 from .coordinator import Coordinator
@@ -105,8 +105,8 @@ class AsyncRedlock(Enterable[RedlockLease]):
         name: as for `AsyncLock`; the same on all servers.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew, max_hold, on_lost, engine: as for `AsyncLock`, on each server.
-        answer_within: seconds that a server has to answer; short against ``ttl``. One that does not answer delays
-            `acquire` and `release` by that, until it is known to be out of reach.
+        answer_within: seconds (or timedelta), more than 0, that a server has to answer; short against ``ttl``. One that
+            does not answer delays `acquire` and `release` by that, until it is known to be out of reach.
 
     Raises:
         TypeError, ValueError: a bad argument (also: no client, or one twice); nothing was sent.
@@ -147,9 +147,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         if len({id(lock._client) for lock in self._locks}) < len(self._locks):
             raise ValueError("clients has one of them twice: each server counts once")
         super().__init__(on_lost)
-        self._answer_within = seconds(answer_within, "answer_within")
-        if not self._answer_within:
-            raise ValueError("answer_within must be more than 0 seconds")
+        self._answer_within = positive_seconds(answer_within, "answer_within")
         self._quorum = majority(len(self._locks))
 
     # -- acquiring -------------------------------------------------------------------------------------

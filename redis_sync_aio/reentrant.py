@@ -161,11 +161,11 @@ class AsyncReentrantLock(Enterable[Lease]):
         return await self._lock.force_release()
 
     async def locked(self) -> bool:
-        """Return whether anybody holds the lock, the current task included. One round trip."""
+        """Return whether anybody holds the lock, the current task included. As `AsyncLock.locked`."""
         return await self._lock.locked()
 
     async def statistics(self) -> LockStatistics:
-        """Return holder, waiters, fence and remaining time as the server sees them. One round trip."""
+        """Return holder, waiters, fence and remaining time as the server sees them. As `AsyncLock.statistics`."""
         return await self._lock.statistics()
 
     @property

@@ -218,7 +218,7 @@ class Bases(ABC):
         assert isinstance(lease, SharedLease)
         await self.hub.renewals.extend(lease.base, ttl)
         lease.extended(ttl)
-        self.hub.renewals.over_follows(lease.base)
+        self.hub.renewals.writer_follows(lease.base)
 
     def release(self, lease: Lease) -> None:
         """End ``lease``; the server hears of it unless another task has the base then."""

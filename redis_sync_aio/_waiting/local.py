@@ -214,7 +214,7 @@ class LocalName:
             return
         oldest = True
         for ticket in list(self.tickets.values()):
-            if ticket.unwanted:
+            if ticket.withdrawn:
                 continue
             # Without pushes a ticket also has to be kept alive on the server.
             if ticket.call is None and (oldest or now() - ticket.sent > self.hub.poll_ms / 3000):

@@ -32,7 +32,7 @@ class Namesakes:
     def defer(self, ticket: Ticket) -> bool:
         """Return whether ``ticket`` is asked later, behind the undoing of a cancelled one."""
         mine = ticket.token
-        if not any(it.unwanted and it.call is not None and it.token == mine for it in self._local.tickets.values()):
+        if not any(it.withdrawn and it.call is not None and it.token == mine for it in self._local.tickets.values()):
             return False
         if ticket not in self._behind:
             self._behind.append(ticket)
@@ -67,7 +67,7 @@ class Namesakes:
         """A ticket is gone, or a cancelled one has its answer: see who comes next, and what is left."""
         behind, self._behind = self._behind, []
         for ticket in behind:
-            if self._local.tickets.get(ticket.number) is ticket and ticket.call is None and not ticket.unwanted:
+            if self._local.tickets.get(ticket.number) is ticket and ticket.call is None and not ticket.withdrawn:
                 ticket.ask()
         for token in [token for token in self._passed_on if not self._under_way(token)]:
             self._passed_on.discard(token)
@@ -75,4 +75,6 @@ class Namesakes:
 
     def _under_way(self, token: bytes) -> bool:
         """Return whether the answer to a request of this identity is on its way, and wanted."""
-        return any(it.token == token and it.call is not None and not it.unwanted for it in self._local.tickets.values())
+        return any(
+            it.token == token and it.call is not None and not it.withdrawn for it in self._local.tickets.values()
+        )

@@ -53,7 +53,7 @@ class Ticket:
     _queued = False
     """Whether a request of this ticket may have left it in the queue."""
     _timer: asyncio.TimerHandle | None = None
-    unwanted = False
+    withdrawn = False
     """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Lease | None = None
     _late_since: float | None = None
@@ -116,7 +116,7 @@ class Ticket:
         self.call = None
         if call.attempts > 1:
             self._replayed = True
-        if self.unwanted:
+        if self.withdrawn:
             self._undo_answered(call)
         elif call.error is not None:
             self._fail(call.error, call)
@@ -154,12 +154,12 @@ class Ticket:
         """The connection was replaced: find out where we stand."""
         # It may be another server now, with another clock: a push counts from the answer to this request on.
         self._clock_offset = None
-        if self.call is None and not self.unwanted:
+        if self.call is None and not self.withdrawn:
             self.ask()
 
     def reroute(self) -> None:
         """The way to the server changed, and with it how a grant reaches us: queue anew."""
-        if self.unwanted:
+        if self.withdrawn:
             return
         executed = self._queued or (self.call is not None and self.call.attempts > 0)
         self._drop_call()
@@ -178,7 +178,7 @@ class Ticket:
 
     def pushed(self, push: Pushed) -> None:
         """A message for this ticket: the grant, or word of the present holder."""
-        if self.unwanted:
+        if self.withdrawn:
             if push.fence > 0:
                 self._decline(push.fence)
             return
@@ -305,7 +305,7 @@ class Ticket:
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
         # answer is here the ticket stays known, so that a grant under way to it is given back.
-        self.unwanted = True
+        self.withdrawn = True
         self._stop_timer()
         if call is None:
             self._withdraw_ticket()
