@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 from weakref import WeakMethod
 
@@ -242,6 +242,35 @@ def _new_connection(pool: Any) -> Any:
     return connection
 
 
+@contextmanager
+def opening(connection: Any) -> Iterator[None]:
+    """While ``connection`` is opened by us, beside all pools: a child that is forked meanwhile leaves it alone."""
+    _opening.add(connection)
+    try:
+        yield
+    finally:
+        _opening.discard(connection)
+
+
+_opening: set[Any] = set()
+
+
+def _leave_to_the_parent() -> None:
+    """In a forked child: say nothing on half open connections. Its copy of the parent's loop may run once more."""
+    for connection in _opening:
+        connection.redis_connect_func = _is_not_ours  # in the place of the handshake, which may be the next step
+        if connection._writer is not None:
+            dead_end(connection._writer.transport)
+
+
+def _is_not_ours(connection: Any) -> None:
+    raise redis.exceptions.ConnectionError("this connection was opened by the parent process")
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
 async def open_connection(client: Redis) -> Adopted:
     """Open one more connection of ``client``, beside its pool, with one attempt.
 
@@ -250,7 +279,8 @@ async def open_connection(client: Redis) -> Adopted:
     pool: Any = client.connection_pool
     connection = _new_connection(pool)
     try:
-        await bared(connection.connect())
+        with opening(connection):
+            await bared(connection.connect())
         return Adopted(pool, connection)
     except BaseException:
         await connection.disconnect(nowait=True)

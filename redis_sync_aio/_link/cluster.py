@@ -12,7 +12,6 @@ answers that a slot is not its own. From the caller's client we have how to conn
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -28,7 +27,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from .._clock import now
 from .._types import text
-from .adopt import bared, write
+from .adopt import bared, opening, write
+from .following import Address, SlotPool, following
 from .wire import pack
 
 FRESH = 0.1
@@ -42,13 +42,6 @@ TIES = ("redis_connect_func", "oss_cluster_maint_notifications_handler", "himpor
 """Options by which a cluster client ties its connections to itself."""
 NOT_FOR_CONNECTIONS = ("connection_class", "response_callbacks", "retry")
 """Options of the same dictionary that are for others, or that we choose."""
-
-
-class Address(NamedTuple):
-    """Where a node listens."""
-
-    host: str
-    port: int
 
 
 class Range(NamedTuple):
@@ -95,13 +88,13 @@ class Shard:
     def lead_to(self, primary: Address) -> None:
         """Its primary is another one now; said in whatever thread that was heard in."""
         self.address = primary
-        for opening, loop in list(self.connecting.items()):
+        for limit, loop in list(self.connecting.items()):
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._end, opening)
+                loop.call_soon_threadsafe(self._end, limit)
 
-    def _end(self, opening: asyncio.Timeout) -> None:
-        if opening in self.connecting and not opening.expired():
-            opening.reschedule(0)
+    def _end(self, limit: asyncio.Timeout) -> None:
+        if limit in self.connecting and not limit.expired():
+            limit.reschedule(0)
 
     def elsewhere(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
         """Return the error for such an answer of its primary."""
@@ -126,6 +119,7 @@ class Cluster:
     def __init__(self, client: RedisCluster) -> None:
         self._client = ref(client)
         self._nodes: list[Address] = []  # in the order in which they are asked
+        self._told: Address | None = None  # by the latest MOVED, and not asked yet
         self._failed: dict[Address, float] = {}  # when they did (local clock)
         self._looked = NEVER  # local clock, from before the nodes were asked
         self._learned = NEVER  # the same, of the newest answer, true or not
@@ -134,21 +128,28 @@ class Cluster:
         kind: Any = client.connection_kwargs["connection_class"]
         left_out = {*TIES, *NOT_FOR_CONNECTIONS}
         self._options = {key: value for key, value in client.connection_kwargs.items() if key not in left_out}
-        self._options |= {"connection_class": _following(kind), "retry": Retry(NoBackoff(), 0)}
+        self._options |= {"connection_class": following(kind), "retry": Retry(NoBackoff(), 0)}
         # All slots are its own until a node was asked; then it is one of the shards.
         self.shards = [Shard(self, 0, self._options)]
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
         self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
-        self.members: WeakSet[Member] = WeakSet()
+        self._members: WeakSet[Member] = WeakSet()
         client.aclose = _closing(self, client)  # type: ignore[method-assign]  # of this object only
 
     @staticmethod
     def of(client: RedisCluster) -> Cluster:
         """Return that of ``client``."""
-        found = _clusters.get(client)
+        known = _clusters.get(client)
+        found = None if known is None else known()
         if found is None:
-            found = _clusters[client] = Cluster(client)
+            found = Cluster(client)
+            _clusters[client] = ref(found)
         return found
+
+    def tell(self, member: Member) -> None:
+        """Tell ``member`` of changes, as long as it lives."""
+        with self._learning:
+            self._members.add(member)
 
     def shard_at(self, slot: int) -> Shard:
         """Return who has ``slot``, as far as is known."""
@@ -167,7 +168,7 @@ class Cluster:
             )
         client = self._by_slot.get(slot)
         if client is None:
-            pool = _SlotPool(self, slot, self._options)
+            pool = SlotPool(self, slot, self._options)
             client = self._by_slot[slot] = Redis(connection_pool=pool)
         return client
 
@@ -187,7 +188,14 @@ class Cluster:
         self._doubts += 1
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():
-            self._nodes = [self._remapped(host, int(port)), *self._nodes]  # it is likely to know
+            self._told = Address(host, int(port))  # it is likely to know
+
+    def down(self, node: Address | None) -> None:
+        """``node`` said that the cluster is down. It may be cut off, and not the primary any more: ask others first."""
+        self._looked = NEVER
+        self._doubts += 1
+        if node is not None:
+            self._failed[node] = now()
 
     async def look(self) -> None:
         """Ask the nodes who has which slots, until one answers. Raises as redis-py does when none does."""
@@ -196,6 +204,12 @@ class Cluster:
             return
         failed: Exception | None = None
         refused: Exception | None = None
+        told, self._told = self._told, None
+        if told is not None:
+            try:
+                self._nodes = [self._remapped(*told), *self._nodes]
+            except redis.exceptions.ConnectionError as error:
+                failed = error
         candidates = self._candidates()
         for node in candidates:
             self._failed[node] = now()  # now already: if it hangs, there may be no time left to note that
@@ -214,12 +228,12 @@ class Cluster:
                 failed = redis.exceptions.ConnectionError(f"{node.host}:{node.port} knows of no slots")
                 continue
             self._failed.pop(node, None)
-            if doubts == self._doubts:  # else the answer may be older than those
-                self._looked = begun
             with self._learning:
                 if begun > self._learned:  # else there is a newer answer
                     self._learned = begun
                     self._learn(ranges)
+            if doubts == self._doubts:  # else the answer may be older than those
+                self._looked = begun
             return
         if refused is not None:
             raise refused
@@ -233,7 +247,7 @@ class Cluster:
         startup = [] if client is None else client.nodes_manager.startup_nodes.values()
         known = list(dict.fromkeys((*self._nodes, *(Address(node.host, int(node.port)) for node in startup))))
         self._nodes = [*known[1:], known[0]]
-        self._failed = {node: failed for node, failed in self._failed.items() if node in known}
+        self._failed = {node: failed for node, failed in list(self._failed.items()) if node in known}
         return sorted(known, key=lambda node: self._failed.get(node, 0.0))
 
     async def _ask(self, node: Address) -> list[Range]:
@@ -242,7 +256,8 @@ class Cluster:
         pool: Any = ConnectionPool(**options)
         connection = pool.make_connection()
         try:
-            await bared(connection.connect())
+            with opening(connection):
+                await bared(connection.connect())
             write(connection, pack((b"CLUSTER", b"SLOTS")))
             answer = await connection.read_response(disable_decoding=True, timeout=float("inf"))
         finally:
@@ -255,7 +270,12 @@ class Cluster:
 
     def _remapped(self, host: str, port: int) -> Address:
         client = self._client()
-        return Address(host, port) if client is None else Address(*client.nodes_manager.remap_host_port(host, port))
+        if client is None:
+            return Address(host, port)
+        try:
+            return Address(*client.nodes_manager.remap_host_port(host, port))
+        except Exception as error:  # the caller's code
+            raise redis.exceptions.ConnectionError(f"address_remap raised {error!r} for {host}:{port}") from error
 
     def _learn(self, ranges: list[Range]) -> None:
         told = list(dict.fromkeys(node for it in ranges for node in it.nodes))
@@ -265,7 +285,7 @@ class Cluster:
         for first, last, (primary, *_) in ranges:
             self._owners[first : last + 1] = [self._shard(primary, first, primaries)] * (last + 1 - first)
         if self._owners != owners or [shard.address for shard in self.shards] != addresses:
-            for member in list(self.members):
+            for member in list(self._members):
                 member.slots_moved()
 
     def _shard(self, primary: Address, slot: int, primaries: set[Address]) -> Shard:
@@ -282,7 +302,8 @@ class Cluster:
         return shard
 
 
-_clusters: WeakKeyDictionary[RedisCluster, Cluster] = WeakKeyDictionary()
+_clusters: WeakKeyDictionary[RedisCluster, ref[Cluster]] = WeakKeyDictionary()
+"""What keeps a cluster is the client itself, by its ``aclose``: connections of ours lead back to the client."""
 
 
 def _host(told: bytes | None) -> str:
@@ -308,77 +329,3 @@ def _closing(cluster: Cluster, client: RedisCluster) -> Callable[[], Coroutine[A
                 await type(client).aclose(client)
 
     return aclose
-
-
-class _Following:
-    """What makes a connection class of redis-py's lead to the primary of a shard; None: to one node, whatever it is."""
-
-    host: str
-    port: int
-    shard: Shard | None
-
-    def __init__(self, *, shard: Shard | None, **options: Any) -> None:
-        super().__init__(**options)
-        self.shard = shard
-
-    async def connect(self) -> None:
-        above: Any = super()
-        shard = self.shard
-        if shard is not None:
-            if above.is_connected and (self.host, self.port) != shard.address:
-                await above.disconnect(nowait=True)  # it was the primary once
-            if not above.is_connected:
-                await self._connect_to_primary(shard)
-                return
-        await above.connect()
-
-    async def _connect_to_primary(self, shard: Shard) -> None:
-        above: Any = super()
-        self.host, self.port = await shard.locate()
-        async with asyncio.timeout(None) as opening:
-            shard.connecting[opening] = asyncio.get_running_loop()
-            try:
-                await above.connect()
-            finally:
-                del shard.connecting[opening]
-
-    async def read_response(self, *args: Any, **options: Any) -> Any:
-        above: Any = super()
-        try:
-            return await above.read_response(*args, **options)
-        except redis.exceptions.MovedError as error:
-            answer: redis.exceptions.AskError = error
-        except redis.exceptions.AskError as error:
-            answer = error
-        # Not inside: it would be taken for what was tried before.
-        if self.shard is None:
-            raise answer
-        raise self.shard.elsewhere(answer)
-
-
-@functools.cache
-def _following(kind: type[Any]) -> type[Any]:
-    return type(f"Following{kind.__name__}", (_Following, kind), {})
-
-
-class _SlotPool(ConnectionPool):
-    """Takes connections from the pool of the shard that has the slot when they are taken."""
-
-    def __init__(self, cluster: Cluster, slot: int, options: dict[str, Any]) -> None:
-        super().__init__(**options)
-        self._cluster = cluster
-        self._slot = slot
-
-    async def get_connection(self, *args: Any, **options: Any) -> Any:
-        shard = await self._cluster.owner(self._slot)
-        return await _pool(shard).get_connection()
-
-    async def release(self, connection: Any) -> None:
-        await _pool(connection.shard).release(connection)
-
-    def make_connection(self) -> Any:
-        return _pool(self._cluster.shard_at(self._slot)).make_connection()
-
-
-def _pool(shard: Shard) -> Any:
-    return shard.client.connection_pool

@@ -40,8 +40,9 @@ async def retire(wire: Wire, inbox: bytes, client_id: int | None) -> bool:
     """
     with suppress(ReplyError):
         _, listeners = await wire.ask((b"PUBSUB", b"NUMSUB", inbox))  # without those of patterns
-        # If it were another server, after a restart or a failover, that id would be somebody else's.
+        # If none of ours were left, the server may be another one, after a restart, and that id somebody else's.
         if listeners > 1 and client_id is not None:
-            listeners -= await wire.ask((b"CLIENT", b"KILL", b"ID", client_id))
+            await wire.ask((b"CLIENT", b"KILL", b"ID", client_id))
+            _, listeners = await wire.ask((b"PUBSUB", b"NUMSUB", inbox))
         return bool(listeners == 1)
     return False

@@ -78,7 +78,7 @@ class Link:
         self._unsent: deque[Call] = deque()
         self._retries = Retries(self._loop, self._send_again, self.send)
         self._ticking: asyncio.TimerHandle | None = None
-        self._client_id: int | None = None  # of the newest connection
+        self._newest: tuple[object, int | None] = None, None  # connection: where it led to, and its id there
         self._trouble: Exception | None = None
         self._closed = False
         self.connections = 0
@@ -128,8 +128,7 @@ class Link:
             wire.send(call)
 
     def _send_watching(self, wire: Wire, call: Call) -> None:
-        # While scripts are under way that will be refused, those that follow must be refused, too: else they would
-        # come before them.
+        # Those that follow scripts that will be refused must be refused, too: else they would come before them.
         refused_soon = call.keys.engine == "auto" and any(type(earlier) is Call for earlier in wire.pending)
         if call.keys.engine == "lua" or refused_soon:
             wire.send(call)
@@ -202,7 +201,7 @@ class Link:
                 except troubles.MAYBE_LATER as error:
                     self._trouble = error
                     self._expire_calls()
-                    if not self._unsent and not self._retries.delayed and not self._needed():
+                    if self._closed or not (self._unsent or self._retries.delayed or self._needed()):
                         return
                     await asyncio.sleep(delay)
                 else:
@@ -218,22 +217,23 @@ class Link:
             adopted.before_closing = self._owner.link_closing
             wire = self._opening = Wire(adopted, self._on_error, self._on_push, self._on_lost, self._converse)
             try:
+                if self._closed:  # redis-py may swallow a cancellation on Python < 3.12
+                    raise asyncio.CancelledError
                 await self._introduce(wire)
             except BaseException:
                 wire.abort()
                 raise
             finally:
                 self._opening = None
-        if self._closed:  # redis-py may swallow a cancellation on Python < 3.12
-            wire.abort()
-            raise asyncio.CancelledError
         return wire
 
     async def _introduce(self, wire: Wire) -> None:
         self._heard = asyncio.get_running_loop().create_future()
         listeners, client_id = await introduce(wire, self._inbox, self._heard)
-        self.alone = listeners == 1 or self.connections == 0 or await retire(wire, self._inbox, self._client_id)
-        self._client_id = client_id
+        # At another server, after a failover, the id of the previous connection would be somebody else's.
+        (led_to, previous), self._newest = self._newest, (wire.leads_to, client_id)
+        ours = previous if led_to == wire.leads_to else None
+        self.alone = listeners == 1 or self.connections == 0 or await retire(wire, self._inbox, ours)
 
     def _established(self, wire: Wire) -> None:
         self._wire = wire

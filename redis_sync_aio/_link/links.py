@@ -52,7 +52,7 @@ class Links:
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        cluster.members.add(self)
+        cluster.tell(self)
 
     def send(self, call: Call) -> None:
         """Send ``call`` to whoever has its keys."""
@@ -111,6 +111,14 @@ class Links:
     def redirected(self, address: str) -> None:
         """A slot is not where it was; perhaps at ``address``: ask the nodes about all of them."""
         self._cluster.moved(address)
+        self._look_soon()
+
+    def down(self, shard: Shard) -> None:
+        """The primary of ``shard`` says that the cluster is down: ask the others whether it is the primary still."""
+        self._cluster.down(shard.address)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
         if self._looking is None and not self._closed:
             self._looking = asyncio.Task(self._look(), name="redis_sync_aio cluster")
 
@@ -125,11 +133,11 @@ class Links:
 
     def slots_moved(self) -> None:
         """Some slots have other shards now, or shards other primaries; said in whatever thread that was heard in."""
-        if self._thread != get_ident():
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._slots_moved)
-        elif self._loop.is_running():
+        if self._thread == get_ident() and self._loop.is_running():
             self._slots_moved()
+        else:  # in another thread, or it is another loop of this one that runs now
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._slots_moved)
 
     def _slots_moved(self) -> None:
         if self._closed:
@@ -197,6 +205,8 @@ class ShardLink(Link):
 
     def _understood(self, message: str) -> str:
         code, _, rest = message.partition(" ")
+        if code == "CLUSTERDOWN":
+            self._links.down(self._shard)
         if code not in ("MOVED", "ASK"):
             return message
         slot, _, address = rest.partition(" ")

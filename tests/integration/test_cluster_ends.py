@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import pytest_asyncio
@@ -96,6 +98,25 @@ async def test_p5_a_client_whose_closing_is_cancelled(nodes: Nodes) -> None:
     assert result.cancellations["task"] > 2 * SHARDS
 
 
+# Of transports whose loop nobody ended.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_p12_a_loop_that_is_closed_by_hand_keeps_no_client(nodes: Nodes) -> None:
+    async def used() -> tuple[ref[RedisCluster], ref[Coordinator]]:
+        client = nodes.client()
+        sync = Coordinator(client)
+        async with sync.lock("a"):
+            pass
+        return ref(client), ref(sync)
+
+    loop = asyncio.new_event_loop()
+    client, sync = loop.run_until_complete(used())
+    loop.close()
+    del loop
+    gc.collect()
+    gc.collect()
+    assert (client(), sync()) == (None, None)
+
+
 @pytest.mark.parametrize(
     "how", ["coordinator os._exit", "coordinator sys.exit", "bare client os._exit", "polling sys.exit"]
 )
@@ -144,12 +165,15 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
         async with AsyncSemaphore(sync, names[2], limit=2):
             pass
 
-        async def write(tx: Transaction) -> None:
-            await tx.get(names[2])
-            tx.multi()
-            tx.set(names[2], 1)
+        key = f"{{{names[2]}}}:written"
 
-        await transaction(client, write, names[2])
+        async def write(tx: Transaction) -> None:
+            await tx.get(key)
+            tx.multi()
+            tx.set(key, 1)
+
+        await transaction(client, write, key)
+        assert await nodes.say(nodes.primaries[2], "GET", key) == b"1"
         await nodes.move(nodes.slot(names[0]), nodes.primaries[0], nodes.primaries[1])
         async with sync.lock(names[0]):
             assert await nodes.say(nodes.primaries[1], "EXISTS", names[0]) == 1

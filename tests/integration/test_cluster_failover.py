@@ -20,7 +20,9 @@ from redis_sync_aio import (
     transaction,
     wait_until,
 )
-from redis_sync_aio._link.cluster import Address, Cluster, Range
+from redis_sync_aio._implicit import coordinator_for
+from redis_sync_aio._link.cluster import Cluster, Range
+from redis_sync_aio._link.following import Address
 from redis_sync_aio._link.links import ShardLink
 from redis_sync_aio._link.wire import Wire
 from redis_sync_aio.embedded import EmbeddedServer
@@ -95,6 +97,36 @@ async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
         assert await nodes.say(replica, "GET", name) == b"mine"
         if how == "stopped":
             nodes.primaries[0].resume()
+
+
+def test_a9_two_loops_in_turn() -> None:
+    """In one thread: what one hears while it runs the other one knows when it is its turn again."""
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        running = cluster(replicas=1)
+        nodes = second.run(running.__aenter__())
+        client, name = nodes.client(), nodes.name_at(0)
+
+        async def use() -> None:
+            async with AsyncLock(client, name).hold(timeout=3):
+                pass
+
+        async def fail_over() -> None:
+            await nodes.say(nodes.replicas[0], "CLUSTER", "FAILOVER")
+            await nodes.promoted(nodes.primaries[0])
+
+        first.run(use())
+        second.run(use())
+        second.run(fail_over())
+        second.run(use())
+        first.run(use())
+        first.run(closed(client))
+        second.run(closed(client))
+        second.run(client.aclose())
+        second.run(running.__aexit__(None, None, None))
+
+
+async def closed(client: RedisCluster) -> None:
+    await coordinator_for(client).close()
 
 
 async def test_d8_what_a_node_does_not_answer_goes_where_its_slot_is(nodes: Nodes) -> None:

@@ -13,6 +13,7 @@ from redis_sync_aio import (
     CommandRefused,
     Coordinator,
     Transaction,
+    Unreachable,
     transaction,
     wait_until,
 )
@@ -22,7 +23,7 @@ from redis_sync_aio._link.call import Call
 from redis_sync_aio._link.links import Links
 
 from ..support.body import FAST, waits
-from ..support.clusters import SHARDS, Nodes, enough, learn_of_moves, moved_back, processes
+from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
 
 
 @pytest.mark.parametrize("way", ["link", "polling", "shared", "at once"])
@@ -241,6 +242,64 @@ async def test_p3_who_waits_follows_the_slot(nodes: Nodes, share: bool) -> None:
         granted = await asyncio.wait_for(waiter, 1)
         assert (await nodes.say(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"] <= before + 2
         await granted.release()
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+async def test_p3_a_node_that_is_cut_off_is_not_asked_for_ever(mode: str) -> None:
+    """It says that the cluster is down, and the others say who has the slot now."""
+    async with cluster() as nodes, nodes.client() as client, Coordinator(client, push=mode) as sync:  # type: ignore[arg-type]
+        name = nodes.name_at(0)
+        slot, (a, b, c) = nodes.slot(name), nodes.primaries
+        async with sync.lock(name):
+            pass
+        for other in (b, c):  # so it hears nothing of what they say
+            await nodes.say(a, "CLUSTER", "FORGET", nodes.ids[other])
+        await nodes.say(b, "CLUSTER", "BUMPEPOCH")
+        for node in (b, c):
+            await nodes.say(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])
+        await nodes.say(a, "CLUSTER", "DELSLOTS", slot)
+        async with sync.lock(name).hold(timeout=1):  # in two seconds another node would tell it what has happened
+            assert await nodes.say(b, "EXISTS", name) == 1
+
+        async def write(tx: Transaction) -> None:
+            await tx.get(f"{{{name}}}:x")
+            tx.multi()
+            tx.set(f"{{{name}}}:x", 1)
+
+        await transaction(client, write, f"{{{name}}}:x", deadline=3)
+
+
+async def test_p12_address_remap_raises(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    """While a slot moves: nothing is lost by that, and it is told if it lasts."""
+    name = nodes.name_at(0, "remapped")
+    slot, (a, b, _) = nodes.slot(name), nodes.primaries
+    broken = False
+
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        if broken:
+            raise KeyError("no such host")
+        return address
+
+    async with (
+        moved_back(nodes, name),
+        nodes.client(address_remap=remap) as client,
+        Coordinator(client, retry_for=0.5) as sync,
+        Coordinator(nodes.client()) as other,
+    ):
+        lease = await sync.lock(name).acquire()
+        await nodes.move(slot, a, b)
+        broken = True
+        with pytest.raises(CommandRefused, match="TRYAGAIN"):
+            await lease.extend(10)
+        with pytest.raises(Unreachable, match=r"address_remap raised KeyError\('no such host'\) for 127"):
+            await sync.lock(nodes.name_at(2)).acquire()
+        broken = False
+        await lease.extend(10)
+        await lease.release()
+        assert not await other.lock(name).locked()
+        await other.client.aclose()
+    assert "Fatal error" not in caplog.text
+    assert "never retrieved" not in caplog.text
 
 
 async def test_p9_a_grant_is_heard_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,41 @@ def test_p12_a8_fork(server: EmbeddedServer, made_from: str, ends: str) -> None:
     assert look(server) is None
 
 
+@scene
+def fork_while_it_connects(url: str, how: str) -> None:
+    asyncio.run(forking_while_it_connects(url))
+
+
+async def forking_while_it_connects(url: str) -> None:
+    """A child that runs on with the parent's loop goes on connecting where that was: it must not say a word."""
+    asyncio.get_running_loop().slow_callback_duration = 60
+    for turns in range(24):
+        client = Redis.from_url(url, socket_timeout=0.5)  # see above
+        sync = Coordinator(client)
+        lock = AsyncLock(sync, NAME, ttl=5)
+        acquiring = asyncio.create_task(lock.acquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            sys.exit(0)
+        await reap(pid)
+        async with asyncio.timeout(5):  # no answer was taken away for good
+            await (await acquiring).release()
+            for _ in range(5):  # nor one added
+                async with lock:
+                    pass
+        await sync.close()
+        await client.aclose()
+    print("done")
+
+
+def test_p12_a8_fork_while_it_connects(server: EmbeddedServer) -> None:
+    play(server, "fork_while_it_connects", PYTHONDEVMODE="")
+    assert look(server) is None
+
+
 @pytest.mark.parametrize("ends", ["os._exit", "sys.exit"])
 def test_p12_a8_fork_with_tls(server: EmbeddedServer, tmp_path: Path, ends: str) -> None:
     """The child has a copy of the parent's session, and does not say a word in it."""

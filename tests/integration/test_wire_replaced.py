@@ -26,11 +26,11 @@ async def reconnected(w: Wired) -> None:
     await wait_until(lambda: w.sync.connections > opened, SOON, timeout=5)
 
 
-@pytest.mark.parametrize("lives", [False, True])
+@pytest.mark.parametrize("lives", [False, True, "elsewhere"])
 async def test_only_our_own_old_connection_is_killed(
-    server: EmbeddedServer, make_client: MakeClient, lives: bool
+    server: EmbeddedServer, make_client: MakeClient, lives: bool | str
 ) -> None:
-    """After a restart its id is somebody else's. Who hears all channels is not taken for it."""
+    """After a restart its id is somebody else's; after a failover, too. Who hears all channels is not taken for it."""
     async with wired(server) as w:
         monitor = make_client().pubsub()
         await monitor.psubscribe("*")
@@ -43,16 +43,17 @@ async def test_only_our_own_old_connection_is_killed(
             inbox = make_client(client_name="old").pubsub()
             await inbox.subscribe(link._inbox)  # stands for the old connection
             await inbox.get_message(timeout=5)
-            (link._client_id,) = [int(one["id"]) for one in await w.direct.client_list() if one["name"] == "old"]
+            (known,) = [int(one["id"]) for one in await w.direct.client_list() if one["name"] == "old"]
         else:
-            link._client_id = await stranger.client_id()
-        known = link._client_id
+            known = await stranger.client_id()
+        link._newest = ("elsewhere", 1) if lives == "elsewhere" else link._newest[0], known
         await reconnected(w)
+        assert link.alone is (lives != "elsewhere")
 
         async def gone() -> bool:
             return known not in [int(one["id"]) for one in await w.direct.client_list()]
 
-        assert await gone() is lives
+        assert await gone() is (lives is True)
         await w.check_held(lease)
         await lease.release()
         await monitor.aclose()  # type: ignore[no-untyped-call]
