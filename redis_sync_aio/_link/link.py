@@ -178,7 +178,7 @@ class Link:
             # If not by us: `asyncio.run` cancels all tasks at its end, and those that release then need us still.
             if self._connecting is task:
                 self._connecting = None  # it did not even begin
-            if self._unsent or self._needed():
+            if self._unsent:
                 self.connect()
         elif (error := task.exception()) is not None:
             for call in self.take_unsent():
