@@ -188,7 +188,7 @@ class Cluster:
         self._doubts += 1
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():
-            self._told = Address(host, int(port))  # it is likely to know
+            self._told = Address(host, int(port))  # it is likely to know; not remapped here: that may raise anything
 
     def down(self, node: Address | None) -> None:
         """``node`` said that the cluster is down. It may be cut off, and not the primary any more: ask others first."""
@@ -206,10 +206,7 @@ class Cluster:
         refused: Exception | None = None
         told, self._told = self._told, None
         if told is not None:
-            try:
-                self._nodes = [self._remapped(*told), *self._nodes]
-            except redis.exceptions.ConnectionError as error:
-                failed = error
+            self._nodes = [self._remapped(*told), *self._nodes]
         candidates = self._candidates()
         for node in candidates:
             self._failed[node] = now()  # now already: if it hangs, there may be no time left to note that
@@ -270,12 +267,7 @@ class Cluster:
 
     def _remapped(self, host: str, port: int) -> Address:
         client = self._client()
-        if client is None:
-            return Address(host, port)
-        try:
-            return Address(*client.nodes_manager.remap_host_port(host, port))
-        except Exception as error:  # the caller's code
-            raise redis.exceptions.ConnectionError(f"address_remap raised {error!r} for {host}:{port}") from error
+        return Address(host, port) if client is None else Address(*client.nodes_manager.remap_host_port(host, port))
 
     def _learn(self, ranges: list[Range]) -> None:
         told = list(dict.fromkeys(node for it in ranges for node in it.nodes))

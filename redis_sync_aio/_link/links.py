@@ -121,15 +121,17 @@ class Links:
     def _look_soon(self) -> None:
         if self._looking is None and not self._closed:
             self._looking = asyncio.Task(self._look(), name="redis_sync_aio cluster")
+            self._looking.add_done_callback(self._look_ended)
 
     async def _look(self) -> None:
-        try:
-            async with asyncio.timeout(self._options.connect_timeout):
-                await self._cluster.look()
-        except (*MAYBE_LATER, *REFUSED) as error:
-            logger.info("redis_sync_aio does not learn where the slots are: %s", error)  # the next MOVED asks again
-        finally:
-            self._looking = None
+        async with asyncio.timeout(self._options.connect_timeout):
+            await self._cluster.look()
+
+    def _look_ended(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if not task.cancelled() and (error := task.exception()) is not None:  # the next MOVED asks again
+            level = logging.INFO if isinstance(error, (*MAYBE_LATER, *REFUSED)) else logging.WARNING
+            logger.log(level, "redis_sync_aio does not learn where the slots are: %r", error)
 
     def slots_moved(self) -> None:
         """Some slots have other shards now, or shards other primaries; said in whatever thread that was heard in."""
