@@ -213,7 +213,7 @@ async def test_textbook_mending_it_puts_an_end_to_a_lock_that_was_to_have_none(p
 
 async def cut_off(server: EmbeddedServer, mode: str, way: Action, number: int) -> bool:
     """Acquire; after so many commands the client is cut off for good. Return whether it was acquired before."""
-    async with wired(server, mode, retry_for=0.3, name=f"cut off {mode} {way is CUT_AFTER} {number}") as w:
+    async with wired(server, mode, retry_for=0.8, name=f"cut off {mode} {way is CUT_AFTER} {number}") as w:
         rule = w.proxy.on(anything, way, times=None, skip=number)
         try:
             await w.lock().acquire()

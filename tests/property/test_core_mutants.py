@@ -56,7 +56,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Ticket, "_decline", "self._local.undo(self.token, self._member)", "pass"
     ),
     "who asks again does not ask behind the undoing": Mutant(
-        Namesakes, "defer", "it.unwanted and it.call is not None", "False"
+        Namesakes, "defer", "it.withdrawn and it.call is not None", "False"
     ),
     "what a namesake is about to join is undone": Mutant(Namesakes, "pass_on", "not self._under_way(token)", "True"),
     "what no namesake got is kept": Mutant(Namesakes, "settle", 'self._local.undo(token, b"")', "pass"),
