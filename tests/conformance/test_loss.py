@@ -299,11 +299,11 @@ async def test_a_release_is_no_loss(kind: Kind, sync: Coordinator) -> None:
 
 async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """P6: over many ttls; the server never sees the key gone."""
-    async with kind.make(sync, NAME, ttl=0.4) as lease:
+    async with kind.make(sync, NAME, ttl=0.7) as lease:  # a busy machine may stop us for half a second
         begin = time.monotonic()
-        while time.monotonic() - begin < 1.4:
+        while time.monotonic() - begin < 2:
             assert await kind.token(redis, NAME) == lease.wire_token
-            assert 0 < lease.remaining() <= 0.4
+            assert 0 < lease.remaining() <= 0.7
             lease.check()
             await asyncio.sleep(0.005)
     assert not await kind.held(redis, NAME)
