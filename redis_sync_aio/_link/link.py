@@ -231,9 +231,9 @@ class Link:
         self._heard = asyncio.get_running_loop().create_future()
         listeners, client_id = await introduce(wire, self._inbox, self._heard)
         # At another server, after a failover, the id of the previous connection would be somebody else's.
-        (led_to, previous), self._newest = self._newest, (wire.leads_to, client_id)
-        ours = previous if led_to == wire.leads_to else None
-        self.alone = listeners == 1 or self.connections == 0 or await retire(wire, self._inbox, ours)
+        previous = self._newest[1] if self._newest[0] == wire.leads_to else None
+        self.alone = listeners == 1 or self.connections == 0 or await retire(wire, self._inbox, previous)
+        self._newest = wire.leads_to, client_id
 
     def _established(self, wire: Wire) -> None:
         self._wire = wire

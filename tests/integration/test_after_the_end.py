@@ -64,7 +64,6 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
 
 PROGRAM = """
 import asyncio, sys
-from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis_sync_aio import Coordinator, SyncError
 

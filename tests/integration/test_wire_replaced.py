@@ -15,7 +15,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.factories import WATCHED_LOCK, Client
-from ..support.proxy import HOLD, HOLD_REPLY, command
+from ..support.proxy import CUT_BEFORE, HOLD, HOLD_REPLY, command
 from .test_wire import SOON, Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
@@ -26,7 +26,7 @@ async def reconnected(w: Wired) -> None:
     await wait_until(lambda: w.sync.connections > opened, SOON, timeout=5)
 
 
-@pytest.mark.parametrize("lives", [False, True, "elsewhere"])
+@pytest.mark.parametrize("lives", [False, True, "elsewhere", "longer"])
 async def test_only_our_own_old_connection_is_killed(
     server: EmbeddedServer, make_client: MakeClient, lives: bool | str
 ) -> None:
@@ -47,13 +47,15 @@ async def test_only_our_own_old_connection_is_killed(
         else:
             known = await stranger.client_id()
         link._newest = ("elsewhere", 1) if lives == "elsewhere" else link._newest[0], known
+        if lives == "longer":  # the first connection that would kill it is cut before
+            w.proxy.on("PUBSUB", CUT_BEFORE)
         await reconnected(w)
         assert link.alone is (lives != "elsewhere")
 
         async def gone() -> bool:
             return known not in [int(one["id"]) for one in await w.direct.client_list()]
 
-        assert await gone() is (lives is True)
+        assert await gone() is (lives in (True, "longer"))
         await w.check_held(lease)
         await lease.release()
         await monitor.aclose()  # type: ignore[no-untyped-call]
