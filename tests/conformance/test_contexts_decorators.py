@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import pytest
+from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, Coordinator, synchronized
 
@@ -112,7 +113,9 @@ async def test_synchronized_in_time(sync: Coordinator) -> None:
             await never()
 
 
-@pytest.mark.parametrize("name", ["user:{nobody}", "user:{0}", "user:{}", "{user.id}{other[0]}"])
+@pytest.mark.parametrize("name", ["user:{nobody}", "user:{0}", "user:{}", "{user.id}{other[0]}",
+                                  "{user:{width}}", "{user!z}", "{user.}", "{user[0]x}", "{user[}", "{user!}",
+                                  "{user:{user:{user}}}"])  # fmt: skip
 async def test_synchronized_with_a_bad_name(sync: Coordinator, name: str) -> None:
     """ValueError at decoration, not at the first call."""
 
@@ -120,6 +123,91 @@ async def test_synchronized_with_a_bad_name(sync: Coordinator, name: str) -> Non
 
     with pytest.raises(ValueError):
         synchronized(sync, name)(function)
+
+
+async def test_a_name_may_refer_to_all_of_an_argument(sync: Coordinator) -> None:
+    """Attributes, items, conversions, and arguments inside a format specification."""
+
+    @synchronized(sync, "{user.__class__.__name__}:{user.real:0{width}}:{kinds[1]!r}", timeout=0)
+    async def charge(user: int, width: int, *kinds: str) -> None:
+        assert await sync.lock("int:007:'b'").locked()
+
+    await charge(7, 3, "a", "b")
+
+
+# -- the client of the call, and what happens to a call that finds the lock busy ---------------------------
+
+
+async def test_the_client_is_asked_for_at_each_call(sync: Coordinator, redis: Redis) -> None:
+    """So a module can be imported before there is a client."""
+    made: list[Redis | Coordinator] = []
+
+    @synchronized(lambda: made[-1], NAME, timeout=0)
+    async def report() -> bool:
+        return await sync.lock(NAME).locked()
+
+    assert made == []
+    for client in (sync, redis):
+        made.append(client)
+        assert await report()
+    made.append("redis://")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected a redis\.asyncio\.Redis"):
+        await report()
+    made.clear()
+    with pytest.raises(IndexError):
+        await report()
+
+
+async def test_what_gives_the_client_is_checked_at_decoration(sync: Coordinator) -> None:
+    async def late() -> Coordinator:
+        return sync
+
+    bad: list[tuple[Any, dict[str, Any]]] = [
+        (late, {}),
+        (lambda: sync, {"ttl": -1}),
+        (lambda: sync, {"on_busy": "wait"}),
+    ]
+    for client, options in bad:
+        with pytest.raises((TypeError, ValueError)):
+            synchronized(client, NAME, **options)
+    with pytest.raises(ValueError):
+        synchronized(lambda: sync, "torn}{")
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 0.05])
+async def test_a_busy_call_is_skipped(sync: Coordinator, timeout: float | None) -> None:
+    """It returns None, and the function is not called; a call that finds the lock free is made."""
+    called: list[int] = []
+
+    @synchronized(sync, NAME, timeout=timeout, on_busy="skip")
+    async def report(number: int) -> int:
+        called.append(number)
+        return number
+
+    async with sync.lock(NAME):
+        assert await report(1) is None
+        assert (await sync.lock(NAME).statistics()).waiters == 0
+    assert await report(2) == 2
+    assert called == [2]
+
+
+async def test_only_a_busy_lock_is_a_reason_to_skip(sync: Coordinator, redis: Redis) -> None:
+    """The timeout of another lock inside the function comes out; so does one that means that Redis did not answer."""
+
+    @synchronized(sync, NAME, timeout=0.05, on_busy="skip")
+    async def report() -> bool:
+        async with sync.lock("inner").hold(timeout=0):
+            return True
+
+    assert await report()
+    async with sync.lock("inner"):
+        with pytest.raises(AcquireTimeout) as caught:
+            await report()
+        assert caught.value.name == "inner"
+    await redis.execute_command("CLIENT", "PAUSE", 300)  # type: ignore[no-untyped-call]
+    with pytest.raises(AcquireTimeout, match="Redis has not answered yet") as caught:
+        await report()
+    assert not caught.value.answered
 
 
 async def test_errors_name_the_template(sync: Coordinator) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import time
 import warnings
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from redis.asyncio import Redis
@@ -14,6 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff, NoBackoff
 
 from redis_sync_aio import (
+    AsyncLock,
     Backoff,
     CommandRefused,
     Conflict,
@@ -22,6 +24,7 @@ from redis_sync_aio import (
     SyncError,
     Transaction,
     Unreachable,
+    synchronized,
     transaction,
     watch_retry,
 )
@@ -149,6 +152,35 @@ async def test_a_decorated_function_is_a_transaction_on_keys_of_its_arguments(re
     with pytest.raises(Insufficient):
         await deduct(8)
     assert deduct.__name__ == "deduct"
+
+
+async def test_the_signature_of_a_decorated_function_is_the_callers(redis: Redis) -> None:
+    """The transaction is not in it. So decorators and frameworks that read it see what callers pass."""
+
+    @synchronized(redis, "lock:{item}", timeout=5)
+    @watch_retry(redis, "stock:{item}")
+    async def deduct(tx: Transaction, item: int, n: int = 1) -> str:
+        assert await AsyncLock(redis, f"lock:{item}").locked()
+        await tx.watch()
+        tx.multi()
+        tx.decrby(f"stock:{item}", n)
+        return "done"
+
+    assert await deduct(7, 2) == await deduct(n=1, item=7) == "done"
+    assert await redis.get("stock:7") == b"-3"
+    assert str(inspect.signature(deduct)) == "(item: 'int', n: 'int' = 1) -> 'str'"
+    assert get_type_hints(deduct) == {"item": int, "n": int, "return": str}
+
+    @watch_retry(redis, "stock:{numbers[0]}")
+    async def deduct_all(*numbers: Any) -> None:
+        tx: Transaction = numbers[0]
+        await tx.watch()
+        tx.multi()
+        tx.set("stock:5", numbers[1])
+
+    await deduct_all(5)
+    assert await redis.get("stock:5") == b"5"
+    assert list(inspect.signature(deduct_all).parameters) == ["numbers"]
 
 
 async def test_a_loop_ends_with_the_commit(redis: Redis) -> None:

@@ -279,12 +279,20 @@ async def test_bad_decorations_fail_at_decoration(redis: Redis) -> None:
         watch_retry(redis, b"stock")(deduct)
     with pytest.raises(TypeError, match="first one must be the transaction"):
         watch_retry(redis, "stock")(nothing)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="first one must be the transaction"):
+        watch_retry(redis, "stock")(_by_name_only)  # type: ignore[arg-type]
+    for template in ("stock:{item!z}", "stock:{item:{width}}"):
+        with pytest.raises(ValueError):
+            watch_retry(redis, template)(deduct)
     with pytest.raises(TypeError, match="not a coroutine function"):
         watch_retry(redis, "stock")(_not_async)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="attempts"):
         watch_retry(redis, "stock", attempts=-1)
     with pytest.raises(TypeError, match="missing a required argument"):
         await watch_retry(redis, "stock:{item}")(deduct)()  # type: ignore[call-arg]
+
+
+async def _by_name_only(*, tx: Transaction) -> None: ...
 
 
 async def _without_entering(redis: Redis, each: Callable[[Any], Awaitable[object]]) -> None:
