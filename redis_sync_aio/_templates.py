@@ -17,9 +17,7 @@ def check_template(template: object, what: str) -> str:
     if not isinstance(template, str):
         raise TypeError(f"{what} must be str, not {template!r}")
     try:
-        positional = sorted(field for field in _fields(template) if not field or field[0].isdigit())
-        if positional:
-            raise ValueError(f"a field without the name of an argument, {{{positional[0]}}}")
+        _fields(template)
     except ValueError as error:
         raise ValueError(
             f"{what} {template!r} is not a template: {error}; write a field as {{argument}}, and double other braces"
@@ -32,24 +30,22 @@ def without_fields(template: str) -> str:
     return template.replace("{", "").replace("}", "")
 
 
-def names_from(function: Callable[..., Any], templates: Sequence[str], *, given: int = 0) -> Names:
+def names_from(function: Callable[..., Any], templates: Sequence[str], *, given: bool = False) -> Names:
     """Return what makes names of the arguments of a call to the coroutine function ``function``.
 
-    ``given``: so many of its first arguments are not in the call. Raises TypeError when it is no coroutine function,
-    ValueError when a template refers to something that is not one of its arguments.
+    ``given``: its first argument is not in the call. Raises TypeError when it is no coroutine function, ValueError
+    when a template refers to something that is not one of its arguments.
     """
     if not is_async(function):
         raise TypeError(f"{function!r} is not a coroutine function")
-    signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
-    if len(parameters) < given:
-        raise TypeError(f"{function!r} takes {len(parameters)} arguments: its first one must be the transaction")
-    signature = signature.replace(parameters=parameters[given:])
+    signature = signature_without_first(function) if given else inspect.signature(function)
     for template in templates:
-        roots = {field: field.split(".")[0].split("[")[0] for field in _fields(template)}
-        unknown = {field for field, root in roots.items() if root not in signature.parameters}
+        unknown = _fields(template) - set(signature.parameters)
         if unknown:
-            raise ValueError(f"{template!r} refers to {sorted(unknown)}, not arguments of {function!r}")
+            taken = ", ".join(map(repr, signature.parameters)) or "none"
+            raise ValueError(
+                f"{template!r} refers to {sorted(unknown)}, not arguments of {function!r}: it takes {taken}"
+            )
 
     def names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         bound = signature.bind(*args, **kwargs)
@@ -57,6 +53,23 @@ def names_from(function: Callable[..., Any], templates: Sequence[str], *, given:
         return tuple(_filled(template, bound.arguments) for template in templates)
 
     return names
+
+
+def signature_without_first(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature that callers use when a wrapper gives the first argument, the transaction.
+
+    Raises TypeError when the function takes no positional argument.
+    """
+    signature = inspect.signature(function)
+    first = next(iter(signature.parameters.values()), None)
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        raise TypeError(
+            f"{function!r} takes {len(signature.parameters)} arguments, none of them by position: its first one must "
+            "be the transaction"
+        )
+    if first.kind is first.VAR_POSITIONAL:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _filled(template: str, arguments: Mapping[str, Any]) -> str:
@@ -68,4 +81,39 @@ def _filled(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _fields(template: str) -> set[str]:
-    return {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+    """Return the arguments that the template refers to, those in its format specifications included.
+
+    Raises ValueError for everything in the template that would fail whatever the arguments are.
+    """
+    reader = _Reader()
+    reader.vformat(template, (), {})
+    return reader.found
+
+
+class _Reader(string.Formatter):
+    """A formatter that fills in nothing and remembers the names of the arguments."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if isinstance(key, int):
+            raise ValueError("a field without the name of an argument")
+        self.found.add(key)
+        return _ANYTHING
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return ""  # whether it fits depends on the argument
+
+
+class _Anything:
+    """Stands for an argument: it has every attribute and every item."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return self
+
+    def __getitem__(self, key: object) -> Any:
+        return self
+
+
+_ANYTHING = _Anything()

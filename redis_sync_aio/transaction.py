@@ -26,7 +26,7 @@ from ._keys import turn_key
 from ._link.call import RETRY_FOR
 from ._link.client import Client, encode
 from ._link.servers import servers_of
-from ._templates import check_template, names_from
+from ._templates import check_template, names_from, signature_without_first
 from ._transaction import Transaction
 from ._types import Name, Seconds, count, require_bool, timeout_seconds
 from .backoff import Backoff
@@ -182,8 +182,11 @@ class WatchRetry:
     def __call__(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]]
     ) -> Callable[P, Coroutine[Any, Any, T]]:
-        """Decorate a coroutine function whose first argument is the transaction."""
-        names = names_from(function, [check_template(key, "a key") for key in self._keys], given=1)
+        """Decorate a coroutine function whose first argument is the transaction.
+
+        The signature of what is returned is the caller's: without the transaction.
+        """
+        names = names_from(function, [check_template(key, "a key") for key in self._keys], given=True)
 
         @functools.wraps(function)
         async def transacted(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -191,10 +194,19 @@ class WatchRetry:
             attempts = _attempts(self._client, terms)
             return (await _run(attempts, lambda tx: function(tx, *args, **kwargs))).value
 
+        _show_to_callers(transacted, function)
         return transacted
 
     def __aiter__(self) -> Attempts:
         return _attempts(self._client, self._terms)
+
+
+def _show_to_callers(transacted: Any, function: Callable[..., Any]) -> None:
+    """Give the wrapper the signature and annotations of its calls, for other decorators and for frameworks."""
+    transacted.__signature__ = shown = signature_without_first(function)
+    annotated = getattr(function, "__annotations__", {})
+    kept = {*shown.parameters, "return"}
+    transacted.__annotations__ = {name: kind for name, kind in annotated.items() if name in kept}
 
 
 async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) -> Committed[T]:
