@@ -2,8 +2,8 @@
 
 Shows the `Coordinator` in ``cleanup_ctx``, the decorator `with_account_lease`, the fence passed on to the storage,
 and a middleware that tells the caller: 423 with Retry-After when the account is busy, 503 when Redis is out of
-reach or the lease was lost. A client that goes away while it waits leaves the queue at once
-(``handler_cancellation``). Needs ``pip install 'redis_sync_aio[embedded]' aiohttp``. Run, and try::
+reach or hangs, or the lease was lost; what exactly went wrong goes to the log. A client that goes away
+while it waits leaves the queue immediately (``handler_cancellation``). Needs ``pip install 'redis_sync_aio[embedded]' aiohttp``. Run, and try::
 
     python examples/aiohttp_service.py
     curl -X POST 'localhost:8080/accounts/alice/deposits?cents=500'
@@ -15,6 +15,7 @@ per process, so set REDIS_URL before you run several.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,11 +23,15 @@ from contextlib import AsyncExitStack
 
 from aiohttp import web
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from redis_sync_aio import AcquireTimeout, Coordinator, CoordinatorClosed, Lease, LeaseLost
 from redis_sync_aio.embedded import EmbeddedServer
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LeaseHandler = Callable[[web.Request, Lease], Awaitable[web.StreamResponse]]
@@ -34,7 +39,10 @@ LeaseHandler = Callable[[web.Request, Lease], Awaitable[web.StreamResponse]]
 REDIS = web.AppKey("REDIS", Redis)
 SYNC = web.AppKey("SYNC", Coordinator)
 PATIENCE = web.AppKey("PATIENCE", float)
-"""Seconds that a request waits for its turn."""
+"""Seconds that a request waits for its turn. A server that hangs is noticed within twice RESPONSE_TIMEOUT and a quarter
+of a second: with less patience than that it would look like a busy account."""
+RESPONSE_TIMEOUT = 1.0
+"""Seconds after which an answer of Redis is overdue."""
 
 # The lock lets one request work at a time. The fence keeps out who lost the lock without noticing yet (a paused
 # process, a failover). In SQL: UPDATE accounts SET … WHERE id = :id AND fence <= :fence
@@ -67,6 +75,8 @@ def with_account_lease(handler: LeaseHandler) -> Handler:
             async with lock.hold(timeout=request.app[PATIENCE]) as lease:
                 return await handler(request, lease)
         except AcquireTimeout as busy:
+            if busy.name != lock.name or not busy.answered:
+                raise  # of another lock, inside the handler; or Redis did not answer, so the account may be free
             remaining = busy.remaining or 0  # until then a crashed holder blocks us
             raise Busy(max(1, math.ceil(remaining))) from busy
 
@@ -82,10 +92,12 @@ async def answer_trouble(request: web.Request, handler: Handler) -> web.StreamRe
         # 423 Locked: send the same request again later. (409: it does not fit the account as it is, look first.)
         later = {"Retry-After": str(busy.retry_after)}
         return web.json_response({"detail": str(busy)}, status=423, headers=later)
-    except (RedisConnectionError, RedisTimeoutError, CoordinatorClosed, LeaseLost, StaleWrite) as error:
+    except (RedisConnectionError, RedisTimeoutError, AcquireTimeout, CoordinatorClosed, LeaseLost, StaleWrite) as error:
         # Unreachable is a redis ConnectionError. The outcome is unknown: nothing, or all of it, was saved.
+        # The error is for the log only: its text may name hosts, ports and users.
+        logger.warning("%s %s: %s: %s", request.method, request.path, type(error).__name__, error)
         later = {"Retry-After": "1"}
-        return web.json_response({"detail": f"try again: {error}"}, status=503, headers=later)
+        return web.json_response({"detail": "the service is not available: try again"}, status=503, headers=later)
 
 
 @with_account_lease
@@ -106,7 +118,7 @@ async def balance(request: web.Request) -> web.Response:
     return web.json_response({"cents": int(stored.get("cents", 0)), "fence": int(stored.get("fence", 0))})
 
 
-def create_app(redis_url: str | None = None, patience: float = 2.0) -> web.Application:
+def create_app(redis_url: str | None = None, patience: float = 3.0) -> web.Application:
     """Return the service; the URL comes from REDIS_URL, or from an embedded server, unless given."""
 
     async def coordinator(app: web.Application) -> AsyncIterator[None]:
@@ -114,15 +126,19 @@ def create_app(redis_url: str | None = None, patience: float = 2.0) -> web.Appli
             url = redis_url or os.environ.get("REDIS_URL")
             if not url:
                 url = (await stack.enter_async_context(EmbeddedServer())).url
-            app[REDIS] = await stack.enter_async_context(Redis.from_url(url, decode_responses=True))
-            app[SYNC] = await stack.enter_async_context(Coordinator(app[REDIS]))
+            # One more try is enough here: a request must not wait for long, and the caller tries again.
+            redis = Redis.from_url(
+                url, decode_responses=True, socket_timeout=RESPONSE_TIMEOUT, retry=Retry(NoBackoff(), 1)
+            )
+            app[REDIS] = await stack.enter_async_context(redis)
+            app[SYNC] = await stack.enter_async_context(Coordinator(redis, response_timeout=RESPONSE_TIMEOUT))
             yield
 
     app = web.Application(middlewares=[answer_trouble])
     app[PATIENCE] = patience
     app.cleanup_ctx.append(coordinator)
-    app.router.add_post("/accounts/{account}/deposits", deposit)
-    app.router.add_get("/accounts/{account}", balance)
+    app.router.add_post(r"/accounts/{account:\w+}/deposits", deposit)  # not every text is the name of a lock
+    app.router.add_get(r"/accounts/{account:\w+}", balance)
     return app
 
 

@@ -1,8 +1,9 @@
 """FastAPI: one lock per order, held by a dependency with ``yield`` while the endpoint runs.
 
 Shows the `Coordinator` in the lifespan, `order_lease` as a dependency, the fence passed on to the storage, and
-what the caller is told: 423 with Retry-After when the order is busy, 503 when Redis is out of reach or the
-lease was lost. Needs ``pip install 'redis_sync_aio[embedded]' 'fastapi>=0.121' uvicorn``. Run, and try::
+what the caller is told: 423 with Retry-After when the order is busy, 503 when Redis is out of reach or hangs, or the
+lease was lost; what exactly went wrong goes to the log. Needs ``pip install 'redis_sync_aio[embedded]'
+'fastapi>=0.121' uvicorn``. Run, and try::
 
     python examples/fastapi_service.py              # or: uvicorn examples.fastapi_service:app
     curl -X POST 'localhost:8000/orders/42/items?price=5'
@@ -13,6 +14,7 @@ per process, so set REDIS_URL before you run several.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import AsyncIterator
@@ -24,11 +26,21 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, PositiveInt
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from redis_sync_aio import AcquireTimeout, Coordinator, CoordinatorClosed, Lease, LeaseLost
 from redis_sync_aio.embedded import EmbeddedServer
+
+logger = logging.getLogger(__name__)
+
+RESPONSE_TIMEOUT = 1.0
+"""Seconds after which an answer of Redis is overdue."""
+PATIENCE = 3.0
+"""Seconds that a request waits for its turn. A server that hangs is noticed within twice RESPONSE_TIMEOUT and a quarter
+of a second: with less patience than that it would look like a busy order."""
 
 # The lock lets one request work at a time. The fence keeps out who lost the lock without noticing yet (a paused
 # process, a failover). In SQL: UPDATE orders SET … WHERE id = :id AND fence <= :fence
@@ -82,6 +94,8 @@ async def order_lease(order_id: int, orders: StoredOrders) -> AsyncIterator[Leas
         async with lock.hold(timeout=orders.patience) as lease:
             yield lease
     except AcquireTimeout as busy:
+        if busy.name != lock.name or not busy.answered:
+            raise  # of another lock, inside the endpoint; or Redis did not answer, so the order may be free
         # 423 Locked: send the same request again later. (409: it does not fit the order as it is, look at that first.)
         remaining = busy.remaining or 0  # until then a crashed holder blocks us
         later = {"Retry-After": str(max(1, math.ceil(remaining)))}
@@ -94,26 +108,33 @@ OrderLease = Annotated[Lease, Depends(order_lease, scope="function")]
 
 
 def unavailable(request: Request, error: Exception) -> JSONResponse:
-    """Tell the caller that the outcome is unknown: nothing, or all of it, was saved."""
-    return JSONResponse({"detail": f"try again: {error}"}, 503, headers={"Retry-After": "1"})
+    """Tell the caller that the outcome is unknown: nothing, or all of it, was saved.
+
+    The error is for the log only: its text may name hosts, ports and users.
+    """
+    logger.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    return JSONResponse({"detail": "the service is not available: try again"}, 503, headers={"Retry-After": "1"})
 
 
-def create_app(redis_url: str | None = None, patience: float = 2.0) -> FastAPI:
+def create_app(redis_url: str | None = None, patience: float = PATIENCE) -> FastAPI:
     """Return the service; the URL comes from REDIS_URL, or from an embedded server, unless given."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with (
             _url(redis_url or os.environ.get("REDIS_URL")) as url,
-            Redis.from_url(url, decode_responses=True) as redis,
-            Coordinator(redis) as sync,
+            # One more try is enough here: a request must not wait for long, and the caller tries again.
+            Redis.from_url(
+                url, decode_responses=True, socket_timeout=RESPONSE_TIMEOUT, retry=Retry(NoBackoff(), 1)
+            ) as redis,
+            Coordinator(redis, response_timeout=RESPONSE_TIMEOUT) as sync,
         ):
             app.state.orders = Orders(redis, sync, patience)
             yield
 
     app = FastAPI(title="Orders", lifespan=lifespan)
     # Unreachable is a redis ConnectionError: one entry for the lock and for the data.
-    for error in (RedisConnectionError, RedisTimeoutError, CoordinatorClosed, LeaseLost, StaleWrite):
+    for error in (RedisConnectionError, RedisTimeoutError, AcquireTimeout, CoordinatorClosed, LeaseLost, StaleWrite):
         app.add_exception_handler(error, unavailable)
 
     @app.post("/orders/{order_id}/items")

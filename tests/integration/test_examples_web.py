@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -17,11 +18,13 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.proxy import FaultProxy
 from .test_examples import load
 from .test_examples import redis as redis
 from .test_examples import rival as rival
 from .test_examples import server as server
 
+UNAVAILABLE = {"detail": "the service is not available: try again"}
 NO_PATIENCE = 0.05  # seconds that a service waits for its turn where the test wants to see it give up
 
 fastapi_service = load("fastapi_service")
@@ -138,7 +141,7 @@ async def test_fastapi_lost_lease_ends_the_endpoint_with_503(
         answer = await asyncio.wait_for(request, 10)  # noticed at the first renewal: a third of the claim
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
-    assert "was lost" in answer.json()["detail"]
+    assert answer.json() == UNAVAILABLE
 
 
 async def test_fastapi_fence_keeps_a_late_write_out(server: EmbeddedServer, redis: Redis) -> None:
@@ -165,6 +168,43 @@ async def test_fastapi_unreachable_redis_is_503_until_it_is_back() -> None:
             return (await client.post("/orders/1/items?price=3")).status_code == 200
 
         await wait_until(back, timeout=20)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+async def test_fastapi_a_server_that_hangs_is_503(
+    server: EmbeddedServer, redis: Redis, rival: Coordinator, queued: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not 423, although somebody holds the lock; and the answer says nothing about the server."""
+    lock = rival.lock("lock:order:1")
+    async with (
+        FaultProxy(server.unix_socket) as proxy,
+        started(fastapi_service.create_app(proxy.url)) as client,
+    ):
+        assert (await client.post("/orders/1/items?price=3")).status_code == 200
+        async with lock:
+            request = asyncio.create_task(client.post("/orders/1/items?price=3")) if queued else None
+            if request is not None:
+                await waiters(lock, 1)
+            proxy.black_hole = True
+            answer = await (request or client.post("/orders/1/items?price=3"))
+            proxy.black_hole = False
+    assert (answer.status_code, answer.json()) == (503, UNAVAILABLE)
+    assert "POST /orders/1/items: " in caplog.text
+
+
+async def test_fastapi_an_inner_lock_that_is_busy_is_not_taken_for_the_order(
+    server: EmbeddedServer, redis: Redis, rival: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = rival.lock("inner")
+
+    async def load(orders: Any, _: int) -> None:
+        async with orders.sync.lock("inner").hold(timeout=0):
+            raise AssertionError
+
+    monkeypatch.setattr(fastapi_service.Orders, "load", load)
+    async with started(fastapi_service.create_app(server.url)) as client, inner:
+        answer = await client.post("/orders/1/items?price=3")
+    assert (answer.status_code, answer.json()) == (503, UNAVAILABLE)
 
 
 async def test_fastapi_takes_redis_from_the_environment_else_embeds_it(
@@ -266,3 +306,51 @@ async def test_aiohttp_unreachable_redis_is_503() -> None:
         async with client.post("/accounts/ann/deposits?cents=7") as answer:
             assert answer.status == 503
             assert answer.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("queued", [False, True])
+async def test_aiohttp_a_server_that_hangs_is_503(
+    server: EmbeddedServer, redis: Redis, rival: Coordinator, queued: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not 423, although somebody holds the lock; and the answer says nothing about the server."""
+    lock = rival.lock("lock:account:ann")
+    async with (
+        FaultProxy(server.unix_socket) as proxy,
+        served(aiohttp_service.create_app(proxy.url)) as client,
+    ):
+
+        async def deposit() -> tuple[int, Any]:
+            async with client.post("/accounts/ann/deposits?cents=7") as answer:
+                return answer.status, await answer.json()
+
+        assert await deposit() == (200, ANY)
+        async with lock:
+            request = asyncio.create_task(deposit()) if queued else None
+            if request is not None:
+                await waiters(lock, 1)
+            proxy.black_hole = True
+            answer = await (request or deposit())
+            proxy.black_hole = False
+    assert answer == (503, UNAVAILABLE)
+    assert "POST /accounts/ann/deposits: " in caplog.text
+
+
+async def test_aiohttp_an_inner_lock_that_is_busy_is_not_taken_for_the_account(
+    server: EmbeddedServer, redis: Redis, rival: Coordinator
+) -> None:
+    async def handler(request: web.Request, lease: object) -> web.Response:
+        async with request.app[aiohttp_service.SYNC].lock("inner").hold(timeout=0):
+            raise AssertionError
+
+    app = aiohttp_service.create_app(server.url)
+    app.router.add_post("/inner/{account}", aiohttp_service.with_account_lease(handler))
+    async with served(app) as client, rival.lock("inner"), client.post("/inner/ann") as answer:
+        assert (answer.status, await answer.json()) == (503, UNAVAILABLE)
+
+
+async def test_aiohttp_what_is_no_name_of_a_lock_is_not_found(server: EmbeddedServer, redis: Redis) -> None:
+    async with (
+        served(aiohttp_service.create_app(server.url)) as client,
+        client.post("/accounts/a%7Db/deposits?cents=7") as answer,
+    ):
+        assert answer.status == 404
