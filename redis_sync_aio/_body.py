@@ -9,10 +9,11 @@ from weakref import WeakKeyDictionary
 from redis.asyncio import Redis
 
 from ._cancellation import stay_due
+from ._link.client import Same
 from ._transaction import Transaction
 from .errors import TransactionMisuse
 
-_inside: WeakKeyDictionary[asyncio.Task[Any], list[object]] = WeakKeyDictionary()
+_inside: WeakKeyDictionary[asyncio.Task[Any], list[Same]] = WeakKeyDictionary()
 """Tasks that run the body of a transaction, and the connection pools of those."""
 
 
@@ -23,14 +24,15 @@ class Body:
         task = asyncio.current_task()
         assert task is not None
         pools = _inside.setdefault(task, [])
-        if client.connection_pool in pools:
+        pool = Same(client.connection_pool)
+        if pool in pools:
             raise TransactionMisuse(
                 "a transaction inside the body of another one, on the same client: it would wait for a connection that "
                 "the outer one has, and make it conflict. Do all in one, or begin it after the other is over"
             )
-        pools.append(client.connection_pool)
+        pools.append(pool)
         self._pools = pools
-        self._pool = client.connection_pool
+        self._pool = pool
         self._cancelling = task.cancelling()
 
     def end(self) -> None:

@@ -6,7 +6,6 @@ and otherwise when the event loop ends.
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 from ._link.client import Client, check_client, running_loop
@@ -15,7 +14,8 @@ from .coordinator import Coordinator, living
 IDLE = 5.0
 """Seconds without any use after which an implicit coordinator closes."""
 
-coordinators: dict[tuple[Client, asyncio.AbstractEventLoop], Coordinator] = {}
+coordinators: dict[tuple[int, int], Coordinator] = {}
+"""By the ids of client and loop, which they keep alive. (Clients may be equal, or not hashable.)"""
 
 
 def client_of(source: Client | Coordinator) -> Client:
@@ -35,19 +35,20 @@ def coordinator_for(client: Client | Coordinator) -> Coordinator:
         client.check()
         return client
     loop = running_loop()
-    found = coordinators.get((client, loop))
+    found = coordinators.get((id(client), id(loop)))
     if found is None:
         _bury_the_dead()
-        found = coordinators[client, loop] = Coordinator(client)
+        found = Coordinator(client)
         found.check()
+        coordinators[id(client), id(loop)] = found
         _Idle(client, found)
     return found
 
 
 def _bury_the_dead() -> None:
     """End those whose loop was closed by itself, not by `asyncio.run` or another that lets generators end before."""
-    for key in list(coordinators):  # a copy: other threads have loops and coordinators, too
-        if key[1].is_closed() and (dead := coordinators.pop(key, None)) is not None:
+    for key, found in list(coordinators.items()):  # a copy: other threads have loops and coordinators, too
+        if found.loop.is_closed() and (dead := coordinators.pop(key, None)) is not None:
             dead.bury()
 
 
@@ -55,7 +56,7 @@ class _Idle:
     """Closes a coordinator when it was not used for a while."""
 
     def __init__(self, client: Client, coordinator: Coordinator) -> None:
-        self._key = client, coordinator.loop
+        self._key = id(client), id(coordinator.loop)
         self._coordinator = coordinator
         coordinator.on_close = self._closed
         self._look_later()

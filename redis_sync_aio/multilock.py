@@ -11,7 +11,7 @@ from ._bundle import Bundle, Share
 from ._clock import now
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
-from ._link.client import Client, running_loop
+from ._link.client import Client, Same, running_loop
 from ._types import Name, Seconds, shown_within, timeout_seconds
 from ._waiting.together import try_together
 from .coordinator import Coordinator
@@ -207,7 +207,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
         return ", ".join(map(repr, self.names))
 
     def _key(self) -> Hashable:
-        return running_loop(), self._client, tuple(lock._keys.name for lock in self._locks)
+        return running_loop(), Same(self._client), tuple(lock._keys.name for lock in self._locks)
 
     def _lease(self, leases: list[Lease]) -> MultiLease:
         return Bundle(self._key(), tuple(leases)).enter(MultiLease)

@@ -16,7 +16,7 @@ from ._clock import now
 from ._guarded import GuardedTransaction
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
-from ._link.client import running_loop
+from ._link.client import Same, running_loop
 from ._quorum import Quorum, majority
 from ._types import Name, Seconds, positive_seconds, shown_within, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
@@ -267,7 +267,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
     # -- inside ----------------------------------------------------------------------------------------
 
     def _key(self) -> Hashable:
-        return running_loop(), tuple(lock._client for lock in self._locks), self._locks[0]._keys.name
+        return running_loop(), tuple(Same(lock._client) for lock in self._locks), self._locks[0]._keys.name
 
     async def _answer(self, asked: Awaitable[T]) -> T | None:
         """Return what one server answers; None: nothing in time, or an error."""

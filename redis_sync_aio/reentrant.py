@@ -9,7 +9,7 @@ from weakref import ref
 from ._bundle import Bundle, Share
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
-from ._link.client import Client, running_loop
+from ._link.client import Client, Same, running_loop
 from ._types import Name, Seconds, timeout_seconds, ttl_ms
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, WrongContext
@@ -209,4 +209,4 @@ class AsyncReentrantLock(Enterable[Lease]):
             if owner is None:
                 raise WrongContext(f"{self.name!r} is used outside a task: name an owner, acquire(owner=...)")
         # A task that forgets to release must not stay alive by that.
-        return loop, self._client, self._lock._keys.name, ref(owner) if isinstance(owner, asyncio.Task) else owner
+        return loop, Same(self._client), self._lock._keys.name, ref(owner) if isinstance(owner, asyncio.Task) else owner

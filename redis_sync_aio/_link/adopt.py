@@ -5,6 +5,9 @@ configured (URL, TLS, unix socket, ACL user, credential provider, Sentinel, db).
 protocol, and redis-py's object is only kept to close it. The attributes used are `_reader`, `_writer` of a
 connection, `_in_use_connections` and `_available_connections` of a pool, and `_buffer` of asyncio's StreamReader; the
 suite runs on the oldest version of redis-py that we admit and on the newest.
+
+Our connections stand beside the client's pool, not in its books: the caller's commands never compete with them, and
+its limit is never changed. All that the pool does for them is to close them when the caller closes it (`_Disconnect`).
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, cast
-from weakref import WeakMethod
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakMethod, WeakSet, ref
 
 import redis.exceptions
 from redis.asyncio import Redis
@@ -126,53 +130,63 @@ def dead_end_pool(client: Redis) -> None:
             dead_end(writer.transport)
 
 
-class _Place:
-    """A connection's place in a pool's books, among those in use.
+class _Beside(Protocol):
+    """What wants to know that the caller closes a pool."""
 
-    One above the pool's limit: the caller's own commands never compete with it.
+    async def disconnect(self) -> None: ...
+
+
+class _Disconnect:
+    """The ``disconnect`` of a pool that also closes what stands beside that pool.
+
+    It is an attribute of the pool, so it must not keep the pool alive; nor what stands beside it.
     """
 
-    def __init__(self, pool: Any, connection: Any) -> None:
-        self._pool, self._connection = pool, connection
-        self._taken = hasattr(pool, "_in_use_connections")
-        if self._taken:
-            pool._in_use_connections.add(connection)
-            pool.max_connections += 1
+    def __init__(self, pool: Any) -> None:
+        self._pool = ref(pool)
+        self._before: Any = vars(pool).get("disconnect")  # the caller may have replaced it, too
+        self.beside: WeakSet[_Beside] = WeakSet()
 
-    def leave(self) -> None:
-        if self._taken:
-            self._taken = False
-            self._pool._in_use_connections.discard(self._connection)
-            self._pool.max_connections -= 1
+    async def __call__(self, inuse_connections: bool = True) -> None:
+        pool = self._pool()
+        closing = [] if pool is None else [self._disconnect(pool, inuse_connections)]
+        if inuse_connections:
+            closing += [it.disconnect() for it in list(self.beside)]
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _disconnect(self, pool: Any, inuse_connections: bool) -> Awaitable[None]:
+        disconnect = self._before or partial(type(pool).disconnect, pool)
+        closing: Awaitable[None] = disconnect(inuse_connections)
+        return closing
+
+
+def _beside(pool: Any) -> WeakSet[_Beside]:
+    """Return what is closed with ``pool``."""
+    disconnect = vars(pool).get("disconnect")
+    if not isinstance(disconnect, _Disconnect):
+        disconnect = pool.disconnect = _Disconnect(pool)
+    return disconnect.beside
 
 
 class Witness:
-    """Learns that the caller closed the client or its pool, also while no connection of ours is open.
-
-    It is a connection that is never opened: closing a pool disconnects whatever stands in its books.
-    """
+    """Learns that the caller closed the client or its pool, also while no connection of ours is open."""
 
     def __init__(self, client: Redis, closed: Callable[[], None]) -> None:
-        pool: Any = client.connection_pool
-        self._place: _Place | None = None
-        try:
-            connection = pool.make_connection()
-        except (redis.exceptions.RedisError, TypeError, ValueError):
-            return  # redis-py does not take its options; whoever tries to connect is told so
-        to_tell = WeakMethod(closed)  # the pool must not keep its coordinator alive
+        self._closed = WeakMethod(closed)  # the pool must not keep its coordinator alive
+        self._beside = _beside(client.connection_pool)
+        self._beside.add(self)
 
-        async def disconnect(*_: object, **__: object) -> None:
-            tell = to_tell()
-            if tell is not None:
-                tell()
-
-        connection.disconnect = disconnect
-        self._place = _Place(pool, connection)
+    async def disconnect(self) -> None:
+        """Tell of it."""
+        closed = self._closed()
+        if closed is not None:
+            closed()
 
     def leave(self) -> None:
         """Learn nothing any more."""
-        if self._place is not None:
-            self._place.leave()
+        self._beside.discard(self)
 
 
 async def close_idle(client: Redis) -> None:
@@ -195,21 +209,17 @@ class Adopted:
         self.closed_by_client = False
         self.before_closing: Callable[[], Awaitable[None]] | None = None
         """What is to be done when the client closes it, while it is still open."""
-        self._watch_disconnect()
-        self._place = _Place(pool, connection)  # so closing the client closes this connection too
+        self._beside = _beside(pool)
+        self._beside.add(self)
 
-    def _watch_disconnect(self) -> None:
-        disconnect: Callable[..., Awaitable[None]] = self._connection.disconnect
-
-        async def noted(*args: object, **kwargs: object) -> None:
-            try:
-                if self.before_closing is not None and not self.transport.is_closing():
-                    await self.before_closing()
-            finally:
-                self.closed_by_client = True
-                await disconnect(*args, **kwargs)
-
-        self._connection.disconnect = noted
+    async def disconnect(self) -> None:
+        """Close it, as the caller closes the client."""
+        try:
+            if self.before_closing is not None and not self.transport.is_closing():
+                await self.before_closing()
+        finally:
+            self.closed_by_client = True
+            await self._connection.disconnect()
 
     def take(self, protocol: asyncio.Protocol) -> None:
         """Let ``protocol`` receive what arrives from now on."""
@@ -217,7 +227,7 @@ class Adopted:
 
     def leave(self) -> None:
         """It leads nowhere any more: closing the client must not close it."""
-        self._place.leave()
+        self._beside.discard(self)
 
     def lost(self, error: Exception | None) -> None:
         """Tell redis-py that its transport is gone: whoever waits for it to be closed goes on."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import ReferenceType, ref
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import Pipeline
@@ -15,6 +17,42 @@ Client: TypeAlias = Redis | RedisCluster
 """What a user gives, however it is configured."""
 
 DEFAULT_TIMEOUT = 5.0
+
+T = TypeVar("T")
+
+
+class Same:
+    """Stands for one object in a key: two are equal when they are of the very same one.
+
+    A client may define ``__eq__`` (same host, say), and then be equal to one of another database, or not hashable.
+    """
+
+    __slots__ = ("_object",)
+
+    def __init__(self, it: object) -> None:
+        self._object = it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._object is other._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+
+class PerClient(Generic[T]):
+    """What is known of each client, by its identity as in `Same`, as long as the client lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ReferenceType[Client], T]] = {}
+
+    def get(self, client: Client, make: Callable[[], T]) -> T:
+        """Return what is known of ``client``; at first what ``make`` returns."""
+        known = self._known.get(id(client))
+        if known is not None:
+            return known[1]
+        number, made = id(client), make()
+        self._known[number] = ref(client, lambda _: self._known.pop(number, None)), made
+        return made
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import redis.exceptions
 from redis.asyncio import ConnectionPool, Redis, RedisCluster
@@ -134,17 +134,13 @@ class Cluster:
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
         self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
         self._members: WeakSet[Member] = WeakSet()
-        client.aclose = _closing(self, client)  # type: ignore[method-assign]  # of this object only
+        client.aclose = _Closing(self, client)  # type: ignore[method-assign]  # of this object only
 
     @staticmethod
     def of(client: RedisCluster) -> Cluster:
-        """Return that of ``client``."""
-        known = _clusters.get(client)
-        found = None if known is None else known()
-        if found is None:
-            found = Cluster(client)
-            _clusters[client] = ref(found)
-        return found
+        """Return that of ``client``, which keeps it by its ``aclose``: connections of ours lead back to the client."""
+        closing = vars(client).get("aclose")
+        return closing.cluster if isinstance(closing, _Closing) else Cluster(client)
 
     def tell(self, member: Member) -> None:
         """Tell ``member`` of changes, as long as it lives."""
@@ -294,30 +290,27 @@ class Cluster:
         return shard
 
 
-_clusters: WeakKeyDictionary[RedisCluster, ref[Cluster]] = WeakKeyDictionary()
-"""What keeps a cluster is the client itself, by its ``aclose``: connections of ours lead back to the client."""
-
-
 def _host(told: bytes | None) -> str:
     return "" if told in (None, b"?") else told.decode()
 
 
-def _closing(cluster: Cluster, client: RedisCluster) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Return what closes ``client`` and, before that, the connections that were opened beside its own."""
-    closed = ref(client)
+class _Closing:
+    """Closes a client and, before that, the connections that were opened beside its own."""
 
-    def aclose() -> Coroutine[Any, Any, None]:
-        # redis-py calls it, too, to begin anew: after some MOVED, and when the cluster is down.
+    def __init__(self, cluster: Cluster, client: RedisCluster) -> None:
+        self.cluster = cluster
+        self._client = ref(client)
+
+    def __call__(self) -> Coroutine[Any, Any, None]:
+        # redis-py calls it, too, to begin again: after some MOVED, and when the cluster is down.
         caller = sys._getframe(1)
         inside = caller.f_globals.get("__name__") == RedisCluster.__module__
-        return close(by_user=not inside or caller.f_code.co_name in ("__aexit__", "close"))
+        return self._close(by_user=not inside or caller.f_code.co_name in ("__aexit__", "close"))
 
-    async def close(by_user: bool) -> None:
+    async def _close(self, by_user: bool) -> None:
         try:
-            for opened in cluster.clients() if by_user else ():
+            for opened in self.cluster.clients() if by_user else ():
                 await opened.connection_pool.disconnect()
         finally:
-            if (client := closed()) is not None:
+            if (client := self._client()) is not None:
                 await type(client).aclose(client)
-
-    return aclose

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import redis.exceptions
 from redis.asyncio import Redis
 
 from .borrow import Borrowed, Encodables, packer
+from .client import PerClient
 
 
 def _names(text: str) -> frozenset[str]:
@@ -45,7 +45,7 @@ _SCRIPTS = frozenset(("EVAL", "EVALSHA", "FCALL"))
 
 _EFFECTS = frozenset(("write", "may_replicate", "admin", "blocking", "pubsub"))
 
-_asked: WeakKeyDictionary[Redis, dict[str, _About]] = WeakKeyDictionary()
+_asked: PerClient[dict[str, _About]] = PerClient()
 
 
 def first_word(command: object) -> str:
@@ -90,7 +90,7 @@ class _About(NamedTuple):
 
 async def _about(client: Redis, connection: Borrowed, *names: str) -> _About | redis.exceptions.ResponseError:
     """Ask about a command, or about one with a part of it: before Redis 7 only the former is known to have effects."""
-    known = _asked.setdefault(client, {})
+    known = _asked.get(client, dict)
     if names[-1] not in known:
         (answer,) = await connection.exchange([packer(client)(("COMMAND", "INFO", *names))])
         if isinstance(answer, redis.exceptions.ResponseError):

@@ -44,15 +44,11 @@ class Field:
         tx.set("b", count + 1)
         return count
 
-    def borrowed(self) -> int:
-        """Connections in use, without those that a coordinator has beside the pool's own two."""
-        return in_use(self.redis) - (self.redis.connection_pool.max_connections - 2)
-
     async def check(self) -> None:
         """Nothing is left anywhere, and both connections of the pool are good."""
 
         async def at_rest() -> bool:
-            return self.borrowed() == 0 and await watchers(self.foreign) == 0
+            return in_use(self.redis) == 0 and await watchers(self.foreign) == 0
 
         await wait_until(at_rest, FAST, timeout=5)
         first, second = await self.foreign.mget("a", "b")
@@ -165,7 +161,7 @@ async def test_cancelled_while_it_waits_for_its_turn(field: Field) -> None:
             for _ in range(5):
                 task = asyncio.create_task(transaction(field.redis, field.both, "a", escalate_after=1))
                 await wait_until(lambda: _waiters(sync, name, 1), FAST, timeout=5)
-                assert field.borrowed() == 0  # it keeps no connection from the one whose turn it is
+                assert in_use(field.redis) == 0  # it keeps no connection from the one whose turn it is
                 task.cancel()
                 await asyncio.wait([task])
                 assert task.cancelled()
