@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ._types import Json, Seconds, positive_seconds
 from ._undo import UndoStep, compensate
-from .errors import NotRobust
+from .errors import NotRobust, StaleWriter
 
 if TYPE_CHECKING:
     from ._robust import Abandoned, Record
@@ -45,10 +45,12 @@ class Recorded:
             progress: a dict that JSON can say, 65,536 bytes at most.
 
         Raises:
-            TypeError, ValueError: JSON can not say it, or it is too large; nothing was sent.
+            TypeError, ValueError: JSON cannot say it, it is too large, or nested more than 100 levels deep; nothing was
+                sent.
             NotRobust: the lock was not made with ``robust=True``.
             LeaseLost: it was gone already; nothing was recorded.
-            NotHeld: it was released.
+            NotHeld: it was released. StaleWriter: another lease of the same identity adopted the record later; nothing
+                was recorded.
             CommandRefused: the server answered with an error. Unreachable: it did not answer; may be recorded or not.
 
         On cancellation the recording goes on in the background.
@@ -80,7 +82,7 @@ class Recorded:
             UnknownStep: a name is missing. Nothing was run.
             UndoFailed: some steps raised, or took too long; a group of their errors.
             TypeError, ValueError: a bad argument; nothing was run.
-            NotRobust, LeaseLost, NotHeld, CommandRefused, Unreachable: as `record`.
+            NotRobust, LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: as `record`.
 
         On cancellation the step under way is finished (within ``timeout``) and recorded; then the cancellation goes on.
         """
@@ -91,12 +93,14 @@ class Recorded:
         await self.robust().clear(self._lease())
 
     def robust(self) -> Record:
-        """Return the record for a write. Raises NotRobust, LeaseLost or NotHeld."""
+        """Return the record for a write. Raises NotRobust, LeaseLost, NotHeld or StaleWriter."""
         lease = self._lease()
         lease.check_place()
         if self.book is None:
             raise NotRobust(f"the lock {lease.name!r} keeps no record: make it with AsyncLock(..., robust=True)")
         lease.check()
+        if self.book.superseded:
+            raise StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
         return self.book
 
     def _lease(self) -> Lease:

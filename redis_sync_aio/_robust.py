@@ -5,14 +5,17 @@ command *adopts* it: if it is another's, that holder ended without a release; ou
 the progress until we record our own, so a second crash loses nothing. A crash between grant and adoption did no work:
 the older record stays, as is right. A clean release deletes the record in the same script.
 
-What is recorded is sent whole each time, with a number that rises, so that a late copy can not overwrite what came
-after it. Everything about one name is executed in the order in which it was sent.
+What is recorded is sent whole each time, with a number that rises, so that a late copy cannot overwrite what came
+after it. An identity may have several leases at a time, in one process or in many, and none of them knows what the
+others record. So the server decides: each adoption names its lease as the writer of the record, and what an earlier
+writer sends is refused (`StaleWriter`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING
 from ._clock import now
 from ._link.call import Argument, Call, Reply
 from ._types import Json, text
-from .errors import CommandRefused, NotHeld, SyncError, WrongKeyType
+from .errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
 from .lease import HELD, State
 
 if TYPE_CHECKING:
@@ -32,6 +35,12 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 65_536
 """Of progress, and of undo steps, as JSON."""
+MAX_DEPTH = 100
+"""Levels of dicts and lists within each other: far fewer than any Python can read back."""
+MAX_BITS = 14_000
+"""Of a whole number: every Python reads its decimal digits back."""
+SUPERSEDED = 3
+"""The answer to a lease that is not the writer any more."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -70,10 +79,14 @@ class Record:
 
     abandoned: Abandoned | None = None
     progress: dict[str, Json] | None = None
+    superseded = False
+    """Another lease of the same identity writes the record now."""
     _seq = 0  # of our latest write
 
     def __init__(self, keeper: Renewals) -> None:
         self._keeper = keeper
+        self.writer = os.urandom(6).hex().encode()
+        """What tells this lease from others of the same identity."""
         self.steps: list[Step] = []
         self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without what was refused
 
@@ -81,31 +94,33 @@ class Record:
         """Take the place of the record that is there. It has until ``by`` (local clock)."""
 
         def answered(call: Call) -> SyncError | None:
-            error = _trouble(self._keeper, lease, 0, None, call)
+            error = self._trouble(lease, 0, None, call)
             return error if error is not None else self._adopted(lease, call.reply)
+
+        words = (lease.fence, lease.ttl_ms, self.writer)
 
         await self._keeper.ask(
             lease,
-            lambda engine, *rest: engine.adopt(lease.keys, lease.wire_token, lease.fence, lease.ttl_ms, *rest),
+            lambda engine, *rest: engine.adopt(lease.keys, lease.wire_token, words, *rest),
             answered,
             by,
         )
 
     def _adopted(self, lease: Lease, reply: Reply) -> SyncError | None:
-        _, _, before, self._seq, progress, undo = reply
+        _, _, before, seq, progress, undo = reply
         try:
-            self.progress = json.loads(progress) if progress else None
-            self.steps = [Step(name, arguments) for name, arguments in (json.loads(undo) if undo else ())]
-        except (ValueError, TypeError) as error:
+            self.progress, self.steps = read_json(progress, undo)
+            if before:
+                fence, micros, token = before.split(b" ", 2)
+                at = EPOCH + timedelta(microseconds=int(micros))
+                names = tuple(step.name for step in self.steps)
+                self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             return WrongKeyType(
-                f"the record of {lease.name!r} is not one of ours: {error}; delete it", code="WRONGTYPE"
+                f"the record of {lease.name!r} is not one of ours: {error}; delete {text(lease.keys.all[-1])!r}",
+                code="WRONGTYPE",
             )
-        self._sound = self.progress, self.steps
-        if before:
-            fence, micros, token = before.split(b" ", 2)
-            at = EPOCH + timedelta(microseconds=int(micros))
-            names = tuple(step.name for step in self.steps)
-            self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
+        self._seq, self._sound = seq, (self.progress, self.steps)
         return None
 
     # -- recording -------------------------------------------------------------------------------------
@@ -148,12 +163,12 @@ class Record:
         self._seq += 1
         number = self._seq
         ttl = self._keeper.due(lease)
-        record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words)
+        record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words, self.writer)
         sent = self._keeper.sends(lease, ttl) if ttl else None
 
         def answered(call: Call) -> SyncError | None:
-            error = _trouble(self._keeper, lease, ttl, sent, call)
-            if not isinstance(error, CommandRefused) or call.ambiguous:
+            error = self._trouble(lease, ttl, sent, call)
+            if not isinstance(error, (CommandRefused, StaleWriter)) or call.ambiguous:
                 self._sound = progress, steps
             elif number == self._seq:  # nothing was changed, and nothing that includes this was sent
                 self.progress, self.steps = self._sound
@@ -163,19 +178,21 @@ class Record:
             lease, lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest), answered
         )
 
-
-def _trouble(keeper: Renewals, lease: Lease, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
-    """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
-    if sent is not None:
-        keeper.heard(lease, sent, call)
-    if lease.state is State.LOST:
-        return lease.loss()
-    if call.error is not None:
-        return call.error
-    error = keeper.renewed(lease, ttl, call)
-    if error is None and lease.state is not HELD and call.reply[0] != 1:
-        return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
-    return error
+    def _trouble(self, lease: Lease, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
+        """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
+        if sent is not None:
+            self._keeper.heard(lease, sent, call)
+        if lease.state is State.LOST:
+            return lease.loss()
+        if call.error is not None:
+            return call.error
+        if call.reply[0] == SUPERSEDED:
+            self.superseded = True
+            return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
+        error = self._keeper.renewed(lease, ttl, call)
+        if error is None and lease.state is not HELD and call.reply[0] != 1:
+            return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
+        return error
 
 
 async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout: float | None) -> Lease | None:
@@ -194,9 +211,23 @@ async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout:
         # Cancelled, refused, lost, out of reach. The release follows the adoption on the wire, and puts back what
         # that may have replaced: nobody has seen it.
         lease.unfinished = True
+        lease.joined |= record.superseded  # by another one of the identity, which has it still
+        if lease.identity is not None:
+            _withdraw(local, lease, record)
         local.decline(lease)
         raise
     return lease
+
+
+def _withdraw(local: LocalName, lease: Lease, record: Record) -> None:
+    """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
+    renewals, time = local.hub.renewals, now()
+    words = (lease.fence, lease.ttl_ms, record.writer, 1)
+    renewals.under_way.started()
+    local.hub.engine.adopt(
+        *(lease.keys, lease.wire_token, words, time, time + renewals.retry_for),
+        lambda _: renewals.under_way.finished(),
+    )
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
@@ -207,10 +238,46 @@ def checked(value: Mapping[str, object], what: str) -> dict[str, Json]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{what} must be a dict with text as keys, not {value!r}")
     given = dict(value)
-    copy: dict[str, Json] = json.loads(_dump(given, what))
+    written = _dump(given, what)
+    _check_limits(given, what)
+    copy: dict[str, Json] = json.loads(written)
     if copy != given:
         raise TypeError(f"{what} would not come back from JSON as it is (tuples, keys that are not text): {given!r}")
     return copy
+
+
+def read_json(progress: bytes, undo: bytes) -> tuple[dict[str, Json] | None, list[Step]]:
+    """Return what a record says. Raises for what we cannot have written, and so could not write again."""
+    found = json.loads(progress) if progress else None
+    steps = [Step(name, arguments) for name, arguments in (json.loads(undo) if undo else ())]
+    for step in steps:
+        if not isinstance(step.name, str) or not isinstance(step.arguments, dict):
+            raise TypeError(f"an undo step must have a name and a dict of arguments, not {step!r:.200}")
+        _check_limits(step.arguments, "a step")
+    if progress:
+        if not isinstance(found, dict):
+            raise TypeError(f"progress must be a dict, not {found!r:.200}")
+        _check_limits(found, "progress")
+    _dump(found, "progress")
+    _dump([[step.name, step.arguments] for step in steps], "undo steps")
+    return found, steps
+
+
+def _check_limits(value: object, what: str) -> None:
+    """Raise ValueError for what another Python could not read. ``value`` does not contain itself."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 2):
+        if not level:
+            return
+        if any(isinstance(one, int) and one.bit_length() > MAX_BITS for one in level):
+            raise ValueError(f"{what} has a whole number of more than {MAX_BITS:,} bits: record it as text")
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list, tuple))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    raise ValueError(f"{what} is nested more than {MAX_DEPTH} levels deep: record a reference, or less deep data")
 
 
 def _dump(value: object, what: str) -> bytes:

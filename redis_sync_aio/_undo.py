@@ -199,7 +199,7 @@ async def compensate(lease: Lease, record: Record, registry: Mapping[str, UndoSt
     check_names((step.name for step in record.steps), check_registry(registry), lease.name)
     undoing = Undoing(timeout)
     for step in reversed(tuple(record.steps)):
-        if undoing.cancelled is not None or not lease.remaining():
+        if undoing.cancelled is not None or not lease.remaining() or record.superseded:
             break  # what is left is recorded: the next holder goes on
         await undoing.run(step.name, undo_recorded(lease, record, registry[step.name], step))
     failure = undoing.failure(f"for {lease.name!r}")
@@ -211,4 +211,4 @@ async def compensate(lease: Lease, record: Record, registry: Mapping[str, UndoSt
     if failure is not None:
         raise failure
     if not undoing.count:
-        await record.clear(lease)
+        await lease.robust().clear(lease)

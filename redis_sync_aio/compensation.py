@@ -45,7 +45,8 @@ class Compensation:
       action did not happen, or when it is run twice;
     - the work counts as done when the ``async with`` is left: its steps are dropped from the record there, by one
       command. A process that dies before that is undone by the next holder;
-    - if the lease is lost, recorded steps are not run here any more: they are left to the next holder;
+    - if the lease is lost, recorded steps are not run here any more: they are left to the next holder. The same goes
+      when another lease of the same identity has adopted the record: they are left to that one;
     - a step that failed stays recorded, also when the lease is released, so the next holder finds it.
 
     Args:
@@ -56,9 +57,9 @@ class Compensation:
     Raises:
         TypeError, ValueError: a bad argument. NotRobust: the lease is of a lock that keeps no record. LeaseLost,
             NotHeld: it is lost, or was released. WrongContext: in another event loop or process.
-        Leaving it after a body that ended normally raises LeaseLost, NotHeld, Unreachable or CommandRefused if recorded
-        steps could not be dropped: then they are still recorded (after Unreachable perhaps not until something else
-        is).
+        Leaving it after a body that ended normally raises LeaseLost, NotHeld, StaleWriter, Unreachable or
+        CommandRefused if recorded steps could not be dropped: then they are still recorded (after Unreachable perhaps
+        not until something else is).
 
     Example:
         async with Compensation() as undo:
@@ -113,7 +114,8 @@ class Compensation:
             TypeError, ValueError: not a coroutine function, arguments that it does not take, or that JSON can not say.
                 Nothing was added.
             UnknownStep: the registry has no such name. RuntimeError: outside the ``async with``.
-            LeaseLost, NotHeld: it was not recorded. Unreachable, CommandRefused: perhaps it was, so it was added, too.
+            LeaseLost, NotHeld, StaleWriter: it was not recorded. Unreachable, CommandRefused: perhaps it was, so it was
+                added, too.
 
         On cancellation of a recorded step it is added and the recording goes on in the background.
         """
@@ -174,7 +176,7 @@ class Compensation:
         undoing, left = Undoing(self._timeout), 0
         while self._pushed:
             pushed = self._pushed.pop()
-            if pushed.recorded is not None and self._lease is not None and not self._lease.remaining():
+            if pushed.recorded is not None and not self._may_undo():
                 left += 1
                 continue
             await undoing.run(pushed.what, pushed.run())
@@ -185,6 +187,11 @@ class Compensation:
             error.add_note(f"redis_sync_aio: {left} undo steps are left to the next holder of {self._lease.name!r}")
         if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
             stay_due(undoing.cancelled, self._cancelling)  # the body's error leaves; the cancellation stays due
+
+    def _may_undo(self) -> bool:
+        """Return whether recorded steps are ours to run, and not another holder's."""
+        lease, record = self._lease, self._record
+        return lease is not None and record is not None and lease.remaining() > 0 and not record.superseded
 
 
 async def _call(step: Callable[[], Awaitable[object]]) -> None:

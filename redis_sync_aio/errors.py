@@ -150,6 +150,22 @@ class NotHeld(SyncError):
     """
 
 
+class StaleWriter(NotHeld):
+    """Another lease of the same identity adopted the record of the robust lock later, and writes it from then on.
+
+    Nothing was recorded by this lease. It still holds the lock, together with that other one. ``name`` is the lock's,
+    ``fence`` that of the lease.
+    """
+
+    def __init__(self, *, name: str, identity: str | None, fence: int) -> None:
+        super().__init__(
+            f"nothing was recorded under {name!r}: a later lease of the identity {identity!r} has adopted the record "
+            f"and writes it now. Record by that lease, or acquire again (this lease has the fence {fence})"
+        )
+        self.name = name
+        self.fence = fence
+
+
 class Unreachable(SyncError, RedisConnectionError):
     """Redis did not answer within the time allowed, after bounded retries: the outcome is not known.
 

@@ -329,7 +329,7 @@ class Lease(Recorded):
         """Return what its release says of the record, if there is one, or which attempt at an upgrade it ends."""
         if self.attempt:
             return (self.attempt,)
-        return () if self.book is None else (self.fence, b"1" if self.unfinished else b"0")
+        return () if self.book is None else (self.book.writer, b"1" if self.unfinished else b"0")
 
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""

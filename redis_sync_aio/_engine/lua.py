@@ -230,8 +230,8 @@ class LuaEngine:
         """Give up what ``token`` holds and its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be under way, and is to find its token spent.
-        ``closing``: what is to become of the record of a robust lock; empty: it was not adopted. Of an upgrade: the
-        attempt. ``undoes``: as `Call.undoes`; also what is ``pending`` or has a ticket.
+        ``closing``: who wrote the record of a robust lock, and what is to become of it; empty: it was not adopted. Of
+        an upgrade: the attempt. ``undoes``: as `Call.undoes`; also what is ``pending`` or has a ticket.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if closing or keys.closing:
@@ -260,9 +260,14 @@ class LuaEngine:
         size: tuple[Argument, ...] = (weight,) if isinstance(keys, PermitKeys) else ()
         return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms, *size, *more), sent, expires, done)
 
-    def adopt(self, keys: Keys, token: bytes, fence: int, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:
-        """Look what the last holder of a robust lock left behind, and put the record of ``token`` in its place."""
-        return self._send(self._adopt, keys, (token, fence, ttl_ms), sent, expires, done)
+    def adopt(
+        self, keys: Keys, token: bytes, words: tuple[Argument, ...], sent: float, expires: float, done: Done
+    ) -> Call:
+        """Look what the last holder of a robust lock left behind, and put the record of ``token`` in its place.
+
+        ``words`` as in robust_adopt.lua, from the fence on.
+        """
+        return self._send(self._adopt, keys, (token, *words), sent, expires, done)
 
     def record(
         self, keys: Keys, token: bytes, words: tuple[Argument, ...], sent: float, expires: float, done: Done

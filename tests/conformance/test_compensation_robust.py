@@ -16,14 +16,16 @@ from redis_sync_aio import (
     LeaseLost,
     NotHeld,
     NotRobust,
+    StaleWriter,
     UndoFailed,
     UndoSteps,
     UnknownStep,
     WrongKeyType,
 )
+from redis_sync_aio._scripts import load
 
 from ..support.body import assert_undisturbed, for_ever
-from .test_robust import NAME, RECORD, crash, is_of, lock, way
+from .test_robust import KEYS, NAME, RECORD, crash, is_of, lock, way
 
 __all__ = ["lock", "way"]  # fixtures
 
@@ -233,6 +235,66 @@ async def test_a_lost_lease_leaves_recorded_steps_to_the_next_holder(lock: Async
     async with lock as second:
         await second.compensate(shop.steps)
     assert shop.done == [2, 1]
+
+
+async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    """The later one takes over the steps of the earlier one, which can neither add to them, nor erase, nor run them."""
+    first = await lock.acquire(identity="w")
+    undoing = Compensation(first, shop.steps)
+    with pytest.raises(KeyError) as raised:  # noqa: PT012
+        async with undoing:
+            await undoing.push("refund", order=1)
+            async with Coordinator(redis) as elsewhere:
+                second = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+                later = Compensation(second, shop.steps)
+                await later.__aenter__()
+                await later.push("refund", order=2)
+                assert await recorded(redis) == [1, 2]
+                with pytest.raises(StaleWriter):
+                    await first.record({"order": 1})
+                with pytest.raises(StaleWriter):
+                    await undoing.push("refund", order=3)
+                with pytest.raises(StaleWriter):
+                    await first.compensate(shop.steps)
+                await crash(redis, second)
+            raise KeyError
+    assert shop.done == [], "they are the later lease's"
+    assert raised.value.__notes__ == [f"redis_sync_aio: 1 undo steps are left to the next holder of {NAME!r}"]
+    first._keeper.forget(first)
+    async with lock as lease:
+        assert lease.abandoned is not None
+        assert lease.abandoned.steps == ("refund", "refund")
+        await lease.compensate(shop.steps)
+    assert shop.done == [2, 1]
+
+
+async def test_work_that_is_done_under_the_earlier_lease_says_that_its_steps_are_recorded_still(
+    lock: AsyncLock, redis: Redis, shop: Shop
+) -> None:
+    first = await lock.acquire(identity="w")
+    with pytest.raises(StaleWriter):  # noqa: PT012
+        async with Compensation(first, shop.steps) as undo:
+            await undo.push("refund", order=1)
+            second = await lock.acquire(identity="w")
+    assert await recorded(redis) == [1]
+    await second.compensate(shop.steps)
+    assert shop.done == [1]
+
+
+async def test_a_late_copy_from_before_a_restart_changes_nothing(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+    """A process is started again under its identity while its lease lasts, and a command of the first one arrives."""
+    first = await lock.acquire(identity="w")
+    await first.record({"step": 1})
+    async with Coordinator(redis) as elsewhere:
+        restarted = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+        async with Compensation(restarted, shop.steps) as undo:
+            await undo.push("refund", order=2)
+            before = await redis.hgetall(RECORD)
+            for seq in (2, 100):
+                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first.book.writer)  # type: ignore[union-attr]
+                code, _ = await redis.eval(load("robust_record").source, 5, *KEYS.all, *words)  # type: ignore[arg-type]
+                assert code == 3
+            assert await redis.hgetall(RECORD) == before
 
 
 async def test_lost_before_the_work_counts_as_done(lock: AsyncLock, redis: Redis, shop: Shop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from redis_sync_aio import (
     LeaseLost,
     NotHeld,
     NotRobust,
+    StaleWriter,
     WrongKeyType,
     wait_until,
 )
@@ -251,7 +253,7 @@ async def test_an_identity_that_asks_again_has_the_same_lease_and_its_progress(l
     again = await lock.acquire(identity="w")
     assert is_of(one.abandoned, before)
     assert again.abandoned == one.abandoned, "the same lease, so it found the same"
-    await one.record({"step": 1})
+    await again.record({"step": 1})
     async with Coordinator(redis) as elsewhere:
         restarted = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
         assert restarted.fence == one.fence
@@ -261,6 +263,59 @@ async def test_an_identity_that_asks_again_has_the_same_lease_and_its_progress(l
         assert (await redis.hget(RECORD, "progress")) == b'{"step":2}'
         await AsyncLock(elsewhere, NAME, robust=True).release(identity="w")
     assert not await redis.exists(RECORD)
+
+
+@pytest.mark.parametrize("where", ["one process", "two processes"])
+async def test_of_two_leases_of_an_identity_the_later_one_writes_and_the_other_is_told(
+    lock: AsyncLock, redis: Redis, where: str
+) -> None:
+    """Neither knows what the other records: what both could write would be lost without a word."""
+    async with Coordinator(redis) as elsewhere:
+        source = lock if where == "one process" else AsyncLock(elsewhere, NAME, robust=True)
+        first = await lock.acquire(identity="w")
+        for number in (1, 2, 3):
+            await first.record({"first": number})
+        second = await source.acquire(identity="w")
+        assert second.progress == {"first": 3}
+        await second.record({"second": 1})
+        assert await redis.hget(RECORD, "progress") == b'{"second":1}', "recorded means that it is on the server"
+        for _ in range(2):  # told by the server, and then without it
+            with pytest.raises(StaleWriter, match="a later lease of the identity 'w'") as raised:
+                await first.record({"first": 4})
+            assert (raised.value.name, raised.value.fence) == (NAME, first.fence)
+        with pytest.raises(StaleWriter):
+            await first.clear_record()
+        assert await redis.hget(RECORD, "progress") == b'{"second":1}'
+        first.check()  # it holds the lock still
+        await first.extend(20)
+        await crash(redis, first)
+        second._keeper.forget(second)
+        async with lock as following:
+            assert following.progress == {"second": 1}
+
+
+async def test_a_release_by_the_earlier_lease_of_an_identity_leaves_what_the_later_one_recorded(
+    lock: AsyncLock, sync: Coordinator, redis: Redis
+) -> None:
+    async with Coordinator(redis) as elsewhere:
+        first = await lock.acquire(identity="w")
+        second = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+        await second.record({"second": 1})
+        await first.release()
+        async with lock as following:
+            assert following.progress == {"second": 1}, "nobody said that this was done"
+
+
+async def test_a_lease_of_an_identity_whose_adoption_fails_leaves_the_other_the_writer(
+    lock: AsyncLock, redis: Redis
+) -> None:
+    first = await lock.acquire(identity="w")
+    await first.record({"step": 1})
+    await redis.hset(RECORD, "progress", "no json")
+    with pytest.raises(WrongKeyType):
+        await lock.acquire(identity="w")
+    await first.record({"step": 2})
+    assert await redis.hget(RECORD, "progress") == b'{"step":2}'
 
 
 async def test_an_identity_is_told_of_its_own_crash(lock: AsyncLock, redis: Redis) -> None:
@@ -361,6 +416,28 @@ async def test_what_refers_to_itself_is_refused(lock: AsyncLock) -> None:
             await lease.record({"a": deep})
 
 
+async def test_what_another_python_could_not_read_is_refused(lock: AsyncLock) -> None:
+    """How deep JSON may be nested, and how long numbers may be, is another matter with each version of Python."""
+    deepest: dict[str, object] = {"a": 1}
+    for _ in range(99):
+        deepest = {"a": deepest}
+    async with lock as lease:
+        await lease.record(deepest)
+        with pytest.raises(ValueError, match="100 levels"):
+            await lease.record({"a": deepest})
+        with pytest.raises(ValueError, match="100 levels"):
+            await lease.record({"a": [[deepest, 1]]})
+        limit = sys.get_int_max_str_digits()
+        sys.set_int_max_str_digits(0)
+        try:
+            with pytest.raises(ValueError, match="14,000 bits"):
+                await lease.record({"a": [10**5000]})
+        finally:
+            sys.set_int_max_str_digits(limit)
+        assert lease.progress == deepest
+        await lease.record({"a": 10**4000})
+
+
 async def test_the_last_of_many_recordings_counts(lock: AsyncLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await asyncio.gather(*(lease.record({"n": n}) for n in range(20)))
@@ -434,6 +511,59 @@ async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncLock, r
     await wait_until(lambda: _free(redis), FAST, timeout=5)
     assert await redis.hget(RECORD, "token") == first.wire_token
     assert await redis.hget(RECORD, "undo") == b"not json"
+
+
+DEEP = '{"a":' * 1200 + "1" + "}" * 1200
+UNREADABLE = {
+    "a fence that is no number": {"fence": "abc"},
+    "a time beyond all dates": {"at": "9" * 30},
+    "a predecessor beyond all dates": {"before": "1234567890123456 " + "9" * 30 + " x"},
+    "a predecessor without a fence": {"before": "abc 1234567890123456 x"},
+    "half a predecessor": {"before": "12"},
+    "a number beyond all numbers": {"seq": "9e99"},
+    "deeply nested progress": {"progress": DEEP},
+    "deeply nested steps": {"undo": f'[["a",{DEEP}]]'},
+    "progress that is a list": {"progress": "[1]"},
+    "progress that is nothing": {"progress": "null"},
+    "progress that JSON does not know": {"progress": '{"a":NaN}'},
+    "a number that becomes infinite": {"progress": '{"a":1e999}'},
+    "a number with too many digits": {"progress": '{"a":' + "9" * 5000 + "}"},
+    "a step without a name": {"undo": "[[1,{}]]"},
+    "a step without arguments": {"undo": '[["a",1]]'},
+    "steps that are none": {"undo": "7"},
+    "bytes that are no text": {"progress": b'{"a":"\xff"}'},
+}
+
+
+@pytest.mark.parametrize("asks", ["the next one", "the same identity"])
+@pytest.mark.parametrize("wrong", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
+    lock: AsyncLock, sync: Coordinator, redis: Redis, wrong: dict[str, str | bytes], asks: str
+) -> None:
+    """Whoever asks for the lock is told what is wrong; what else is held goes on, by the same connection."""
+    await AsyncLock(sync, "bystander").acquire()
+    connections = sync.connections
+    first = await lock.acquire(identity="w")
+    if asks == "the next one":
+        await crash(redis, first)
+        if "before" in wrong:  # only who repeats the adoption looks at it
+            wrong = {"fence": "x"}
+    await redis.hset(RECORD, mapping=wrong)  # type: ignore[arg-type]
+    found = await redis.hgetall(RECORD)
+    async with asyncio.timeout(10):
+        with pytest.raises(WrongKeyType, match="not one of ours") as raised:
+            await lock.acquire(timeout=1, identity="w" if asks == "the same identity" else None)
+    assert RECORD.decode() in str(raised.value), "it says what to delete"
+    if asks == "the next one":
+        await wait_until(lambda: _free(redis), FAST, timeout=5)
+    else:
+        await first.extend(20)
+    assert {**await redis.hgetall(RECORD), b"seq": 0, b"writers": 0} == {**found, b"seq": 0, b"writers": 0}
+    assert sync.connections == connections
+    await redis.delete(RECORD)
+    if asks == "the next one":
+        async with lock as lease:
+            assert lease.abandoned is None
 
 
 async def test_a_spoiled_record_does_not_keep_the_lock(lock: AsyncLock, redis: Redis) -> None:

@@ -31,22 +31,36 @@ async def acquire(redis: Client, token: bytes, identity: bool = False) -> bytes:
     return b"%d" % fence
 
 
-async def adopt(redis: Client, token: bytes, fence: bytes, ttl: int = TTL) -> list[Any]:
-    found = await run(redis, "robust_adopt", token, fence, ttl)
+def writer(fence: bytes, lease: int = 1) -> bytes:
+    """What tells a lease of a grant from others of the same identity."""
+    return b"%b.%d" % (fence, lease)
+
+
+async def adopt(redis: Client, token: bytes, fence: bytes, ttl: int = TTL, lease: int = 1) -> list[Any]:
+    found = await run(redis, "robust_adopt", token, fence, ttl, writer(fence, lease))
     assert isinstance(found, list)
     return found
 
 
 async def record(
-    redis: Client, token: bytes, fence: bytes, seq: int, progress: bytes, undo: bytes = b"", ttl: int = TTL
+    redis: Client,
+    token: bytes,
+    fence: bytes,
+    seq: int,
+    progress: bytes,
+    undo: bytes = b"",
+    ttl: int = TTL,
+    lease: int = 1,
 ) -> int:
-    code, micros = await run(redis, "robust_record", token, fence, ttl, TTL, seq, progress, undo)
+    written = (seq, progress, undo, writer(fence, lease))
+    code, micros = await run(redis, "robust_record", token, fence, ttl, TTL, *written)
     assert micros > 1 << 50
     return int(code)
 
 
-async def release(redis: Client, token: bytes, fence: bytes = b"*", broken_off: int = 0) -> int:
-    return int(await run(redis, "robust_release", token, b"", 0, fence, broken_off))
+async def release(redis: Client, token: bytes, fence: bytes = b"*", broken_off: int = 0, lease: int = 1) -> int:
+    of = fence if fence in (b"", b"*") else writer(fence, lease)
+    return int(await run(redis, "robust_release", token, b"", 0, of, broken_off))
 
 
 async def adopted(redis: Client, token: bytes, identity: bool = False) -> bytes:
@@ -128,11 +142,85 @@ async def test_p4_recording_twice_and_late_copies(redis: Client) -> None:
     assert (await adopt(redis, b"a", fence))[3] == 2
 
 
-async def test_of_two_that_share_an_identity_the_later_word_counts(redis: Client) -> None:
+async def test_p4_of_two_leases_of_an_identity_the_later_one_writes(redis: Client) -> None:
+    """It goes on where the earlier one was, whose words change nothing from then on, copies included."""
     fence = await adopted(redis, b"w", identity=True)
-    for progress in (b"one", b"other"):
-        assert await record(redis, b"w", fence, 1, progress) == 1
-        assert await redis.hget(RECORD, "progress") == progress
+    assert await record(redis, b"w", fence, 7, b"first", b"u") == 1
+    for _ in range(2):
+        assert (await adopt(redis, b"w", fence, lease=2))[2:] == [b"", 7, b"first", b"u"]
+    before = await redis.hgetall(RECORD)
+    await redis.pexpire(NAME, 5000)
+    assert await record(redis, b"w", fence, 8, b"late") == 3
+    assert (await adopt(redis, b"w", fence))[0] == 3, "a late copy of the earlier adoption"
+    assert await redis.hgetall(RECORD) == before
+    assert await redis.pttl(NAME) <= 5000, "what is refused renews nothing"
+    assert await record(redis, b"w", fence, 8, b"second", lease=2) == 1
+    assert (await fields(redis))[2:] == [b"second", b""]
+
+
+async def test_p4_an_adoption_that_is_withdrawn_leaves_the_earlier_lease_the_writer(redis: Client) -> None:
+    fence = await adopted(redis, b"w", identity=True)
+    assert await record(redis, b"w", fence, 7, b"first") == 1
+    assert (await adopt(redis, b"w", fence, lease=2))[0] == 1
+    for _ in range(2):
+        assert (await run(redis, "robust_adopt", b"w", fence, TTL, writer(fence, 2), 1))[0] in (1, 3)
+    assert (await adopt(redis, b"w", fence, lease=2))[0] == 3, "a late copy of what was withdrawn"
+    assert await record(redis, b"w", fence, 8, b"more") == 1
+    assert await redis.hget(RECORD, "progress") == b"more"
+    await redis.delete(NAME, RECORD)
+    only = await adopted(redis, b"w", identity=True)
+    assert (await run(redis, "robust_adopt", b"w", only, TTL, writer(only), 1))[0] == 1
+    assert await record(redis, b"w", only, 1, b"p") == 1, "there is none before it"
+
+
+async def test_many_leases_of_an_identity_do_not_make_the_record_grow(redis: Client) -> None:
+    fence = await adopted(redis, b"w", identity=True)
+    for number in range(2, 102):
+        assert (await adopt(redis, b"w", fence, lease=number))[0] == 1
+    writers = (await redis.hget(RECORD, "writers")).split()
+    assert len(b" ".join(writers)) < 900
+    assert writers[-40:] == [writer(fence, number) for number in range(62, 102)]
+    assert (await adopt(redis, b"w", fence, lease=101))[0] == 1
+    assert (await adopt(redis, b"w", fence, lease=62))[0] == 3
+    assert await record(redis, b"w", fence, 1, b"last", lease=101) == 1
+
+
+async def test_a_record_that_was_evicted_is_whose_word_comes_first(redis: Client) -> None:
+    fence = await adopted(redis, b"w", identity=True)
+    await redis.delete(RECORD)
+    assert await record(redis, b"w", fence, 1, b"two", lease=2) == 1
+    assert await record(redis, b"w", fence, 2, b"one", lease=1) == 3
+    assert await redis.hget(RECORD, "progress") == b"two"
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("fence", b"abc"),
+        ("fence", b"12"),
+        ("fence", b"12345678901234567"),
+        ("fence", b"-123456789012345"),
+        ("at", b"9" * 30),
+        ("at", b"x"),
+        ("seq", b"9e99"),
+        ("seq", b""),
+        ("seq", b"9999999999999999"),
+    ],
+)
+async def test_what_we_did_not_write_is_refused_and_stays(redis: Client, field: str, wrong: bytes) -> None:
+    for token in (b"a", b"b"):  # the one whose record it is, and the next one
+        fence = await adopted(redis, b"a")
+        if token == b"b":
+            await crash(redis)
+            fence = await acquire(redis, b"b")
+        await redis.hset(RECORD, field, wrong)
+        found = await redis.hgetall(RECORD)
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await adopt(redis, token, fence)
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await record(redis, token, fence, 1, b"p")
+        assert await redis.hgetall(RECORD) == found
+        await redis.delete(*KEYS.all)
 
 
 async def test_numbers_are_compared_as_numbers(redis: Client) -> None:
@@ -222,11 +310,35 @@ async def test_a_grant_that_was_never_adopted_leaves_the_record(redis: Client) -
     await acquire(redis, b"w", identity=True)
     assert await release(redis, b"w", b"") == 1
     assert await fields(redis) == [b"w", fence, None, None]
+    second = await adopted(redis, b"x")
+    assert await release(redis, b"x", second, broken_off=1) == 1
+    await acquire(redis, b"w", identity=True)  # the record is what was found: put back, and nobody's to write
+    assert await release(redis, b"w", b"") == 1
+    assert await fields(redis) == [b"w", fence, None, None]
+
+
+@pytest.mark.parametrize("undo", [b"", b"u"])
+async def test_a_release_by_an_earlier_lease_of_the_identity_is_not_clean(redis: Client, undo: bytes) -> None:
+    """It does not know what the later one recorded, nor whether that is done."""
+    fence = await adopted(redis, b"w", identity=True)
+    await adopt(redis, b"w", fence, lease=2)
+    await record(redis, b"w", fence, 1, b"p", undo, lease=2)
+    assert await release(redis, b"w", fence) == 1
+    assert not await redis.exists(NAME)
+    assert await fields(redis) == [b"w", fence, b"p", undo]
+
+
+async def test_a_release_by_an_earlier_lease_leaves_no_empty_record(redis: Client) -> None:
+    fence = await adopted(redis, b"w", identity=True)
+    await adopt(redis, b"w", fence, lease=2)
+    assert await release(redis, b"w", fence) == 1
+    assert not await redis.exists(NAME, RECORD)
 
 
 @pytest.mark.parametrize("given", ["right", "other", "any"])
 async def test_the_record_of_another_fence_stays(redis: Client, given: str) -> None:
     fence = await adopted(redis, b"w", identity=True)
+    await record(redis, b"w", fence, 1, b"p")
     said = {"right": fence, "other": b"1234567890123456", "any": b"*"}[given]
     assert await release(redis, b"w", said) == 1
     assert await redis.exists(RECORD) == (given == "other")
@@ -240,7 +352,7 @@ async def test_broken_off_before_a_word_of_its_own_puts_back_what_was_found(redi
     second = await adopted(redis, b"b")
     await redis.pexpire(RECORD, 5000)
     assert await release(redis, b"b", second, broken_off=1) == 1
-    assert await redis.hgetall(RECORD) == {**before, b"seq": b"0"}
+    assert await redis.hgetall(RECORD) == {**before, b"seq": b"0", b"writers": b""}
     assert await redis.pttl(RECORD) > WEEK - 1000
 
 

@@ -20,6 +20,7 @@ from redis_sync_aio.errors import (
     OutOfMemory,
     PartlyApplied,
     StaleFence,
+    StaleWriter,
     SyncError,
     UndoFailed,
     UnknownStep,
@@ -41,6 +42,7 @@ ERRORS = [
     PartlyApplied("half", replies=(1, ResponseError("no"))),
     Unreachable("away"),
     NotHeld("not"),
+    StaleWriter(name="a", identity="w", fence=7),
 ]
 
 
