@@ -6,8 +6,8 @@ import asyncio
 import math
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 import anyio
@@ -18,6 +18,19 @@ SWALLOWED = sys.version_info < (3, 12)
 """redis-py, with a socket timeout, can swallow a cancellation that meets the end of a wait (by `asyncio.wait_for`)."""
 AGAIN = 0.1 if SWALLOWED else None
 """Seconds between cancellations of an attempt whose time is up."""
+
+
+def undo_in(loop: asyncio.AbstractEventLoop, undo: Callable[[], object]) -> None:
+    """Call ``undo`` in ``loop``: now where that runs, else as soon as it runs; never if it is closed.
+
+    What a coroutine began is undone when its await ends, however it ends. That may be by `GeneratorExit`: by
+    ``close()``, or in whatever thread the garbage collector finds that nobody awaits it any more.
+    """
+    if asyncio._get_running_loop() is loop:
+        undo()
+        return
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(undo)
 
 
 async def finished(task: asyncio.Task[T]) -> T:

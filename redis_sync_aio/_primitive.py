@@ -6,14 +6,15 @@ acquire path (`_waiting/ticket.py`) does the rest.
 
 from __future__ import annotations
 
-import functools
 from abc import abstractmethod
-from asyncio import CancelledError, current_task
+from asyncio import current_task
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn, get_args
 
+from ._cancellation import undo_in
 from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, PermitsView, Released, Send, read_permits
 from ._hold import Enterable, Hold, OnLost
 from ._implicit import client_of, coordinator_for
@@ -113,8 +114,8 @@ class Primitive(Enterable[Lease]):
             # As `cohort.acquire`, without its coroutine: for grants inside the process, which cost little else.
             try:
                 lease = await answer
-            except CancelledError:
-                cohort.task_cancelled(answer, self._default)
+            except BaseException:
+                undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))
                 raise
             assert lease is not None  # it waits
             lease.task = task
@@ -297,7 +298,7 @@ class Primitive(Enterable[Lease]):
         return acquire(local, request)
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
-        by_request = functools.partial(self._acquire, request)
+        by_request = partial(self._acquire, request)
         return self._hold_by(self.acquire if request is self._default else by_request, on_lost)
 
 

@@ -19,8 +19,10 @@ import os
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ._cancellation import undo_in
 from ._clock import now
 from ._link.call import Argument, Call, Reply
 from ._types import Json, text
@@ -208,15 +210,21 @@ async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout:
     try:
         await record.adopt(lease, max(ends, now() + lease.patience))
     except BaseException:
-        # Cancelled, refused, lost, out of reach. The release follows the adoption on the wire, and puts back what
-        # that may have replaced: nobody has seen it.
-        lease.unfinished = True
-        lease.joined |= record.superseded  # by another one of the identity, which has it still
-        if lease.identity is not None:
-            _withdraw(local, lease, record)
-        local.decline(lease)
+        undo_in(local.hub.loop, partial(_not_adopted, local, lease, record))
         raise
     return lease
+
+
+def _not_adopted(local: LocalName, lease: Lease, record: Record) -> None:
+    """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
+
+    The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
+    """
+    lease.unfinished = True
+    lease.joined |= record.superseded  # by another one of the identity, which has it still
+    if lease.identity is not None:
+        _withdraw(local, lease, record)
+    local.decline(lease)
 
 
 def _withdraw(local: LocalName, lease: Lease, record: Record) -> None:

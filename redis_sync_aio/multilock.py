@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from ._bundle import Bundle, Share
+from ._cancellation import undo_in
 from ._clock import now
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
@@ -228,6 +230,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
         Invariant, and the reason why nobody deadlocks: who waits for a lock holds only locks that come before it.
         """
         ends = None if within is None else now() + within
+        loop = running_loop()
         held: list[Lease] = []
         try:
             while True:
@@ -244,7 +247,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
                     _give_back(held)  # one was lost while we waited for the others; nobody relied on it yet
                     held = []
         except BaseException:
-            _give_back(held)
+            undo_in(loop, partial(_give_back, held))
             raise
 
     async def _take_free(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from .._cancellation import undo_in
 from .._clock import now
 from ..errors import SyncError, Unreachable
 from ..lease import Lease
@@ -59,8 +61,7 @@ class Bid:
 
     def withdraw(self) -> None:
         """Nobody wants it any more: undo it, in the background."""
-        self.future.cancel()
-        self._ticket.task_cancelled(self.future)
+        undo_in(self.local.hub.loop, partial(self._ticket.task_cancelled, self.future))
 
 
 async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
+from .._cancellation import undo_in
 from .._clock import now
 from .._shared import Base, SharedLease, Task
 from ..errors import LimitMismatch, SyncError, Unreachable, copied
@@ -100,8 +102,8 @@ class Cohort(Bases):
             cohort = self.hub.local(self.local.keys, self.local).cohort(request)
         try:
             lease = await answer
-        except asyncio.CancelledError:
-            cohort.task_cancelled(answer, request)
+        except BaseException:
+            undo_in(self.loop, partial(cohort.task_cancelled, answer, request))
             raise
         if lease is not None:
             lease.task = task
@@ -110,7 +112,7 @@ class Cohort(Bases):
     def enter(self, request: Request) -> Awaited | None:
         """Take what rests, join the readers, or stand in the line; return None if another cohort is for it now.
 
-        A task that is cancelled while it awaits the answer has to call `task_cancelled`.
+        Whatever ends the await of the answer but the answer itself has to call `task_cancelled`.
         """
         if request.limit != self.limit:
             return None  # ours was changed
@@ -219,7 +221,8 @@ class Cohort(Bases):
         self._trying -= opening.only is not None
 
     def task_cancelled(self, future: Awaited, request: Request) -> None:
-        """A task was cancelled."""
+        """The task does not await ``future`` any more."""
+        future.cancel()  # that is done already if the task was cancelled, not if its coroutine was closed
         if not future.cancelled():  # it ended in the same turn of the loop
             if future.exception() is None and (lease := future.result()) is not None:
                 lease.give_back()

@@ -3,7 +3,7 @@
 A ticket is one request of one task, or of a cohort of tasks (`cohort.py`). Replies and pushes drive it from the event
 loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
 
-The cleaning up (P5). A request ends early when its task is cancelled or its time is up. Then a release
+The cleaning up (P5). A request ends early when its task is cancelled, its coroutine closed or its time up. A release
 of its token *and* its ticket follows the request on the same connection: whatever the request had done by
 then, or does until then, is undone behind it, and the caller does not have to wait for it. When the grant
 met the cancellation in the same turn of the loop the lease exists already; it is given back.
@@ -15,9 +15,11 @@ that the grant was new.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
+from .._cancellation import undo_in
 from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, Answer, Outcome, Pushed, plain_grant, read_acquire, ticket_member
 from .._link.call import Call
@@ -286,7 +288,8 @@ class Ticket:
             self._taker.set_exception(error)
 
     def task_cancelled(self, future: asyncio.Future[Lease | None]) -> None:
-        """The task, our taker, does not want the lock any more (it was cancelled). Undo whatever was done for it."""
+        """The task does not await ``future``, our taker, any more. Undo whatever was done for it."""
+        future.cancel()  # that is done already if it was the task that was cancelled, not if its coroutine was closed
         if self._lease is not None:
             self._local.decline(self._lease)
         elif future.cancelled():
@@ -362,8 +365,8 @@ async def acquire(local: LocalName, request: Request) -> Lease | None:
     ticket.ask()
     try:
         lease = await future
-    except asyncio.CancelledError:
-        ticket.task_cancelled(future)
+    except BaseException:
+        undo_in(local.hub.loop, partial(ticket.task_cancelled, future))
         raise
     if lease is not None and request.weight and (task := asyncio.current_task()) is not None:
         lease.acquirer = ref(task)

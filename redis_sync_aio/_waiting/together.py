@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from .._cancellation import undo_in
 from .._clock import now
 from .._engine.lua import left_free
 from .._keys import joined_keys
@@ -50,8 +52,7 @@ async def try_together(names: Sequence[LocalName], request: Request) -> tuple[li
         return [await future for future in futures], free
     except BaseException:
         for ticket, future in zip(tickets, futures, strict=True):
-            future.cancel()
-            ticket.task_cancelled(future)
+            undo_in(hub.loop, partial(ticket.task_cancelled, future))
         raise
 
 
