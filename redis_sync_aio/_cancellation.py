@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TypeVar
+from types import AsyncGeneratorType, CoroutineType
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 
 T = TypeVar("T")
 
 SWALLOWED = sys.version_info < (3, 12)
-"""redis-py, with a socket timeout, can swallow a cancellation that meets the end of a wait (by `asyncio.wait_for`)."""
+"""`asyncio.wait_for` returns a result that it has, and drops a cancellation that it meets; redis-py writes by it."""
 AGAIN = 0.1 if SWALLOWED else None
 """Seconds between cancellations of an attempt whose time is up."""
 
@@ -45,6 +47,8 @@ async def finished(task: asyncio.Task[T]) -> T:
             with nullcontext() if cancelled is None else anyio.CancelScope(shield=True):
                 await asyncio.wait([task])
         except asyncio.CancelledError as error:
+            if cancelled is not None:
+                error.__context__ = cancelled  # for `first_of`
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
@@ -54,9 +58,13 @@ async def finished(task: asyncio.Task[T]) -> T:
 
 
 class Cancelling:
-    """Cancels a task, and again every so many seconds (None: not again) while it goes on, until that is taken back."""
+    """Requests a cancellation of a task, until that is taken back.
 
-    def __init__(self, task: asyncio.Task[object], every: float | None) -> None:
+    The task gets one CancelledError, also where `asyncio.wait_for` drops the first (`SWALLOWED`). With ``every`` it
+    gets another one every so many seconds.
+    """
+
+    def __init__(self, task: asyncio.Task[object], every: float | None = None) -> None:
         self._task = task
         self._every = every
         self._count = 0
@@ -69,12 +77,27 @@ class Cancelling:
         if getattr(self._task.get_coro(), "cr_running", False):
             # From an eager task that it just creates. Python < 3.13 would cancel its next await, also when that is
             # behind the body and this was taken back.
-            self._timer = self._task.get_loop().call_soon(self.cancel, *why)
+            self.cancel_soon(*why)
             return
+        wait = _wait_for_in(self._task) if SWALLOWED else None
         self._count += 1
         self._task.cancel(*why)
         if self._every is not None:
             self._timer = self._task.get_loop().call_later(self._every, self.cancel, *why)
+        elif wait is not None:
+            self._timer = self._task.get_loop().call_soon(self._cancel_if_dropped, wait, why)
+
+    def cancel_soon(self, *why: object) -> None:
+        """Cancel it in the next turn of the loop, when it has met what was requested before."""
+        self._timer = self._task.get_loop().call_soon(self.cancel, *why)
+
+    def _cancel_if_dropped(self, wait: _WaitFor, why: tuple[object, ...]) -> None:
+        """Cancel it again if ``wait`` returned a result instead; the task has run since."""
+        waiter, result = wait
+        if waiter.cr_frame is None and result.done() and not result.cancelled():
+            self._count -= 1
+            self._task.uncancel()
+            self.cancel(*why)
 
     def take_back(self) -> None:
         """Not again; and what was requested so does not count any more."""
@@ -82,6 +105,44 @@ class Cancelling:
             self._timer.cancel()
         for _ in range(self._count):
             self._task.uncancel()
+
+
+_WaitFor: TypeAlias = tuple["CoroutineType[Any, Any, Any]", "asyncio.Future[Any]"]
+"""A call of `asyncio.wait_for` that has not returned, and what it waits for."""
+_OPAQUE = ("async_generator_asend", "async_generator_athrow", "coroutine_wrapper", "FutureIter")
+"""Types of CPython that await one object and have no attribute for it; the garbage collector sees it."""
+
+
+def _wait_for_in(task: asyncio.Task[object]) -> _WaitFor | None:
+    """Return the `asyncio.wait_for` that ``task`` would resume first, if there is one."""
+    awaits: Any = task.get_coro()
+    while awaits is not None:
+        if isinstance(awaits, CoroutineType):
+            frame = awaits.cr_frame
+            if awaits.cr_code is asyncio.wait_for.__code__ and frame is not None and "waiter" in frame.f_locals:
+                return awaits, frame.f_locals["fut"]
+            awaits = awaits.cr_await
+        elif isinstance(awaits, AsyncGeneratorType):
+            awaits = awaits.ag_await
+        elif isinstance(awaits, asyncio.Task):
+            awaits = awaits.get_coro()
+        elif type(awaits).__name__ in _OPAQUE:
+            kinds = (CoroutineType, AsyncGeneratorType, asyncio.Task)
+            awaits = next((it for it in gc.get_referents(awaits) if isinstance(it, kinds)), None)
+        else:
+            return None
+    return None
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the cancellation that was being handled when ``error`` came, or ``error`` if there was none."""
+    first, seen = error, {id(error)}
+    while not error.__suppress_context__ and (before := error.__context__) is not None and id(before) not in seen:
+        error = before
+        seen.add(id(error))
+        if isinstance(error, asyncio.CancelledError):
+            first = error
+    return first
 
 
 @contextmanager

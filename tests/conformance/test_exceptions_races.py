@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import Coordinator, Lease, LeaseLost, _guard, wait_until
+from redis_sync_aio import Coordinator, Lease, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
@@ -201,24 +201,6 @@ async def test_p7_loss_of_one_of_two_nested_holds(kind: Kind, sync: Coordinator,
     # The lost one, which nobody took in truth. Only what tasks share is given back then.
     assert await kind.held(redis, NAME) + await kind.held(redis, NAME + "2") == (0 if kind.share else 1)
     await assert_undisturbed()
-
-
-async def test_p7_body_that_goes_on_after_a_loss(
-    kind: Kind, sync: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P6, P7: where cancellations may be swallowed (Python < 3.12) a loss cancels again; all are taken back."""
-    monkeypatch.setattr(_guard, "REPEAT", 0.01)
-    seen: list[int] = []
-
-    async def body(lease: Lease) -> None:
-        later(0, lambda: lease.lose("taken"))
-        for _ in range(3):
-            with suppress(CancelledError):
-                await for_ever()
-            seen.append(this_task().cancelling())
-
-    await lost_in(kind.make(sync, NAME).hold(), body)
-    assert seen == [1, 2, 3]
 
 
 # -- a loss inside other constructs ------------------------------------------------------------------------

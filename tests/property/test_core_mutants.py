@@ -91,7 +91,10 @@ MUTANTS: Mapping[str, Mutant] = {
     # P7 exceptions
     "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "not self._guard.finish(error)", "True"),
     "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if own is None:\n            raise", "raise"),
-    "LeaseLost hides a cancellation from outside": Mutant(Guard, "finish", "left <= self._before", "True"),
+    "LeaseLost hides a cancellation from outside": Mutant(Guard, "finish", " or left > self._at_loss", ""),
+    "LeaseLost hides a cancellation that came before": Mutant(
+        Guard, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
+    ),
     # P12 the end
     "close() releases nothing": Mutant(Coordinator, "_give_up", "self.renewals.release(lease)"),
 }

@@ -322,15 +322,19 @@ async def check_the_error_of_the_body_leaves(sim: Sim) -> None:
 
 
 async def check_a_cancellation_from_outside_leaves(sim: Sim) -> None:
-    async with sim.coordinators():
-        losing = asyncio.create_task(hold_until_lost(sim, ttl=60))
-        await asyncio.sleep(1)
-        lease = AsyncLock(sim.sync, "l")._local().leases
-        next(iter(lease)).lose("taken")
-        losing.cancel()
-        await asyncio.wait([losing])
-        assert losing.cancelled()
-        sim.server.delete("l")
+    for loss_first in (True, False):
+        async with sim.coordinators():
+            losing = asyncio.create_task(hold_until_lost(sim, ttl=60))
+            await asyncio.sleep(1)
+            if not loss_first:
+                losing.cancel()
+            lease = AsyncLock(sim.sync, "l")._local().leases
+            next(iter(lease)).lose("taken")
+            if loss_first:
+                losing.cancel()
+            await asyncio.wait([losing])
+            assert losing.cancelled()
+            sim.server.delete("l")
 
 
 async def check_close_releases(sim: Sim) -> None:
