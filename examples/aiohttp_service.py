@@ -3,7 +3,8 @@
 Shows the `Coordinator` in ``cleanup_ctx``, the decorator `with_account_lease`, the fence passed on to the storage,
 and a middleware that tells the caller: 423 with Retry-After when the account is busy, 503 when Redis is out of
 reach or hangs, or the lease was lost; what exactly went wrong goes to the log. A client that goes away
-while it waits leaves the queue immediately (``handler_cancellation``). Needs ``pip install 'redis_sync_aio[embedded]' aiohttp``. Run, and try::
+while it waits leaves the queue immediately (``handler_cancellation``). Needs
+``pip install 'redis_sync_aio[embedded]' aiohttp``. Run, and try::
 
     python examples/aiohttp_service.py
     curl -X POST 'localhost:8080/accounts/alice/deposits?cents=500'
@@ -137,8 +138,8 @@ def create_app(redis_url: str | None = None, patience: float = 3.0) -> web.Appli
     app = web.Application(middlewares=[answer_trouble])
     app[PATIENCE] = patience
     app.cleanup_ctx.append(coordinator)
-    app.router.add_post(r"/accounts/{account:\w+}/deposits", deposit)  # not every text is the name of a lock
-    app.router.add_get(r"/accounts/{account:\w+}", balance)
+    app.router.add_post("/accounts/{account}/deposits", deposit)
+    app.router.add_get("/accounts/{account}", balance)
     return app
 
 

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeGuard, TypeVar, cast
 from weakref import WeakMethod, WeakSet, ref
 
 import redis.exceptions
@@ -116,9 +116,15 @@ def write(connection: Any, data: bytes) -> None:
     would open it again without a word; and on Python < 3.12 it can swallow a cancellation.
     """
     reader, writer = connection._reader, connection._writer
-    if reader is None or writer is None or writer.is_closing() or reader.at_eof():
+    if reader is None or writer is None or reader.at_eof() or (_streams(writer) and writer.is_closing()):
         raise redis.exceptions.ConnectionError("the connection was closed while it was used")
-    writer.write(data)
+    # Of a stand-in for a server, such as fakeredis, no other method is known.
+    writer.write(data) if _streams(writer) else writer.writelines([data])
+
+
+def _streams(writer: Any) -> TypeGuard[asyncio.StreamWriter]:
+    """Return whether it writes to a transport of asyncio; that of fakeredis does not."""
+    return isinstance(writer, asyncio.StreamWriter)
 
 
 def dead_end_pool(client: Redis) -> None:
@@ -126,7 +132,7 @@ def dead_end_pool(client: Redis) -> None:
     pool: Any = client.connection_pool
     for connection in (*getattr(pool, "_available_connections", ()), *getattr(pool, "_in_use_connections", ())):
         writer = getattr(connection, "_writer", None)
-        if writer is not None:
+        if _streams(writer):
             dead_end(writer.transport)
 
 
@@ -199,8 +205,8 @@ class Adopted:
 
     def __init__(self, pool: Any, connection: Any) -> None:
         self._connection = connection
-        reader, writer = self._connection._reader, self._connection._writer
-        if not isinstance(writer, asyncio.StreamWriter):
+        reader, writer = connection._reader, connection._writer
+        if not _streams(writer):
             raise NotAdoptable(f"{type(connection).__name__} does not use asyncio streams")
         self.transport = cast("asyncio.Transport", writer.transport)
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
@@ -269,7 +275,7 @@ def _leave_to_the_parent() -> None:
     """In a forked child: say nothing on half open connections. Its copy of the parent's loop may run once more."""
     for connection in _opening:
         connection.redis_connect_func = _is_not_ours  # in the place of the handshake, which may be the next step
-        if connection._writer is not None:
+        if _streams(connection._writer):
             dead_end(connection._writer.transport)
 
 

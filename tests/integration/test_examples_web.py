@@ -346,11 +346,3 @@ async def test_aiohttp_an_inner_lock_that_is_busy_is_not_taken_for_the_account(
     app.router.add_post("/inner/{account}", aiohttp_service.with_account_lease(handler))
     async with served(app) as client, rival.lock("inner"), client.post("/inner/ann") as answer:
         assert (answer.status, await answer.json()) == (503, UNAVAILABLE)
-
-
-async def test_aiohttp_what_is_no_name_of_a_lock_is_not_found(server: EmbeddedServer, redis: Redis) -> None:
-    async with (
-        served(aiohttp_service.create_app(server.url)) as client,
-        client.post("/accounts/a%7Db/deposits?cents=7") as answer,
-    ):
-        assert answer.status == 404
