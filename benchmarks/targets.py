@@ -135,7 +135,7 @@ def _handover(judge: Judge) -> Iterator[Verdict]:
 
 
 def _waiting(judge: Judge) -> Iterator[Verdict]:
-    yield from judge.limit("commands_per_second", "commands/s while waiting", 0)
+    yield from judge.limit("commands_per_second", "commands/s while waiting", 1)
     yield from judge.limit("connections", "connections of the process", 2)
     yield from judge.limit("drain_ms", "ms to drain 100", 10)
 
@@ -167,7 +167,7 @@ def _many_semaphores(judge: Judge) -> Iterator[Verdict]:
 
 
 def _waiting_for_permits(judge: Judge) -> Iterator[Verdict]:
-    yield from judge.limit("commands_per_second", "commands/s while waiting", 0)
+    yield from judge.limit("commands_per_second", "commands/s while waiting", 1)
     yield from judge.limit("connections", "connections of the process", 2)
 
 

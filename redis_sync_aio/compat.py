@@ -49,14 +49,17 @@ from ._keys import lock_keys
 from ._link.call import Call, Reply
 from ._link.client import Client, check_client, encode
 from ._types import text, ttl_ms
+from ._waiting.local import LAST_LOOK
 from ._waiting.request import Request
 from ._waiting.ticket import acquire
-from .backoff import Backoff, wait_until
 from .errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 
 __all__ = ["Lock"]
 
 logger = logging.getLogger("redis_sync_aio")
+
+LOOK_EVERY = 1.0
+"""While tasks wait for a lock, one command of this process looks so often whether other clients changed its key."""
 
 
 class Lock(RedisLock):
@@ -148,8 +151,13 @@ class Lock(RedisLock):
         try:
             if chosen is None:
                 return await self._request(wait=True, timeout=timeout)
-            sleep = max(self.sleep, 0.001)
-            return await wait_until(lambda: self._request(chosen), Backoff(sleep, 1, sleep, jitter=False), timeout)
+            async with asyncio.timeout(None if timeout is None else timeout + LAST_LOOK):
+                while left > 0:
+                    await asyncio.sleep(min(max(self.sleep, 0.001), left))
+                    if await self._request(chosen):
+                        return True
+                    left = give_up - now()
+            return False
         except (TimeoutError, Unreachable) as error:
             # Without a cause there is no trouble with Redis: the time was too short to answer this second request.
             if isinstance(error, Unreachable) and (error.__cause__ is not None or now() < give_up):
@@ -158,7 +166,9 @@ class Lock(RedisLock):
 
     async def _request(self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None) -> bool:
         local = coordinator_for(self.redis).local(self._keys)
-        request = Request(self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout)
+        request = Request(
+            self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout, look_every=LOOK_EVERY
+        )
         with _redis_errors():
             lease = await acquire(local, request)
         if lease is None:

@@ -79,7 +79,8 @@ class Coordinator(Names):
         slice: for how long it is handed on, once others wait. Seconds or timedelta, more than 0, default 0.005.
         retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
             raised; its last attempt has 0.05 seconds at least. Seconds or timedelta, default 10.
-        poll_cap: a waiter looks again at least this often, whatever it knows. Seconds or timedelta, default 10; more
+        poll_cap: while tasks wait for a name, one command of this process looks at it at least this often. So what
+            other clients do with its keys (DEL, PEXPIRE, SET) is noticed. Seconds or timedelta, default 2.5; more
             than 300 counts as 300.
         poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder. Default:
             ``Backoff(initial=0.01, cap=0.1)``.
@@ -108,7 +109,7 @@ class Coordinator(Names):
         burst: int = 64,
         slice: Seconds = 0.005,
         retry_for: Seconds = RETRY_FOR,
-        poll_cap: Seconds = 10.0,
+        poll_cap: Seconds = 2.5,
         poll: Backoff | None = None,
         response_timeout: Seconds | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     """A decoded answer of an acquire script, other than a plain grant."""
 
     outcome: Outcome
-    number: int  # OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit
+    number: int  # QUEUED: 1 if the ticket is new in the queue; OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit
     left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
     server_time: float  # seconds
     more: int  # BUSY, QUEUED: a Look; OWN: the permit's weight

@@ -33,7 +33,7 @@ from heapq import nsmallest
 from typing import TypeAlias
 
 from .._keys import of_cluster
-from .outcomes import ASK_AGAIN, RANGE, WANTED, WHOLE, Look, Outcome, Released, Renewed
+from .outcomes import ASK_AGAIN, FIRST, RANGE, WANTED, WHOLE, Look, Outcome, Released, Renewed
 from .snapshot import Decision as AnyDecision
 from .snapshot import Message, Permit, PermitSnapshot, Reply, Sharer, Ticket
 
@@ -152,6 +152,13 @@ class _Desk:
         if sharer is not None:
             self.tell(sharer.inbox, sharer.number, WANTED, 0)
 
+    def sooner(self) -> None:
+        """Tell the first of the waiters that listens when something is free: sooner than it was told."""
+        for member in self.queue[:FIRST]:
+            ticket = Ticket.parse(member)
+            if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
+                return
+
     def call(self) -> None:
         """Tell those who share what they hold that somebody waits, each process once."""
         held = nsmallest(CALLED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
@@ -236,18 +243,20 @@ class _Desk:
     def line_up(
         self, turn: _Turn, reserved: int | None, member: bytes, poll_ms: int, *, ahead: bool = False
     ) -> Decision:
+        new = bool(member) and member not in self.queue
         look = self.left() or -1
         if reserved is not None and (look < 0 or reserved - self.now < look * 1000):
             look = self.left(reserved)
         room = turn is _Turn.FULL and self.used < self.limit and not ahead
         soon = Look.SOON if turn is _Turn.RESERVED and reserved is None else Look.IN_TIME if room else Look.NONE
-        if member and member not in self.queue:
-            self.queue.append(member)
+        if new:
+            self.queue.insert(0 if ahead else len(self.queue), member)
+            self.ahead = member if ahead else self.ahead
         if member and poll_ms:
             self.polls[member] = self.now // 1000 + poll_ms
         if member:
             self.call()
-        return self.decide((Outcome.QUEUED if member else Outcome.BUSY, 0, look, self.now, soon))
+        return self.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), look, self.now, soon))
 
 
 # -- the decisions -----------------------------------------------------------------------------------------
@@ -303,9 +312,6 @@ def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, po
         if desk.queue:
             desk.wanted(token)
         return desk.decide(fence)
-    if member and member not in desk.queue:
-        desk.queue.insert(0, member)
-        desk.ahead = member
     return desk.line_up(turn, reserved, member, poll_ms, ahead=True)
 
 
@@ -349,7 +355,10 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
     held = desk.weight(token)
     if held < least:
         return desk.decide((Renewed.GONE, desk.now))
-    desk.permits[token] = replace(desk.permits[token], until=desk.now + ttl_ms * 1000)
+    until, ended = desk.now + ttl_ms * 1000, desk.permits[token].until
+    desk.permits[token] = replace(desk.permits[token], until=until)
+    if ended > until:
+        desk.sooner()
     if fences is None:
         return desk.decide((Renewed.RENEWED, desk.now))
     wanted = bool(desk.queue) or desk.used > desk.limit  # it may have been lowered

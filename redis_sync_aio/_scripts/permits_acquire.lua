@@ -2,7 +2,7 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms  5 weight  6 limit (0: as it is)
 -- REPLY fence (GRANTED, for the whole ttl; the first of RANGE for who shares), or {code, n, ms, server time in us, m}
---       0 BUSY, 2 QUEUED: ms until the first permit is over (-1 = never); m: a Look (of line_up)
+--       0 BUSY, 2 QUEUED (n: 1 if the ticket is new): ms until the first permit is over (-1 = never); m: a Look (of line_up)
 --       3 OWN (the token holds a permit already): n its fence, ms left, m its weight
 --       4 SPENT (undone before)  5 MISMATCH: n = the server's limit, 0 if it has none  6 TOO HEAVY: n = the limit
 -- REPLAY  A token that holds is told so, a ticket that is queued keeps its place, what was undone is SPENT.

@@ -15,12 +15,14 @@ local waiting = settle('') ~= FREE
 local had, ms, more, reserved = permit(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4] or 0), 0
 local held = had and had >= tonumber(ARGV[3])
 if held then
+  local ended = tonumber(redis.call('ZSCORE', PERMITS, ARGV[1]))
   if more > 0 and fenced(had) then
     reserved = math.max(fence + 1, now)
     fence = reserved + more - 1
   end
   keep(ms, true) -- first: PEXPIRE is allowed when out of memory, and then ZADD is, too
   redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])
+  if ended and ended > now + ms * 1000 then sooner() end
   if reserved > 0 then redis.call('HSET', STATE, 'fence', string.format('%.0f', fence)) end
 end
 save()

@@ -4,7 +4,8 @@
 -- REPLY {0 GONE | 1 RENEWED | 2 TAKEN, server time in us}, with ARGV[3] also the first of those fences, and whether
 --       somebody waits
 -- REPLAY  Sets the same remaining time again; reserves other fences.
--- COST  O(1), as release if nobody holds it any more; PEXPIRE is allowed when the server is out of memory
+-- COST  O(1), O(log waiters) if it ends sooner than before, as release if nobody holds it any more; PEXPIRE is allowed
+--       when the server is out of memory
 -- include: keys
 -- include: lock
 local holder, ttl = redis.call('GET', NAME), ARGV[2]

@@ -240,6 +240,14 @@ class Cohort(Bases):
         if future.done():
             return
         if self.openings and not self.bases:
+            self.local.look_last(partial(self._give_up, future, within))
+        else:
+            self._give_up(future, within)
+
+    def _give_up(self, future: Awaited, within: float) -> None:
+        if future.done():
+            return
+        if self.openings and not self.bases:
             future.set_exception(self.openings[0].ticket.timeout_error(within))
         else:
             future.set_exception(self.local.timeout_error(within, self._weight, self.limit))

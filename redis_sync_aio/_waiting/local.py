@@ -3,9 +3,10 @@
 What the server knows is a ticket; who waits in this process is known here. A waiter has a ticket of his own, or
 shares those of a cohort (`cohort.py`). The object exists while there is something to know and is forgotten afterwards.
 
-Healing (P3). A wake-up may be lost with its connection, and a holder may die. So somebody has to look again
-when the present holder's lease should have ended. One look per name is enough, since every script settles
-the whole queue: the oldest ticket repeats its request, which changes nothing if nothing happened.
+Healing (P3). A wake-up may be lost with its connection, a holder may die, and other clients may delete the key or give
+it another end. So somebody looks again when the present holder's lease should have ended, and every few seconds. One
+look per name is enough, since every script settles the whole queue: the oldest ticket repeats its request, which
+changes nothing if nothing happened. When the answer shows that the queue was lost, all other tickets repeat theirs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 
 MANY = 16
+LAST_LOOK = 0.25
+"""Seconds that the answer to the look at the end of a timeout has."""
 
 
 class Hub(Protocol):
@@ -68,7 +71,9 @@ class LocalName:
     __slots__ = (
         "_fires_at",
         "_heal",
+        "_last",
         "_look_at",
+        "_look_every",
         "_many",
         "_polls",
         "cohorts",
@@ -96,7 +101,9 @@ class LocalName:
         self._heal: asyncio.TimerHandle | None = None
         self._look_at = 0.0  # local clock
         self._fires_at = 0.0  # when the timer fires: not later than that
+        self._look_every = hub.poll_cap  # seconds, while there are tickets
         self._polls: Iterator[float] | None = None
+        self._last: list[Callable[[], None]] = []  # what ends with the answer to the present look
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
 
     # -- tickets ---------------------------------------------------------------------------------------
@@ -104,6 +111,8 @@ class LocalName:
     def add(self, ticket: Ticket) -> None:
         """Know ``ticket``, so that a grant finds it."""
         self.tickets[ticket.number] = self.hub.tickets[ticket.number] = ticket
+        if ticket.look_every < self._look_every:
+            self._look_every = ticket.look_every
 
     def remove(self, number: int) -> None:
         """Forget the ticket ``number``."""
@@ -125,14 +134,22 @@ class LocalName:
         ``look`` is a `Look`.
         """
         self.busy(left)
+        delay = self._look_every
         if look == Look.SOON or not self.hub.pushes:  # nobody will wake us: poll, with back-off
             if self._polls is None:
                 self._polls = iter(self.hub.poll)
-            self._look_in(next(self._polls, self.hub.poll.cap))
+            delay = min(delay, next(self._polls, self.hub.poll.cap))
         else:
             self._polls = None
-            cap = min(self.hub.poll_cap, self.hub.claim_ms / 1000) if look == Look.IN_TIME else self.hub.poll_cap
-            self._look_in(cap if left is None else min(left + EARLY, cap))
+            if look == Look.IN_TIME:
+                delay = min(delay, self.hub.claim_ms / 1000)
+        self._look_in(delay if left is None else min(left + EARLY, delay))
+        self._looked()
+
+    def queue_lost(self) -> None:
+        """Ask for all tickets again: the queue was lost, and with it their places (FLUSHALL, an eviction)."""
+        for ticket in list(self.tickets.values()):
+            ticket.place_lost()
 
     def busy(self, left: float | None) -> None:
         """Somebody holds it for ``left`` seconds more, if he does not renew."""
@@ -176,7 +193,7 @@ class LocalName:
         """We are next, and the present holder's lease ends at ``until`` (local clock)."""
         self._polls = None
         self.held_until = until
-        self._look_in(min(max(until - now(), 0.0) + EARLY, self.hub.poll_cap))
+        self._look_in(min(max(until - now(), 0.0) + EARLY, self._look_every))
 
     def recheck(self) -> None:
         """The connection was replaced: every ticket and every lease finds out where it stands."""
@@ -196,6 +213,30 @@ class LocalName:
                 cohort.part_with(base)
 
     # -- healing ---------------------------------------------------------------------------------------
+
+    def look_now(self) -> None:
+        """Look again: a lease of this process was lost, so what its waiters wait for may be free."""
+        if self.tickets:
+            self._look_in(0.0)
+
+    def look_last(self, then: Callable[[], None]) -> None:
+        """Look once more at the end of a timeout, and call ``then`` when that was answered.
+
+        Only where nobody wakes the waiters: they poll, or are behind a holder that knows no queue. Else ``then`` is
+        called immediately.
+        """
+        if self._polls is None:
+            then()
+            return
+        if not self._last:
+            self.hub.loop.call_later(LAST_LOOK, self._looked)
+        self._last.append(then)
+        self._look_in(0.0)
+
+    def _looked(self) -> None:
+        last, self._last = self._last, []
+        for then in last:
+            then()
 
     def _look_in(self, delay: float) -> None:
         self._look_at = now() + delay
@@ -224,7 +265,7 @@ class LocalName:
                 return
 
     def _stop_healing(self) -> None:
-        self._polls = None
+        self._polls, self._look_every = None, self.hub.poll_cap
         if self._heal is not None:
             self._heal.cancel()
             self._heal = None

@@ -68,6 +68,8 @@ class Names(ABC):
         local = self.locals.get(lease.keys.id)
         if local is not None:
             local.drop(lease)
+            if lease.reason in ("expired", "taken"):
+                local.look_now()
 
     # -- what the link tells of them -------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class Request:
     upgrade: bool = False  # of what the token holds already; ends by a downgrade
     shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
     linger: float = 0.0  # for so long a shared lease that no task has is kept
+    look_every: float = math.inf  # while it waits somebody looks so often, in seconds; `poll_cap` if that is less
     refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
 
     reusable: bool = field(init=False)

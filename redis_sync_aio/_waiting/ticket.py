@@ -54,6 +54,8 @@ class Ticket:
     """Local minus server time, at the request that queued us."""
     _queued = False
     """Whether a request of this ticket may have left it in the queue."""
+    _placed = False
+    """The server said that this ticket, by its present number, is in the queue."""
     _timer: asyncio.TimerHandle | None = None
     withdrawn = False
     """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
@@ -75,6 +77,7 @@ class Ticket:
         self._taker = taker
         self.call: Call | None = None
         self.sent = 0.0
+        self.look_every = request.look_every
         if request.timeout is not None:
             self._timer = local.hub.loop.call_later(request.timeout, self._time_out)
         self._name_request()
@@ -83,6 +86,7 @@ class Ticket:
         """Take a new number, and with it a new token unless the caller chose one."""
         hub, request, known_as = self._local.hub, self._request, self._local.known_as
         self.number = hub.next_number()
+        self._placed = False
         own = b"%b%d~" if request.shared else b"%b%d"
         self.token = request.identity or request.token or own % (known_as.token_prefix, self.number)
         if request.upgrade:
@@ -139,9 +143,12 @@ class Ticket:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
             self._clock_offset = call.sent - answer.server_time
-            self._queued = True
+            lost = self._placed and answer.number == 1
+            self._queued = self._placed = True
             self._late_since = None
             self._local.queued(answer.left, answer.more)
+            if lost:
+                self._local.queue_lost()
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
         elif answer.outcome >= Outcome.MISMATCH:
@@ -157,6 +164,12 @@ class Ticket:
         # It may be another server now, with another clock: a push counts from the answer to this request on.
         self._clock_offset = None
         if self.call is None and not self.withdrawn:
+            self.ask()
+
+    def place_lost(self) -> None:
+        """The queue was lost: ask for another place in it."""
+        if self._placed and self.call is None and not self.withdrawn:
+            self._placed = False
             self.ask()
 
     def reroute(self) -> None:
@@ -268,7 +281,14 @@ class Ticket:
     def _time_out(self) -> None:
         if self._taker.done():
             return  # granted in the same turn of the loop: the grant wins
-        self.withdraw(self.timeout_error(self._request.timeout))
+        if self._placed:
+            self._local.look_last(self._give_up)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if not self._taker.done():
+            self.withdraw(self.timeout_error(self._request.timeout))
 
     def timeout_error(self, within: float | None) -> SyncError:
         """Return the error for whoever waited ``within`` seconds, most recently for this ticket."""

@@ -29,7 +29,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "waiters are not re-checked": Mutant(LocalName, "recheck", "ticket.recheck()"),
     "nobody looks again": Mutant(LocalName, "_look", "ticket.ask()"),
     "a look only when the lease should have ended": Mutant(
-        LocalName, "queued", "min(left + EARLY, cap)", "left + EARLY"
+        LocalName, "queued", "min(left + EARLY, delay)", "left + EARLY"
     ),
     "the claim is the whole ttl": Mutant(
         Ticket, "_name_request", "min(request.ttl_ms, hub.claim_ms)", "request.ttl_ms"

@@ -176,6 +176,13 @@ MUTANTS: Mapping[str, Mutant] = {
         "if following then grant",
         "if next_inbox == inbox then grant",
     ),
+    "a shorter lease is told to nobody": Mutant("if ended < 0 or ended > ttl + 0 then", "if false then"),
+    "a lease that gets an end is told to nobody": Mutant("if ended < 0 or ended", "if ended"),
+    "a longer lease is told": Mutant("if ended < 0 or ended > ttl + 0 then", "if true then"),
+    "a dead waiter keeps a shorter lease from the next": Mutant(
+        "' ' .. ms) ~= 0 then return end", "' ' .. ms) then return end"
+    ),
+    "nobody is told that a ticket is new": Mutant("return {2, new, left", "return {2, 0, left"),
     "a grant says that somebody is behind": Mutant("if following then grant", "if true then grant"),
 }  # fmt: skip
 

@@ -118,6 +118,14 @@ MUTANTS: Mapping[str, Mutant] = {
     # P6 leases
     "a renewal does nothing": Mutant("redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])"),
     # P8 fencing
+    "a shorter permit is told to nobody": Mutant("if ended and ended > now + ms * 1000 then", "if false then"),
+    "a longer permit is told": Mutant("if ended and ended > now + ms * 1000 then", "if true then"),
+    "the end of a shorter permit is not looked up": Mutant("  soonest = nil\n  for _, ticket", "  for _, ticket"),
+    "a dead waiter keeps a shorter permit from the next": Mutant(
+        "tell(inbox, id, 0, left() or 1) then return end", "tell(inbox, id, 0, left() or 1) ~= nil then return end"
+    ),
+    "nobody is told that a ticket is new (short way)": Mutant("return {2, new, math", "return {2, 0, math"),
+    "nobody is told that a ticket is new": Mutant("return {2, new, look", "return {2, 0, look"),
     "the fence is only the clock": Mutant("math.max(fence + 1, now)", "now"),
     "the fence is only a counter": Mutant("math.max(fence + 1, now)", "fence + 1"),
     "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),

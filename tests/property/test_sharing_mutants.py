@@ -65,7 +65,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Primitive, "acquire", "undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))"
     ),
     "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(opening)"),
-    "whose time is up still counts": Mutant(Cohort, "_time_out", "self._gone += 1"),
+    "whose time is up still counts": Mutant(Cohort, "_give_up", "self._gone += 1"),
     "what nobody wants is kept": Mutant(Cohort, "opened", "self.give_back(base)"),
     # P8 fencing
     "one fence for all": Mutant(SharedLease, "__init__", "base.next_fence = fence + base.step"),

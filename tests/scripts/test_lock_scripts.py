@@ -277,3 +277,30 @@ async def test_p8_a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_c
     assert 2.9 * hour < await redis.pttl(KEYS.fence) < 3.1 * hour
     assert (await run(redis, "renew", b"a", 1000))[0] == 1
     assert await redis.pttl(KEYS.fence) > 2.9 * hour
+
+
+async def test_p3_a_shorter_lease_is_told_to_the_first_waiter_that_listens(redis: Client) -> None:
+    """Also when the first in the queue is dead, and when the lease had no end; a longer one is told to nobody."""
+    async with redis.pubsub() as pubsub:
+        await pubsub.subscribe("rsa:alive")
+        assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
+        await acquire(redis, b"a")
+        await acquire(redis, b"p", polled(b"p"), 60_000)
+        for number, inbox in enumerate((b"rsa:dead", b"rsa:alive", b"rsa:alive")):
+            await acquire(redis, b"w%d" % number, ticket_member(inbox, number, 500, b"w%d" % number))
+        assert (await run(redis, "renew", b"a", 2 * TTL))[0] == 1
+        assert (await run(redis, "renew", b"a", 700))[0] == 1
+        await redis.persist(KEYS.name)
+        assert (await run(redis, "renew", b"a", 900))[0] == 1
+        await redis.publish("rsa:alive", "the end")
+        told = [(await pubsub.get_message(timeout=5))["data"].split() for _ in range(3)]
+        assert [(one[:2], one[3:]) for one in told[:2]] == [([b"1", b"0"], [b"700"]), ([b"1", b"0"], [b"900"])]
+        assert told[2] == [b"the", b"end"]
+
+
+async def test_the_answer_says_whether_a_ticket_is_new_in_the_queue(redis: Client) -> None:
+    """So a waiter learns that the queue was lost."""
+    await acquire(redis, b"a")
+    assert [(await acquire(redis, b"b", polled(b"b"), 60_000))[:2] for _ in range(2)] == [[2, 1], [2, 0]]
+    await redis.delete(KEYS.queue)
+    assert (await acquire(redis, b"b", polled(b"b"), 60_000))[:2] == [2, 1]

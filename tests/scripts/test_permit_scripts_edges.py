@@ -352,7 +352,7 @@ async def test_what_was_undone_does_not_tell_when_to_look(redis: Client, undone:
             code, _, left, _, soon = await ask(redis, b"b", ticket, weight=2, limit=4)
             assert (code, soon) == (QUEUED if ticket else BUSY, 0)
             assert left > 0.9 * hour
-        await renew(redis, b"a")  # the first one does not fit: it hears when to look
+        await renew(redis, b"a", hour)  # the first one does not fit: it hears when to look
         (message,) = await told()
         assert message[:2] == (b"7", b"0")
         assert int(message[3]) > 0.9 * hour
@@ -515,3 +515,30 @@ async def test_inspect_shows_who_holds_and_waits_and_changes_nothing(redis: Clie
 
 async def test_inspect_of_nothing(redis: Client) -> None:
     assert await run(redis, "permits_inspect", 10) == [0, 0, b"0", 0, [], []]
+
+
+async def test_p3_a_shorter_permit_is_told_to_the_first_waiter_that_listens(redis: Client) -> None:
+    """It hears when the first permit ends; a longer one is told to nobody."""
+    async with inbox(redis) as told:
+        await ask(redis, b"a", limit=2)
+        await ask(redis, b"b", limit=2)
+        await waits(redis, b"dead", DEAD)
+        await waits(redis, b"w")
+        await renew(redis, b"a", 2 * TTL)
+        assert await told() == []
+        for token, ttl, first in ((b"a", TTL // 2, TTL // 2), (b"b", 500, 500), (b"a", 5000, 500)):
+            await renew(redis, token, ttl)
+            ((number, fence, _, ms),) = await told()
+            assert (number, fence) == (b"2", b"0")
+            assert first - 400 < int(ms) <= first
+
+
+async def test_the_answer_says_whether_a_ticket_is_new_in_the_queue(redis: Client) -> None:
+    """So a waiter learns that the queue was lost. In the short way (the second ticket) and in the long one."""
+    await ask(redis, b"a", limit=1)
+    tickets = [ticket_member(ALIVE, number, 500, b"host:alive:%d" % number, 1) for number in (1, 2)]
+    for new in (1, 0):
+        found = [
+            await ask(redis, b"host:alive:%d" % number, ticket, limit=1) for number, ticket in enumerate(tickets, 1)
+        ]
+        assert [one[:2] for one in found] == [[QUEUED, new]] * 2

@@ -8,5 +8,5 @@ if full and asks and weight <= limit and (asked == limit or asked == 0) and usua
   local place = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1
   local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)
   if new == 0 or place % 16 == 0 then redis.call('PEXPIRE', QUEUE, QUEUE_TTL) end
-  if type(new) ~= 'table' then return {2, 0, math.ceil((soonest - now) / 1000), now, 0} end
+  if type(new) ~= 'table' then return {2, new, math.ceil((soonest - now) / 1000), now, 0} end
 end

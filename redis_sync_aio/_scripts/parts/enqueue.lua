@@ -6,4 +6,4 @@ if ticket == '' then return {0, 0, left, now, soon} end
 local place, perhaps_new = (tail or 0) + 1, not tail or settled
 -- include: place
 if holder then wanted(holder) end
-return {2, 0, left, now, soon}
+return {2, new, left, now, soon}

@@ -19,4 +19,4 @@ if redis.call('HGET', STATE, 'shared') then
     end
   end
 end
-return {2, 0, look, now, soon}
+return {2, new, look, now, soon}

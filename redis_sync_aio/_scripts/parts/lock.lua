@@ -28,6 +28,14 @@ local function wanted(holder, anyway)
   end
 end
 
+-- Tell the first of the waiters that listens that NAME is free in ms, sooner than it was told.
+local function sooner(ms)
+  for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, 15)) do
+    local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
+    if inbox and push(inbox, id .. ' 0 ' .. digits .. ' ' .. ms) ~= 0 then return end
+  end
+end
+
 local function hold(token, ms)
   if ms == '0' then redis.call('SET', NAME, token) else redis.call('SET', NAME, token, 'PX', ms) end
 end

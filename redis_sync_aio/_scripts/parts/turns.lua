@@ -16,6 +16,14 @@ local function wanted(token) -- tell a process that shares what it holds that so
   if inbox then tell('rsa:' .. inbox, id, -2, 0) end
 end
 
+local function sooner() -- tell the first of the waiters that listens when something is free: sooner than it was told
+  soonest = nil
+  for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, 15)) do
+    local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
+    if inbox and tell(inbox, id, 0, left() or 1) then return end
+  end
+end
+
 local function settle(mine)
   while limit > 0 do
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
