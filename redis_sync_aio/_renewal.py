@@ -295,9 +295,9 @@ class Renewals:
         expires = min(lease.deadline, time + self.retry_for)
         send, done, closing = self._engine().release, self._release_answered, lease.closing()
         pending, undoes = lease.replayed, lease.reusable
-        send(lease.keys, lease.wire_token, b"", time, expires, done, lease, pending, closing, undoes)
+        call = send(lease.keys, lease.wire_token, b"", time, expires, done, lease, pending, closing, undoes)
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
-        self.under_way.started()
+        self.under_way.started(call)
         self._forget(lease)
         if lease.reader is not None:
             self.keep(lease.reader.permit)  # it is renewed by itself again
@@ -323,17 +323,17 @@ class Renewals:
         """
 
         def answered(call: Call) -> None:
-            self.under_way.finished()
+            self.under_way.finished(call)
             if done is not None:
                 done(call)
 
-        self.under_way.started()
         time = now()
         if expires is None:
             expires = time + max(self.retry_for, 60.0)
-        self._engine().release(
+        call = self._engine().release(
             keys, token, ticket, time, expires, answered, pending=pending, closing=closing, undoes=not pending
         )
+        self.under_way.started(call)
 
     def _put_back(self, lease: Lease) -> None:
         """Make a reader of a writer whose release nobody will send, or that had no answer.
@@ -349,7 +349,7 @@ class Renewals:
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
     def _release_answered(self, call: Call) -> None:
-        self.under_way.finished()
+        self.under_way.finished(call)
         lease: Lease = call.about
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
         error = None if plainly else self._release_error(lease, call)

@@ -231,11 +231,10 @@ def _withdraw(local: LocalName, lease: Lease, record: Record) -> None:
     """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
     renewals, time = local.hub.renewals, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
-    renewals.under_way.started()
-    local.hub.engine.adopt(
-        *(lease.keys, lease.wire_token, words, time, time + renewals.retry_for),
-        lambda _: renewals.under_way.finished(),
-    )
+    expires = time + renewals.retry_for
+    finished = renewals.under_way.finished
+    call = local.hub.engine.adopt(lease.keys, lease.wire_token, words, time, expires, finished)
+    renewals.under_way.started(call)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------

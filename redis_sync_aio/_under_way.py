@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._link.call import Call
 
 
 class UnderWay:
-    """Counts the releases and withdrawals without an answer yet; a closing coordinator waits for them."""
+    """The releases and withdrawals without an answer yet; a closing coordinator waits for them."""
 
-    _count = 0
     _drained: asyncio.Event | None = None
 
-    def started(self) -> None:
-        """One more was sent."""
-        self._count += 1
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
 
-    def finished(self) -> None:
-        """One was answered, or given up."""
-        self._count -= 1
-        if not self._count and self._drained is not None:
+    def started(self, call: Call) -> None:
+        """Wait for ``call`` from now on: it was sent."""
+        self._calls.add(call)
+
+    def finished(self, call: Call) -> None:
+        """Wait for ``call`` no longer: it was answered, or given up."""
+        self._calls.discard(call)
+        if not self._calls and self._drained is not None:
             self._drained.set()
 
     async def drained(self, timeout: float) -> None:
         """Wait until all are answered, ``timeout`` seconds at most."""
-        if self._count:
+        if self._calls:
             if self._drained is None or self._drained.is_set():  # else somebody waits by it already
                 self._drained = asyncio.Event()
             with suppress(TimeoutError):

@@ -12,6 +12,7 @@ from ._types import Name, Seconds, text, ttl_ms
 from .coordinator import Coordinator
 from .errors import StaleFence
 from .lease import Lease
+from .multilock import MultiLease
 
 BELOW = 10**16
 """Fences have 16 digits at most: microseconds, until the year 2286."""
@@ -59,11 +60,13 @@ class FenceGate:
         The same fence may pass any number of times.
 
         Args:
-            fence: a lease, or its fence.
+            fence: a lease, or its fence. Of an `AsyncMultiLock` the fence of the lock that protects the resource, as in
+                ``lease.fences["a"]``: the fences of several locks are in no order.
 
         Raises:
             StaleFence: a higher fence was accepted before. Nothing was changed.
-            TypeError, ValueError: not a fence (a whole number between 0 and 10^16, both excluded).
+            TypeError, ValueError: a lease over several locks, or not a fence (a whole number between 0 and 10^16, both
+                excluded).
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`. After Unreachable the
                 fence may or may not have been accepted.
 
@@ -100,6 +103,12 @@ class FenceGate:
 
 
 def _fence(value: int | Lease) -> int:
+    if isinstance(value, MultiLease):
+        known = ", ".join(map(repr, value.names))
+        raise TypeError(
+            f"fence must be that of one lock; this lease has one for each of {known}. Pass the one of the lock that "
+            'protects the resource, as in accept(lease.fences["a"])'
+        )
     number = value.fence if isinstance(value, Lease) else value
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"fence must be a Lease or the whole number in its fence, not {value!r}")

@@ -116,6 +116,12 @@ def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight
     return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
 
 
+FENCES = 10**16
+"""More than any fence, or any time in microseconds until the year 2286, and any duration in milliseconds."""
+MESSAGE_BYTES = 200
+"""More than any message has."""
+
+
 class Pushed(NamedTuple):
     """A message in our inbox: a grant (fence > 0), ASK_AGAIN, WANTED, or word that the ticket is next (fence 0)."""
 
@@ -129,11 +135,15 @@ class Pushed(NamedTuple):
 
 
 def read_push(payload: bytes) -> Pushed:
-    """Decode a message from settle() in parts/lock.lua or parts/turns.lua."""
-    number, fence, micros, ms, *more = payload.split()
-    following = int(more[0]) if more else 0
-    then = int(more[1]) if len(more) > 1 else int(ms)
-    return Pushed(int(number), int(fence), int(micros) / 1e6, int(ms) / 1000, bool(more), following, then / 1000)
+    """Decode a message from settle() in parts/lock.lua or parts/turns.lua. Raises ValueError for any other."""
+    if len(payload) > MESSAGE_BYTES:
+        raise ValueError("too long")
+    number, fence, micros, ms, *more = map(int, payload.split())
+    following = more[0] if more else 0
+    then = more[1] if len(more) > 1 else ms
+    if not (WANTED <= fence < FENCES and 0 <= micros < FENCES and -FENCES < ms < FENCES and -FENCES < then < FENCES):
+        raise ValueError("out of range")
+    return Pushed(number, fence, micros / 1e6, ms / 1000, bool(more), following, then / 1000)
 
 
 Done = Callable[[Call], None]

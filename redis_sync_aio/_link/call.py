@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from .._keys import Keys, KnownAs
 from .._scripts import Script
+from .._types import text
 from ..backoff import Backoff
 from ..errors import SyncError
+
+logger = logging.getLogger("redis_sync_aio")
 
 Reply: TypeAlias = Any
 """What hiredis made of the server's answer: int, bytes, None, list, dict …; decoded by the engine."""
@@ -67,7 +71,10 @@ class Call:
     Every command of this package but ``force`` is idempotent for its token, so a call whose connection was lost is
     sent again as it is. ``ambiguous`` says that an earlier copy may have been executed.
 
-    Invariant: ``over`` is set before ``done`` is called; after that the call is never sent or done again.
+    When ``done`` raises, it is called once more, with an error in place of the answer: whoever waits for the call has
+    to hear of it, and nobody else. So ``answer`` and ``fail`` never raise.
+
+    Invariant: ``over`` is set before ``done`` is called; after that the call is never sent, answered or failed again.
     """
 
     # Most calls never change these; as class attributes they cost nothing to set up.
@@ -113,12 +120,14 @@ class Call:
             return (b"EVAL", script.source, len(keys), *keys, *self.arguments)
         return (b"EVALSHA", script.sha, len(keys), *keys, *self.arguments)
 
-    def part(self, reply: Reply) -> Call:
-        """Return this call, ended, as one about a part of it: with that part of the answer, or the same error."""
-        part = Call(self.keys, self.script, (), self.sent, self.expires, self.done)
-        part.over, part.reply, part.error = True, reply, self.error
+    def deal(self, reply: Reply, done: Callable[[Call], None]) -> None:
+        """Let ``done`` have a part of this call, which has ended: that part of the answer, or the same error."""
+        part = Call(self.keys, self.script, (), self.sent, self.expires, done)
         part.attempts, part.ambiguous = self.attempts, self.ambiguous
-        return part
+        if self.error is None:
+            part.answer(reply)
+        else:
+            part.fail(self.error)
 
     def had_its_time(self, time: float) -> bool:
         """Return whether the answer to what was sent is not worth waiting for any more."""
@@ -129,18 +138,39 @@ class Call:
         if not self.over:
             self.over = True
             self.reply = reply
-            self.done(self)
+            try:
+                self.done(self)
+            except Exception as error:
+                self._end_by(not_understood(self.name, error))
 
     def fail(self, error: SyncError) -> None:
         """Finish without an answer."""
         if not self.over:
             self.over = True
-            self.error = error
+            self._end_by(error)
+
+    def _end_by(self, error: SyncError) -> None:
+        self.reply, self.error = None, error
+        try:
             self.done(self)
+        except Exception:
+            logger.exception("redis_sync_aio: a defect: the end of a command about %r was not taken", text(self.name))
 
     def drop(self) -> None:
         """Nobody wants the answer any more: never send it again, and stay silent when it arrives."""
         self.over = True
+
+
+def not_understood(name: bytes, error: Exception) -> SyncError:
+    """Return the error for an answer about ``name`` that raised ``error`` where it was taken; log it."""
+    logger.error("redis_sync_aio cannot make use of an answer about %r", text(name), exc_info=error)
+    found = SyncError(
+        f"Redis answered a command for {text(name)!r}, and the answer could not be used: {type(error).__name__}: "
+        f"{error}. The command may have been executed. If another program has changed the keys of that name, delete "
+        "them; else it is a defect of redis_sync_aio: please report it with the traceback that was logged"
+    )
+    found.__cause__ = error
+    return found
 
 
 class Executor(Protocol):

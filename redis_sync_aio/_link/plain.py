@@ -21,12 +21,13 @@ from redis.asyncio import Redis
 from .._cancellation import insisting
 from .._clock import now
 from .._keys import Keys, KnownAs
+from ..errors import SyncError
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import TRANSIENT, answered, error_answer, scripts_refused, warn_of_watch
 from .borrow import borrow
 from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
 from .servers import Servers
-from .talks import AFTER_CONFLICT, Converse, Proven
+from .talks import AFTER_CONFLICT, Converse, Proven, advance
 from .troubles import REFUSED, closed, time_is_up, too_late, unanswered
 from .wire import pack
 
@@ -123,6 +124,8 @@ class PlainExecutor:
                 async with asyncio.timeout(limit):
                     with insisting(limit):
                         reply = await self._execute(call)
+            except SyncError as error:  # not what the server said: what we made of it
+                call.fail(error)
             except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
                 self._failed(call, await self._behind(call, error))
             else:
@@ -172,10 +175,11 @@ class PlainExecutor:
         connection.watching = True  # until the talk has come to its end, which is EXEC
         talk = self._converse(call)
         try:
-            commands = next(talk)
+            commands = advance(talk, call.name, None)
             while True:
                 replies = await connection.exchange([pack(words) for words in commands], raw=range(len(commands)))
-                commands = talk.send([error_answer(it) if isinstance(it, Exception) else it for it in replies])
+                replies = [error_answer(it) if isinstance(it, Exception) else it for it in replies]
+                commands = advance(talk, call.name, replies)
         except StopIteration as end:
             connection.watching = False
             return end.value

@@ -16,12 +16,27 @@ from collections.abc import Callable, Iterator
 
 from .._clock import now
 from ..backoff import Backoff
-from .call import CONFLICT, Call, Reply, ReplyError, Talk, Words
+from ..errors import SyncError
+from .call import CONFLICT, Call, Reply, ReplyError, Talk, Words, not_understood
 
 Converse = Callable[[Call], Talk]
 """Returns one attempt at a call."""
 
 AFTER_CONFLICT = Backoff(initial=0.0005, cap=0.02)
+
+
+def advance(talk: Talk, name: bytes, replies: list[Reply] | None) -> list[Words]:
+    """Return the next commands of a talk about ``name``.
+
+    Raises StopIteration with its outcome, ReplyError, or SyncError when it could not make use of ``replies``.
+    """
+    try:
+        # A generator that has not begun takes nothing but None.
+        return talk.send(replies)  # type: ignore[arg-type]
+    except (StopIteration, ReplyError):
+        raise
+    except Exception as error:
+        raise not_understood(name, error) from error
 
 
 class Proven:
@@ -120,16 +135,18 @@ class Talks:
         call = self._current
         assert call is not None
         try:
-            # A generator that has not begun takes nothing but None.
-            batch = self._talk.send(replies)  # type: ignore[arg-type]
+            batch = advance(self._talk, call.name, replies)
         except StopIteration as end:
             self._current = None
             self._ended(call, end.value)
-        except ReplyError as error:
+        except (ReplyError, SyncError) as error:
             self._say([(b"UNWATCH",)], lambda _: None)
             self._current = None
             self._finish(call)
-            self._on_error(call, str(error))
+            if isinstance(error, SyncError):
+                call.fail(error)
+            else:
+                self._on_error(call, str(error))
         else:
             self._say(batch, self._go_on)
             return

@@ -11,7 +11,7 @@ import hiredis
 
 from .._clock import now
 from .adopt import Adopted, dead_end, hang_up
-from .call import Call, Reply, ReplyError, Words
+from .call import Call, Reply, ReplyError, Words, not_understood
 from .talks import Converse, Exchange, Talks
 
 FULL = 50
@@ -46,7 +46,7 @@ class Wire(asyncio.Protocol):
         self._adopted = adopted
         self._transport = adopted.transport
         self._reader = hiredis.Reader(notEnoughData=_NOTHING, replyError=ReplyError)
-        self._on_error = on_error
+        self._take_error = on_error
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
@@ -54,7 +54,7 @@ class Wire(asyncio.Protocol):
         self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
-        self.talks = Talks(converse, self._say, on_error)
+        self.talks = Talks(converse, self._say, self._on_error)
         self.heard = now()  # when the server last said anything
         self.leads_to = adopted.leads_to
         self.closed_by_us = False
@@ -156,6 +156,13 @@ class Wire(asyncio.Protocol):
         if self._company > 1 and not self._due:  # behind whom that woke; one alone writes at once
             self._due = True
             self._loop.call_soon(self._end_turn)
+
+    def _on_error(self, call: Call, message: str) -> None:
+        """Let an error answer be dealt with. Whatever that raises concerns this call, and not the connection."""
+        try:
+            self._take_error(call, message)
+        except Exception as error:
+            call.fail(not_understood(call.name, error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.talks.end()

@@ -80,7 +80,10 @@ class Names(ABC):
         except ValueError:
             logger.warning("redis_sync_aio ignores a message in its inbox that is none of ours: %r", payload[:100])
             return
-        self._dispatch(push)
+        try:
+            self._dispatch(push)
+        except Exception:  # the connection, and a talk that delivers this, are everybody's
+            logger.exception("redis_sync_aio could not make use of a message in its inbox: %r", payload[:100])
 
     def link_up(self, concerns: Callable[[Keys], bool]) -> None:
         """A connection is there: whatever waits or is held on its server looks where it stands."""

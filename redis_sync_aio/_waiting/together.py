@@ -63,6 +63,6 @@ def _deal_out(tickets: Sequence[Ticket], free: list[bool]) -> Callable[[Call], N
         replies = [None] * len(tickets) if call.error is not None else call.reply
         free[:] = map(left_free, replies)
         for ticket, reply in zip(tickets, replies, strict=True):
-            ticket.answered(call.part(reply))
+            call.deal(reply, ticket.answered)
 
     return answered

@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, FenceGate, StaleFence, WrongKeyType
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncReentrantLock,
+    AsyncSemaphore,
+    Coordinator,
+    FenceGate,
+    Lease,
+    StaleFence,
+    WrongKeyType,
+)
 from redis_sync_aio._keys import gate_keys
 
 NAME = "gate"
@@ -113,6 +125,37 @@ async def test_what_is_no_fence_is_refused_at_the_call(redis: Redis, bad: Any, e
     with pytest.raises(error, match="fence must be"):
         await gate.accept(bad)
     assert not await redis.exists(KEY)
+
+
+async def test_a_lease_over_several_locks_says_which_fence_to_pass(gate: FenceGate, sync: Coordinator) -> None:
+    """Its own fence is the greatest of several: another name's, behind which every holder of this one was too late."""
+    async with AsyncMultiLock(sync, ["{g}a", "{g}b"]) as both:
+        with pytest.raises(TypeError, match=r"one for each of '{g}a', '{g}b'.*lease\.fences"):
+            await gate.accept(both)
+        assert await gate.highest() is None
+        await gate.accept(both.fences["{g}a"])
+    async with AsyncMultiLock(sync, ["{g}a"]) as one:
+        with pytest.raises(TypeError, match=r"lease\.fences"):
+            await gate.accept(one)
+
+
+@pytest.mark.parametrize("kind", ["robust", "reentrant", "writer", "upgraded", "permit"])
+async def test_a_lease_of_one_name_passes_whatever_its_kind(gate: FenceGate, sync: Coordinator, kind: str) -> None:
+    rw = AsyncReadWriteLock(sync, "rw")
+    async with AsyncExitStack() as stack:
+        lease = await {
+            "robust": lambda: AsyncLock(sync, NAME, robust=True).acquire(),
+            "reentrant": lambda: stack.enter_async_context(AsyncReentrantLock(sync, NAME)),
+            "writer": lambda: rw.write().acquire(),
+            "upgraded": lambda: _upgraded(rw, stack),
+            "permit": lambda: AsyncSemaphore(sync, NAME, limit=1).acquire(),
+        }[kind]()
+        await gate.accept(lease)
+        assert await gate.highest() == lease.fence
+
+
+async def _upgraded(rw: AsyncReadWriteLock, stack: AsyncExitStack) -> Lease:
+    return await stack.enter_async_context(rw.upgrade(await rw.read().acquire()))
 
 
 async def test_bad_arguments_fail_at_once(redis: Redis) -> None:

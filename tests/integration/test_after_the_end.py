@@ -18,6 +18,7 @@ from redis_sync_aio import _implicit as implicit
 from redis_sync_aio._clock import now
 from redis_sync_aio._keys import lock_keys
 from redis_sync_aio._link.call import Call
+from redis_sync_aio._scripts import load
 from redis_sync_aio._under_way import UnderWay
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -136,13 +137,19 @@ def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> Non
 
 
 async def test_two_wait_until_nothing_is_under_way() -> None:
-    """A client and a coordinator that are closed at the same time."""
-    count = UnderWay()
-    count.started()
-    both = [asyncio.create_task(count.drained(10)) for _ in range(2)]
+    """A client and a coordinator that are closed at the same time; what ends twice counts once."""
+    sent = UnderWay()
+    calls = [Call(lock_keys(b"a"), load("release"), (), now(), now(), sent.finished) for _ in range(2)]
+    for call in calls:
+        sent.started(call)
+    both = [asyncio.create_task(sent.drained(10)) for _ in range(2)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    count.finished()
+    sent.finished(calls[0])
+    sent.finished(calls[0])
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in both)
+    calls[1].answer(1)
     await asyncio.wait_for(asyncio.gather(*both), 1)
 
 
