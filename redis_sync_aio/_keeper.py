@@ -46,6 +46,13 @@ class Terms(Protocol):
     def weight(self) -> int: ...
 
 
+class Namesakes(Protocol):
+    """What the release of a lease that was acquired for an identity means for others of that identity."""
+
+    def release_sent(self, identity: bytes, /) -> None: ...
+    def release_answered(self, identity: bytes, /) -> None: ...
+
+
 class Releaser(Protocol):
     """Who waits for what becomes of a release."""
 

@@ -171,19 +171,27 @@ class Primitive(Enterable[Lease]):
             await (own or held)[0].release()
             return
         token = self._encode(identity, "identity")
-        for lease in self._leases():
-            if lease.wire_token == token:
-                await lease.release()
-                return
+        local = self._known()
+        for lease in () if local is None else local.leases_of(token):
+            await lease.release()
+            return
+        here = None if local is None else local.namesakes
         sent: list[Call] = []
 
         def send(engine: LuaEngine, time: float, expires: float, done: Callable[[Call], None]) -> Call:
+            def answered(call: Call) -> None:
+                if here is not None:
+                    here.release_answered(token)
+                done(call)
+
             closing = self._closing
-            call = engine.release(self._keys, token, b"", time, expires, done, closing=closing, undoes=True)
+            call = engine.release(self._keys, token, b"", time, expires, answered, closing=closing, undoes=True)
+            if here is not None:
+                here.release_sent(token)
             sent.append(call)
             return call
 
-        found = await self._ask(send)
+        found = await coordinator_for(self._source).ask(send, goes_on=True)
         # P4: a copy of this very release may have been executed, and its answer lost.
         if found != Released.RELEASED and not sent[0].ambiguous:
             instead = await self._holders()

@@ -301,10 +301,8 @@ class Renewals:
         self._forget(lease)
         if lease.reader is not None:
             self.keep(lease.reader.permit)  # it is renewed by itself again
-        if lease.identity is not None:  # the same lease, acquired here more than once: it ends for all of them
-            for twin in list(self._leases()):
-                if twin.wire_token == lease.wire_token and twin.keys.id == lease.keys.id:
-                    twin.lose("expired")
+        if lease.namesakes is not None:
+            lease.namesakes.release_sent(lease.wire_token)
 
     def undo(
         self,
@@ -351,6 +349,8 @@ class Renewals:
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished(call)
         lease: Lease = call.about
+        if lease.namesakes is not None:
+            lease.namesakes.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
         error = None if plainly else self._release_error(lease, call)
         awaited = bool(lease.releasers)

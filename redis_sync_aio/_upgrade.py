@@ -115,13 +115,16 @@ class UpgradeSide:
     async def downgrade(self, lease: Lease) -> None:
         self._check(lease, WHOLE, "writer")
         lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
-        for twin in self._read._leases():  # the same identity's
-            if twin.wire_token == lease.wire_token and twin.weight == WHOLE:
-                twin.lose("expired")
+        local = self._read._known()
+        here = None if local is None else local.namesakes
+        if here is not None:
+            here.release_sent(lease.wire_token, at_least=WHOLE)
         keeper = lease.permit._keeper
         assert isinstance(keeper, Renewals)
 
         def answered(call: Call) -> SyncError | None:
+            if here is not None:
+                here.release_answered(lease.wire_token)
             if call.error is not None:
                 # Its renewals as a reader would keep what may still be the writer's for ever. Not when it is over: the
                 # same identity may have been granted the writer's anew.

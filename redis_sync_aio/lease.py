@@ -20,7 +20,7 @@ from weakref import ReferenceType
 
 from ._clock import now
 from ._guarded import GuardedTransaction
-from ._keeper import Keeper, Releaser, Terms
+from ._keeper import Keeper, Namesakes, Releaser, Terms
 from ._link.client import Client
 from ._link.servers import servers_of
 from ._lost import Lost
@@ -90,6 +90,8 @@ class Lease(Recorded):
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[Releaser] | None = None
+    namesakes: Namesakes | None = None
+    """Who else goes by its identity here, if it has one."""
     joined = False
     """The identity held it before: the lease did not begin with this request."""
     outlasts = False

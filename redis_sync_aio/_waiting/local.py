@@ -116,11 +116,12 @@ class LocalName:
 
     def remove(self, number: int) -> None:
         """Forget the ticket ``number``."""
-        if self.tickets.pop(number, None) is None:
+        ticket = self.tickets.pop(number, None)
+        if ticket is None:
             return
         del self.hub.tickets[number]
         if self.namesakes is not None:
-            self.namesakes.settle()
+            self.namesakes.remove(ticket, number)
         if not self.tickets:
             self._stop_healing()
             self.forget_if_idle()
@@ -277,6 +278,8 @@ class LocalName:
         kind = Base if request.shared else Lease
         lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
+        if request.identity is not None:
+            self.by_identity().hold(lease)
         self.hub.renewals.keep(lease)
         return lease
 
@@ -294,6 +297,10 @@ class LocalName:
         if self.namesakes is None:
             self.namesakes = Namesakes(self)
         return self.namesakes
+
+    def leases_of(self, identity: bytes) -> list[Lease]:
+        """Return the leases of an identity, the oldest first."""
+        return [] if self.namesakes is None else self.namesakes.leases_of(identity)
 
     def cohort(self, request: Request) -> Cohort:
         """Return the cohort of tasks that want the same."""
@@ -348,6 +355,8 @@ class LocalName:
     def drop(self, lease: Lease) -> None:
         """Forget ``lease``."""
         self.leases.pop(lease, None)
+        if self.namesakes is not None:
+            self.namesakes.drop(lease)
         self.forget_if_idle()
 
     def undo(

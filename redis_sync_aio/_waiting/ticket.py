@@ -96,6 +96,8 @@ class Ticket:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
             self._member = ticket_member(known_as.inbox, self.number, claim_ms, self.token, request.weight)
         self._local.add(self)
+        if request.identity is not None:
+            self._local.by_identity().add(self)
 
     # -- the request -----------------------------------------------------------------------------------
 
@@ -231,6 +233,9 @@ class Ticket:
         An identity may have it for another time than it asked for: it joins what another request was granted.
         """
         request, local = self._request, self._local
+        if request.identity is not None and local.by_identity().is_gone(self.token):
+            self.ask()  # behind that release
+            return
         deadline = since + duration
         if deadline <= now():
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
@@ -347,7 +352,7 @@ class Ticket:
         else:
             self._withdraw_ticket()
         if self._local.namesakes is not None:
-            self._local.namesakes.settle()
+            self._local.namesakes.settle(self.token)
 
     def _decline(self, fence: int) -> None:
         """It was granted what nobody wants any more."""

@@ -59,7 +59,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Namesakes, "defer", "it.withdrawn and it.call is not None", "False"
     ),
     "what a namesake is about to join is undone": Mutant(Namesakes, "pass_on", "not self._under_way(token)", "True"),
-    "what no namesake got is kept": Mutant(Namesakes, "settle", 'self._local.undo(token, b"")', "pass"),
+    "what no namesake got is kept": Mutant(Namesakes, "settle", 'self._local.undo(identity, b"")', "pass"),
     "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
         Ticket, "task_cancelled", "self._local.decline(self._lease)", "pass"
