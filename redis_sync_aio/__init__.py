@@ -3,11 +3,12 @@
 P1 to P12, in comments and names of tests, are the promises of docs/guarantees.md; docs/architecture.md: how it works.
 """
 
-from ._attempts import Attempt, Committed
+from ._attempts import Attempt
 from ._guarded import GuardedTransaction
 from ._hold import Hold
 from ._robust import Abandoned
 from ._synchronized import synchronized
+from ._transactions.options import Committed
 from ._undo import UndoSteps
 from .backoff import Backoff, wait_until
 from .compensation import Compensation

@@ -10,72 +10,47 @@ import asyncio
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn
 
 from redis.asyncio import Redis
 
 from ._body import Body
 from ._clock import now
-from ._executed import Replies
+from ._executed import NoAnswer, Replies
 from ._link.answers import passing
 from ._link.borrow import Encodables
 from ._link.call import RETRY
 from ._marker import Marker
-from ._transaction import NoAnswer, Transaction
+from ._transaction import Transaction
+from ._transactions.options import Bounds, Committed
 from ._turn import PoliteTransaction, Turn
-from ._types import text
-from .backoff import Backoff
-from .errors import AcquireTimeout, Conflict, OutcomeUnknown, SyncError, TransactionMisuse, Unreachable, WrongContext
-
-T = TypeVar("T")
-
-DECLARE = "look at the data, or declare the body idempotent=True, or let a marker tell (exactly_once=True)"
-
-
-@dataclass(frozen=True, slots=True)
-class Committed(Generic[T]):
-    """A transaction that was committed, and what it took.
-
-    Attributes:
-        value: what the body returned; None in the form of a loop.
-        replies: the replies to the queued commands, in order, as the client gives them; None when ``recovered``.
-        attempts: how often the body ran, this time included.
-        conflicts: how often a watched key had been changed by others.
-        elapsed: seconds from the call to the commit.
-        escalated: it had to take its turn (``escalate_after``).
-        recovered: the answer to EXEC was lost, and the marker told that it was executed (``exactly_once``). Whether a
-            command failed when it ran is not known then.
-    """
-
-    value: T
-    replies: Replies | None
-    attempts: int
-    conflicts: int
-    elapsed: float
-    escalated: bool = False
-    recovered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the caller asked for, checked."""
-
-    keys: tuple[bytes, ...]
-    attempts: int
-    deadline: float | None
-    backoff: Backoff
-    idempotent: bool
-    exactly_once: bool
-    escalate_after: int | None
+from ._types import listed, text
+from .errors import (
+    AcquireTimeout,
+    CommandRefused,
+    Conflict,
+    OutcomeUnknown,
+    SyncError,
+    TransactionMisuse,
+    Unreachable,
+    WrongContext,
+)
 
 
 class Attempts:
     """Iterates over attempts until one is committed; each is an ``async with`` that yields the transaction."""
 
-    def __init__(self, client: Redis, terms: Bounds, retry_for: float, turn: Turn | None = None) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        terms: Bounds,
+        retry_for: float,
+        turn: Turn | None = None,
+        response_timeout: float | None = None,
+    ) -> None:
         self._client = client
+        self._response_timeout = response_timeout
         self._terms = terms
         self._turn = turn  # of which the coroutines of this object are the only user
         self._escalated = False
@@ -90,6 +65,8 @@ class Attempts:
         self.outcome: Committed[None] | None = None
         self._perhaps = False  # an EXEC had no answer, and the body ran again
         self._over = False
+        self._left: SyncError | None = None
+        """What to raise if the loop goes on although its last attempt ended without a verdict."""
         self._entered = True  # the attempt before this one
 
     def __aiter__(self) -> Attempts:
@@ -97,12 +74,16 @@ class Attempts:
 
     async def __anext__(self) -> Attempt:
         if self._over:
-            raise StopAsyncIteration
+            if self._left is None:
+                raise StopAsyncIteration
+            self._give_up(self._left)
         if not self._entered:  # none would ever count, or wait
             self._finish()
-            raise TransactionMisuse(
-                f"an attempt at {self._shown()} was not entered: nothing was written. In the loop, enter the attempt: "
-                "`async with attempt as tx`"
+            self._give_up(
+                TransactionMisuse(
+                    f"an attempt at {self._shown()} was not entered: nothing was written. In the loop, enter the "
+                    "attempt: `async with attempt as tx`"
+                )
             )
         try:
             await self._before_next()
@@ -141,12 +122,12 @@ class Attempts:
         watched: tuple[bytes, ...] = ()
         first: tuple[Encodables, ...] = ()
         if self._terms.exactly_once:
-            self._marker = marker = Marker(self._client, self._terms.keys[0])
+            self._marker = marker = Marker(self._client, self._terms.keys[0], self._response_timeout)
             watched, first = (marker.key,), (marker.done,)
         if self._turn is None:
-            return Transaction(self._client, keys, watched, first)
+            return Transaction(self._client, keys, watched, first, self._response_timeout)
         turns = () if self._has_turn() else self._turn.keys
-        return PoliteTransaction(self._client, keys, watched, first, turns, self._take_turn)
+        return PoliteTransaction(self._client, keys, watched, first, turns, self._take_turn, self._response_timeout)
 
     def _finish(self) -> None:
         """There will be no other attempt."""
@@ -172,7 +153,10 @@ class Attempts:
 
     def enter(self) -> None:
         """The body begins, in this task."""
-        self._body = Body(self._client)
+        try:
+            self._body = Body(self._client)
+        except TransactionMisuse as error:
+            self._give_up(error)
         self._entered = True
 
     async def leave(self, tx: Transaction, error: BaseException | None) -> bool:
@@ -183,9 +167,16 @@ class Attempts:
                 await self._commit(tx)
                 return False
             await self._body.failed(tx, error)
-            if isinstance(error, SyncError) and error is tx._trouble:
-                return self._pass(tx, error)
+            trouble = _trouble_in(error, tx)
+            if trouble is not None:
+                return self._pass(tx, trouble)
+            self._body_failed(error)
             return False  # P7: the body's own error comes out bare
+        except asyncio.CancelledError:
+            why = "it was cancelled inside the loop, with EXEC in flight. Look at the data"
+            self._left = self._unknown(advice=why) if tx._in_doubt else self._caught("a cancellation")
+            self._finish()
+            raise
         except BaseException:
             self._finish()
             raise
@@ -200,7 +191,7 @@ class Attempts:
         except SyncError as error:
             await tx._end(drop=False)
             if error is not tx._trouble:
-                raise
+                self._give_up(error)
             self._pass(tx, error)
         except BaseException:
             await tx._end(drop=True)
@@ -214,8 +205,6 @@ class Attempts:
                 self._trouble_since = None
                 if not self._again(self._conflict_delays, None):
                     self._give_up(self._conflict())
-                if self._has_turn():
-                    self._delay = 0.0  # whoever has the turn need not let others pass
             else:
                 self._succeeded(outcome)
 
@@ -223,7 +212,26 @@ class Attempts:
         took = now() - self._begun
         self.outcome = Committed(None, replies, self._attempts, self._conflicts, took, self._escalated, recovered)
 
+    def _body_failed(self, error: BaseException) -> None:
+        """Take an error of the body's own, which ends the transaction."""
+        if self._perhaps and isinstance(error, TransactionMisuse):
+            self._give_up(error)
+        if self._perhaps:
+            error.add_note(
+                f"redis_sync_aio: an earlier run of this body may have been committed: the answer {self._EARLIER} of "
+                f"the transaction on {self._shown()} was lost. Look at the data"
+            )
+        self._left = self._caught(f"{type(error).__name__} in its body")
+
+    def _caught(self, what: str) -> TransactionMisuse:
+        return TransactionMisuse(
+            f"the last attempt at {self._shown()} was ended by {what}, which was caught inside the loop: nothing was "
+            "written, and there is no next attempt. Catch it outside the loop, or leave the loop with `break`"
+        )
+
     # -- again, or not ---------------------------------------------------------------------------------
+
+    _EARLIER = "to an earlier EXEC"
 
     def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
         """Nothing was done in this attempt, because of ``error``: plan the next one, or raise."""
@@ -233,13 +241,20 @@ class Attempts:
 
     def _give_up(self, error: SyncError) -> NoReturn:
         """Raise ``error``, by which this attempt has done nothing; or that an earlier one may have."""
-        if not self._perhaps:
+        if not self._perhaps or isinstance(error, OutcomeUnknown):
             raise error
-        raise self._unknown("to an earlier EXEC", "it could not be done again, so look at the data") from error
+        why = f"a later run ended with {type(error).__name__}, which is the cause of this. Look at the data"
+        raise self._unknown(self._EARLIER, why) from error
 
     async def _unanswered(self, outcome: NoAnswer, sent: float) -> None:
         """EXEC may have been executed."""
-        executed = await self._marker.find_out(sent) if self._marker is not None else None
+        executed: bool | None = None
+        if self._marker is not None:
+            try:
+                executed = await self._marker.find_out(sent)
+            except CommandRefused as error:
+                why = f"the marker that tells could not be read, see the cause of this: {error}. Look at the data"
+                raise self._unknown(advice=why) from error
         if executed:
             self._succeeded(None, recovered=True)
         elif executed is None and not self._terms.idempotent:
@@ -275,16 +290,35 @@ class Attempts:
         what = [f"others had the turn on {self._shown()} until the deadline"] if turn else []
         if self._conflicts or not turn:
             what.append(f"others changed {self._shown()} during {self._conflicts} of {self._attempts} attempts")
+        advice = self._less_conflicts()
         return Conflict(
-            f"{', and before that '.join(what)}, in {elapsed:.3f} seconds: nothing was written. Allow more attempts or "
-            "time, watch fewer keys, or let it take its turn (escalate_after=3)",
+            f"{', and before that '.join(what)}, in {elapsed:.3f} seconds: nothing was written. {advice}",
             attempts=self._attempts,
             conflicts=self._conflicts,
             elapsed=elapsed,
             keys=tuple(map(text, self._terms.keys)),
         )
 
-    def _unknown(self, what: str = "to EXEC", advice: str = DECLARE) -> OutcomeUnknown:
+    def _less_conflicts(self) -> str:
+        """Return advice that the caller does not follow already."""
+        advice = ["allow more attempts" if self._attempts >= self._terms.attempts else "allow more time (deadline)"]
+        if len(self._terms.keys) > 1:
+            advice.append("watch fewer keys")
+        if self._terms.escalate_after is None:
+            advice.append("let it take turns with the others (escalate_after=3)")
+        elif self._conflicts:
+            advice.append("let all who often write these keys take turns, too (escalate_after)")
+        return ", or ".join(advice).capitalize()
+
+    def _unknown(self, what: str = "to EXEC", advice: str = "") -> OutcomeUnknown:
+        if not advice:
+            advice = "look at the data"
+            if self._terms.idempotent:
+                advice += ", or allow more attempts or time (deadline): it was not run again"
+            elif self._terms.exactly_once:
+                advice += ": the marker that tells was out of reach"
+            else:
+                advice += ", or declare the body idempotent=True, or let a marker tell (exactly_once=True)"
         return OutcomeUnknown(
             f"the answer {what} was lost: the transaction on {self._shown()} was committed as a whole, or not at all; "
             f"{advice}",
@@ -299,7 +333,18 @@ class Attempts:
         )
 
     def _shown(self) -> str:
-        return ", ".join(repr(text(key)) for key in self._terms.keys)
+        return listed(self._terms.keys)
+
+
+def _trouble_in(error: BaseException, tx: Transaction) -> SyncError | None:
+    """Return why ``tx`` cannot commit, if ``error`` of its body is that, or a TaskGroup's group of nothing else."""
+    trouble = tx._trouble
+    if error is trouble:
+        return trouble
+    if isinstance(error, BaseExceptionGroup):
+        _, others = error.split(lambda it: it is trouble)
+        return trouble if others is None else None
+    return None
 
 
 class Attempt:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import redis.exceptions
 
-from ._link.borrow import Borrowed, Encodables, Packed
+from ._link.borrow import NEVER_DECODE, Borrowed, Encodables, Packed
 from ._link.call import Reply
 from ._link.commands import first_word
 from .errors import PartlyApplied
@@ -16,6 +17,14 @@ Command: TypeAlias = tuple[Packed, Encodables, dict[str, Any]]
 """A queued command: as it is sent, and as redis-py gave it, with its options."""
 
 Replies: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """EXEC was sent, and no answer came: it was executed, or not."""
+
+    cause: Exception
+
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, redis.exceptions.RedisError)
 """What the client's decoder, or a callback of its, raises for a reply. The command was executed."""
@@ -29,7 +38,7 @@ async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: S
             replies.append(reply)
             continue
         try:
-            replies.append(await connection.as_from_client(words, options, connection.decoded(reply)))
+            replies.append(await connection.as_from_client(words, options, _as_read(connection, reply, options)))
         except UNREADABLE as error:
             replies.append(error)
     bad = [number for number, reply in enumerate(replies) if isinstance(reply, Exception)]
@@ -49,6 +58,11 @@ async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: S
             f"{replies[first]}; `replies` has the others"
         )
     raise PartlyApplied(what, replies=tuple(replies)) from replies[first]
+
+
+def _as_read(connection: Borrowed, reply: Reply, options: dict[str, Any]) -> Reply:
+    """Return what was read raw, decoded if the client decodes this command's reply."""
+    return reply if NEVER_DECODE in options else connection.decoded(reply)
 
 
 def without_multi(error: redis.exceptions.ResponseError, replies: Sequence[Reply]) -> PartlyApplied:

@@ -16,14 +16,14 @@ from ._body import Body
 from ._clock import now
 from ._engine.possession import Possession
 from ._engine.talk import microseconds
-from ._executed import Replies
+from ._executed import NoAnswer, Replies
 from ._link.answers import passing
 from ._link.borrow import Encodables
 from ._link.call import RETRY, Reply
 from ._link.servers import Servers
 from ._link.talks import AFTER_CONFLICT
-from ._transaction import NoAnswer, State, Transaction
-from ._types import text
+from ._transaction import State, Transaction
+from ._types import listed, text
 from .errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ class GuardedTransaction(Transaction):
         self._lease.committing(1)
         try:
             self.replies = await self._commit_while_held()
-        except BaseException as failure:  # then it may be under way still, so that stays noted
+        except BaseException as failure:
+            if not self._in_doubt:
+                self._lease.committing(-1)  # else EXEC may be on its way still: that stays noted
             await self._end(drop=isinstance(failure, asyncio.CancelledError))
             raise
         self._lease.committing(-1)
@@ -97,7 +99,7 @@ class GuardedTransaction(Transaction):
             except SyncError as error:
                 delay = next(in_trouble)
                 late = now() + delay >= ends
-                if error is not self._trouble or not passing(error) or self._keys != self._guards or late:
+                if error is not self._trouble or not passing(error) or self._named() or late:
                     raise
                 self._trouble = None
                 await self._begin_again()
@@ -110,18 +112,18 @@ class GuardedTransaction(Transaction):
             conflicts += 1
             await self._begin_again()
             delay = next(touched)
-            if self._keys != self._guards or now() + delay >= ends:
+            if self._named() or now() + delay >= ends:
                 await self._blame(conflicts)
             await asyncio.sleep(delay)
 
     async def _blame(self, conflicts: int) -> NoReturn:
         """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""
-        keys, self._keys, self._to_watch = self._keys, self._guards, list(self._guards)
+        named = self._named()
+        self._keys, self._to_watch = dict.fromkeys(self._guards), list(self._guards)
         await self._send([])
-        shown = tuple(map(text, keys[len(self._guards) :]))
         name = self._lease.name
-        others = f"others changed {', '.join(map(repr, shown))}, or " if shown else ""
-        advice = ", without tx.watch() for what the lock protects" if shown else " when less goes on"
+        others = f"others changed {listed(named)}, or " if named else ""
+        advice = ", without tx.watch() for what the lock protects" if named else " when less goes on"
         raise Conflict(
             f"{others}{name!r} itself was touched meanwhile (renewed; a semaphore or read/write lock also acquired or "
             f"released by others), at each of {conflicts} commits: nothing was written. The lease on {name!r} "
@@ -129,8 +131,12 @@ class GuardedTransaction(Transaction):
             attempts=1,
             conflicts=conflicts,
             elapsed=now() - self._begun,
-            keys=shown,
+            keys=tuple(map(text, named)),
         )
+
+    def _named(self) -> list[bytes]:
+        """Return the keys that the body named to be watched."""
+        return list(self._keys)[len(self._guards) :]
 
     def _unknown(self) -> OutcomeUnknown:
         return OutcomeUnknown(

@@ -17,14 +17,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import suppress
+from typing import Any
 
 import redis.exceptions
 from redis.asyncio import Redis
 
 from ._clock import now
 from ._keys import marker_key
+from ._link.answers import TRANSIENT, answered
 from ._link.borrow import OUT_OF_REACH, Encodables, borrow, packer
 from ._link.call import RETRY
+from ._link.client import client_response_timeout
 
 DONE, VOID = b"done", b"void"
 KEPT = 60.0
@@ -36,8 +39,9 @@ PATIENCE = 20.0
 class Marker:
     """Whether one attempt was committed."""
 
-    def __init__(self, client: Redis, key: bytes) -> None:
+    def __init__(self, client: Redis, key: bytes, response_timeout: float | None = None) -> None:
         self._client = client
+        self._response_timeout = client_response_timeout(client, response_timeout)
         self.key = marker_key(key, secrets.token_hex(8).encode())
         self.done: Encodables = self._set(DONE)
 
@@ -47,7 +51,8 @@ class Marker:
     async def find_out(self, sent: float) -> bool | None:
         """Return whether EXEC, sent at that local time, was executed (True) or never will be (False); None: not known.
 
-        Takes as long as Redis is out of reach, 20 seconds at most. On cancellation the question may still be answered.
+        Takes as long as Redis is out of reach, 20 seconds at most; raises CommandRefused when the server refuses to
+        tell. On cancellation the question may still be answered.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
@@ -62,15 +67,29 @@ class Marker:
 
     async def _ask(self) -> bytes | None:
         try:
-            connection = await borrow(self._client)
-        except OUT_OF_REACH:
+            connection = await borrow(self._client, self._response_timeout)
+        except OUT_OF_REACH as error:
+            self._check_passing(error)
             return None
         try:
             pack = packer(self._client)
             packed = [pack(words) for words in (self._set(VOID, "NX"), ("GET", self.key))]
-            _, value = await connection.exchange(packed, raw=(0, 1))
-        except OUT_OF_REACH:
+            replies: list[Any] = await connection.exchange(packed, raw=(0, 1))
+        except OUT_OF_REACH as error:
+            self._check_passing(error)
             return None
         finally:
             await connection.give_back(drop=not connection.in_step)
-        return None if isinstance(value, redis.exceptions.ResponseError) else value
+        stored, value = replies
+        refused = stored if value is None else value
+        if isinstance(refused, redis.exceptions.ResponseError):
+            self._check_passing(refused)
+            return None
+        found: bytes | None = value
+        return found
+
+    def _check_passing(self, error: Exception) -> None:
+        """Raise CommandRefused if the server will not tell however often it is asked."""
+        refused = answered(self.key, error)
+        if refused is not None and refused.code not in TRANSIENT:
+            raise refused

@@ -6,9 +6,8 @@ because `multi` refuses to go on when nothing was watched yet: what a body knows
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
@@ -18,24 +17,19 @@ from redis.commands import AsyncCoreCommands
 from redis.crc import key_slot
 
 from ._clock import now
-from ._executed import Command, Replies, read_replies, without_multi
+from ._executed import Command, NoAnswer, Replies, read_replies, without_multi
 from ._link.answers import TRANSIENT, answered
 from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Encodables, borrow, packer
 from ._link.call import Reply
 from ._link.client import encode
 from ._link.cluster import Elsewhere
-from ._link.commands import CONTROL, READS, SESSION, blocks, first_word, only_reads
-from ._types import Name, text
+from ._link.commands import CONTROL, blocks, changes_session, first_word, known_to_read, only_reads, without_effect
+from ._link.servers import slot_of
+from ._transactions.queued import Queued
+from ._types import Name, listed, text
 from .errors import SyncError, TransactionMisuse, Unreachable
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """EXEC was sent, and no answer came: it was executed, or not."""
-
-    cause: Exception
 
 
 class State(Enum):
@@ -45,20 +39,6 @@ class State(Enum):
     READING = "reading"
     QUEUING = "queuing"
     ENDED = "ended"
-
-
-class Queued:
-    """What a queued command returns. Awaiting it does nothing: its reply comes with EXEC."""
-
-    def __await__(self) -> Generator[Any, Any, Queued]:
-        return self
-        yield
-
-    def __repr__(self) -> str:
-        return "<queued: the reply comes with EXEC>"
-
-
-_QUEUED = Queued()
 
 
 class Transaction(AsyncCoreCommands):
@@ -92,15 +72,19 @@ class Transaction(AsyncCoreCommands):
         keys: tuple[bytes, ...],
         also_watched: tuple[bytes, ...] = (),
         first: Sequence[Encodables] = (),
+        response_timeout: float | None = None,
     ) -> None:
         self._client = client
-        self._keys = keys
+        self._name = keys[0]
+        self._keys = dict.fromkeys(keys)  # in their order
+        self._slot = slot_of(client)
         self._also_watched = also_watched  # keys of ours
         self._first = first  # executed before what the body queues; their replies are not the body's
         self._to_watch = [*keys, *also_watched]
         self._watched = False
         self._looked_elsewhere = False  # where a cluster has the keys, after it said that they have moved
         self._pack = packer(client)
+        self._response_timeout = response_timeout
         self._connection: Borrowed | None = None
         self._state = State.READING
         self._busy = False
@@ -109,6 +93,8 @@ class Transaction(AsyncCoreCommands):
         """Why it can not commit any more."""
         self._asked = now()
         """When it began to wait for the server, most recently."""
+        self._in_doubt = False
+        """EXEC may have been sent, and is not answered."""
 
     # -- for the body ----------------------------------------------------------------------------------
 
@@ -116,15 +102,16 @@ class Transaction(AsyncCoreCommands):
         """Watch more keys, and from now on for certain all that were named before. One round trip.
 
         Needed before something is read in another way than through this transaction. Raises TransactionMisuse after
-        `multi`, TypeError and ValueError for a bad name.
+        `multi`, and for a key in another hash slot of a cluster; TypeError and ValueError for a bad name.
 
         On cancellation the transaction is over.
         """
         self._check_reading("watch()")
-        for name in names:
-            key = encode(self._client, name, "a key")
+        keys = [encode(self._client, name, "a key") for name in names]
+        self._check_slot(keys)
+        for key in keys:
             if key not in self._keys:
-                self._keys += (key,)
+                self._keys[key] = None
                 self._to_watch.append(key)
         if self._to_watch:
             await self._in_turn(self._send([]))
@@ -160,7 +147,7 @@ class Transaction(AsyncCoreCommands):
             raise TransactionMisuse("a command without a name")
         if name in CONTROL:
             raise TransactionMisuse(f"{name} is not for the body: use tx.watch() and tx.multi(); EXEC follows the body")
-        if name in SESSION:
+        if changes_session(args):
             raise TransactionMisuse(
                 f"{name} would change a connection that others use, too: send it through the client"
             )
@@ -168,17 +155,19 @@ class Transaction(AsyncCoreCommands):
             raise TransactionMisuse(f"{name} waits, and nobody could wake it here: wait before the transaction begins")
         if self._state is State.READING:
             return self._in_turn(self._read(args, options))
-        if NEVER_DECODE in options:
-            raise TransactionMisuse(f"{name} reads bytes that must not be decoded: call it before tx.multi()")
-        if name in READS:
-            raise TransactionMisuse(f"{name} after multi(), when no reply comes before the end: read before tx.multi()")
         self._queue.append((self._pack(args), args, options))
-        return _QUEUED
+        return Queued(name, reads=known_to_read(args))
 
     def get_encoder(self) -> Any:
         """Return what encodes names and values: the client's own."""
         client: Any = self._client
         return client.get_encoder()
+
+    def get_connection_kwargs(self) -> dict[str, Any]:
+        """Return the options of the client's connections."""
+        client: Any = self._client
+        options: dict[str, Any] = client.get_connection_kwargs()
+        return options
 
     def __repr__(self) -> str:
         return f"<Transaction on {self._shown()}: {self._state.value}, {len(self._queue)} queued>"
@@ -219,12 +208,13 @@ class Transaction(AsyncCoreCommands):
 
     async def _read(self, words: Encodables, options: dict[str, Any]) -> Any:
         """Run one command of the body; its error comes out as from the client."""
-        name = first_word(words[0])
-        if name not in READS and not await self._only_reads(words):
-            raise TransactionMisuse(f"{name} before multi() could be done twice, or in vain: call tx.multi() first")
-        (reply,) = await self._send([words], raw=NEVER_DECODE in options)
+        if not known_to_read(words) and not await self._only_reads(words):
+            raise TransactionMisuse(
+                f"{first_word(words[0])} before multi() could be done twice, or in vain: call tx.multi() first"
+            )
+        (reply,) = await self._send([without_effect(words)], raw=NEVER_DECODE in options)
         if isinstance(reply, redis.exceptions.ResponseError):
-            refused = answered(self._keys[0], reply)
+            refused = answered(self._name, reply)
             raise self._refused(reply) if refused is not None and refused.code in TRANSIENT else reply
         return await self._opened().as_from_client(words, options, reply)
 
@@ -233,7 +223,7 @@ class Transaction(AsyncCoreCommands):
             found = await only_reads(self._client, await self._open(), words)
         if isinstance(found, bool):
             return found
-        refused = answered(self._keys[0], found)
+        refused = answered(self._name, found)
         if refused is not None and refused.code in TRANSIENT:
             raise self._refused(found)
         raise TransactionMisuse(
@@ -246,7 +236,9 @@ class Transaction(AsyncCoreCommands):
         of_body = [self._pack(words) for words in commands]  # whose bad arguments are an error of its own
         with self._reporting():
             connection = await self._open()
-            first: list[Encodables] = []
+            # Without MULTI what follows it would be executed at once, so we find out before: an EXEC ends a WATCH.
+            proof: list[Encodables] = [] if connection.executes else [("MULTI",), ("EXEC",)]
+            first = [*proof]
             if self._to_watch:
                 first.append(("WATCH", *self._to_watch))
                 connection.watching = True
@@ -254,6 +246,8 @@ class Transaction(AsyncCoreCommands):
                 first += self._questions()
             packed = [*map(self._pack, first), *of_body]
             replies = await connection.exchange(packed, range(len(packed) if raw else len(first)))
+        if proof:
+            connection.check_executes(*replies[:2])
         self._check_slots(replies)
         refused = next((it for it in replies[: len(first)] if isinstance(it, redis.exceptions.ResponseError)), None)
         if isinstance(refused, Elsewhere) and not self._watched and not self._looked_elsewhere:
@@ -264,19 +258,29 @@ class Transaction(AsyncCoreCommands):
             raise self._refused(refused)
         self._to_watch.clear()
         if not self._watched:
-            self._watched = await self._answered(replies[1 : len(first)])
+            self._watched = await self._answered(replies[len(proof) + 1 : len(first)])
             if not self._watched:
                 return await self._send(commands, raw)
         return replies[len(first) :]
 
+    def _check_slot(self, keys: Sequence[bytes]) -> None:
+        """Raise TransactionMisuse for a key in another slot, also of the same shard: a slot may be moved any time."""
+        other = None if self._slot is None else next((key for key in keys if key_slot(key) != self._slot), None)
+        if other is not None:
+            raise self._other_slot(f"{text(other)!r} is")
+
     def _check_slots(self, replies: Sequence[Reply]) -> None:
         """Raise TransactionMisuse if a cluster said that a key is not in the slot of those that are watched."""
         for reply in replies:
-            if isinstance(reply, Elsewhere) and reply.slot != key_slot(self._keys[0]):
-                raise TransactionMisuse(
-                    f"a command of the transaction on {self._shown()} has a key in another hash slot of the cluster: "
-                    "nothing was written. Give all of them a common hash tag, {like}:this and {like}:that"
-                )
+            moved = isinstance(reply, Elsewhere) and reply.slot != self._slot
+            if moved or isinstance(reply, redis.exceptions.ClusterCrossSlotError):
+                raise self._other_slot(f"a command of the transaction on {self._shown()} has a key")
+
+    def _other_slot(self, what: str) -> TransactionMisuse:
+        return TransactionMisuse(
+            f"{what} in another hash slot of the cluster than {text(self._name)!r}: nothing was written. Give all keys "
+            "a common hash tag, {like}:this and {like}:that"
+        )
 
     def _questions(self) -> Sequence[Encodables]:
         """Return what is asked right after the first WATCH, for those who do more than a plain transaction."""
@@ -294,7 +298,7 @@ class Transaction(AsyncCoreCommands):
 
     async def _open(self) -> Borrowed:
         if self._connection is None:
-            self._connection = await borrow(self._client)
+            self._connection = await borrow(self._client, self._response_timeout)
         return self._connection
 
     def _opened(self) -> Borrowed:
@@ -326,14 +330,17 @@ class Transaction(AsyncCoreCommands):
         connection = self._opened()
         self._asked = now()
         packed = [MULTI, *map(self._pack, self._first), *(command for command, _, _ in self._queue), EXEC]
+        self._in_doubt = True
         try:
             multi, *queued, executed = await connection.exchange(packed, raw=range(len(packed)))
         except OUT_OF_REACH as error:
             # An error that the server answered came before EXEC, or instead of it: nothing was executed.
-            if not connection.written or answered(self._keys[0], error) is not None:
+            if not connection.written or answered(self._name, error) is not None:
+                self._in_doubt = False
                 raise self._failed(error) from error
             return NoAnswer(error)
-        self._check_slots(queued)
+        self._in_doubt = False
+        self._check_slots([*queued, executed])
         if isinstance(multi, redis.exceptions.ResponseError):
             raise without_multi(multi, queued[len(self._first) :])
         if isinstance(executed, redis.exceptions.ResponseError):
@@ -373,16 +380,16 @@ class Transaction(AsyncCoreCommands):
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> SyncError:
-        refused = answered(self._keys[0], error)
+        refused = answered(self._name, error)
         self._trouble = refused or Unreachable(
             f"the connection failed in a transaction on {self._shown()}: {type(error).__name__}: {error}; nothing was "
-            "written. Check the server and the network, or allow more time (deadline)"
+            "written. Check the server and the network"
         )
         return self._trouble
 
     def _refused(self, error: redis.exceptions.ResponseError) -> SyncError:
         """Return the typed error for an answer after which nothing of the transaction was executed, nor can be."""
-        trouble = answered(self._keys[0], error)
+        trouble = answered(self._name, error)
         assert trouble is not None
         if trouble.code in TRANSIENT and self._connection is not None:
             self._connection.in_step = False  # close it: the next one may lead to another server
@@ -390,4 +397,4 @@ class Transaction(AsyncCoreCommands):
         return trouble
 
     def _shown(self) -> str:
-        return ", ".join(repr(text(key)) for key in self._keys)
+        return listed(self._keys)

@@ -47,8 +47,9 @@ class PoliteTransaction(Transaction):
         first: Sequence[Encodables],
         turns: tuple[bytes, ...],
         take_turn: Callable[[], Awaitable[None]],
+        response_timeout: float | None = None,
     ) -> None:
-        super().__init__(client, keys, also_watched, first)
+        super().__init__(client, keys, also_watched, first, response_timeout)
         self._turns = turns
         self._take_turn = take_turn
 

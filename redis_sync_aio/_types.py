@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from datetime import timedelta
 from inspect import iscoroutinefunction
+from itertools import islice
 from typing import TypeAlias
 
 Seconds: TypeAlias = float | timedelta
@@ -19,6 +21,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 MIN_TTL_MS = 10
 MAX_TTL_MS = 10 * 365 * 86_400_000
 MAX_PERMITS = 1_000_000_000
+MAX_LISTED = 10
+"""Names that one message shows."""
 
 
 def seconds(value: object, what: str) -> float:
@@ -106,6 +110,13 @@ def shown_within(within: float | None) -> str:
     if within == 0:
         return "at once"
     return f"within {within if within is None or within < 0.001 else round(within, 3)} seconds"
+
+
+def listed(names: Collection[bytes]) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
+    shown = [repr(text(name)) for name in islice(names, MAX_LISTED)]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def text(value: bytes) -> str:

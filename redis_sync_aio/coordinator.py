@@ -127,6 +127,7 @@ class Coordinator(Names):
             raise TypeError(f"poll must be a Backoff or None, not {poll!r}")
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
         self._response_timeout = client_response_timeout(client, response_timeout)
+        self.asked_response_timeout = None if response_timeout is None else self._response_timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # in which that runs
         self._closing: asyncio.Task[None] | None = None

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ._attempts import Attempt, Attempts, Bounds, Committed
+from ._attempts import Attempt, Attempts
 from ._implicit import client_of
 from ._keys import turn_key
 from ._link.call import RETRY_FOR
@@ -28,6 +28,7 @@ from ._link.client import Client, encode
 from ._link.servers import servers_of
 from ._templates import check_template, names_from, signature_without_first
 from ._transaction import Transaction
+from ._transactions.options import Bounds, Committed
 from ._types import Name, Seconds, count, require_bool, timeout_seconds
 from .backoff import Backoff
 from .coordinator import Coordinator
@@ -226,8 +227,10 @@ async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) 
 
 def _attempts(client: Client | Coordinator, terms: Bounds) -> Attempts:
     redis = servers_of(client_of(client)).client_of(*terms.keys)
-    retry_for = client.retry_for if isinstance(client, Coordinator) else RETRY_FOR
-    return Attempts(redis, terms, retry_for, None if terms.escalate_after is None else LockTurn(client, terms.keys))
+    turn = None if terms.escalate_after is None else LockTurn(client, terms.keys)
+    if isinstance(client, Coordinator):
+        return Attempts(redis, terms, client.retry_for, turn, client.asked_response_timeout)
+    return Attempts(redis, terms, RETRY_FOR, turn)
 
 
 class LockTurn:

@@ -127,6 +127,11 @@ def _streams(writer: Any) -> TypeGuard[asyncio.StreamWriter]:
     return isinstance(writer, asyncio.StreamWriter)
 
 
+def stream(connection: Any) -> object:
+    """Return an object that lives as long as the connection stays open; another one is opened with another object."""
+    return connection._writer
+
+
 def dead_end_pool(client: Redis) -> None:
     """The same for all connections of a client's pool."""
     pool: Any = client.connection_pool

@@ -16,15 +16,17 @@ import asyncio
 import math
 from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeAlias, cast
+from weakref import WeakSet
 
 import hiredis
 import redis.exceptions
 from redis.asyncio import Redis
 
 from .._cancellation import finished
-from .adopt import pooled, write
+from ..errors import TransactionMisuse
+from .adopt import pooled, stream, write
 from .call import Reply
-from .client import client_response_timeout
+from .client import DEFAULT_TIMEOUT
 
 Encodables: TypeAlias = Sequence[Any]
 """A command as redis-py takes it."""
@@ -47,7 +49,8 @@ class Borrowed:
     def __init__(self, client: Redis, connection: Any, response_timeout: float | None = None) -> None:
         self._client = client
         self._connection = connection
-        self._response_timeout = client_response_timeout(client, response_timeout)
+        limit = connection.socket_timeout if response_timeout is None else response_timeout
+        self._response_timeout: float | None = limit  # None: no limit, as for the client's own commands
         self.in_step = True
         self.watching = False
         self.written = False
@@ -89,6 +92,20 @@ class Borrowed:
         result = callback(reply, **options)
         return await result if asyncio.iscoroutine(result) else result
 
+    @property
+    def executes(self) -> bool:
+        """Whether MULTI and EXEC were answered on this connection before: its user may use them."""
+        return stream(self._connection) in _proven
+
+    def check_executes(self, multi: Reply, executed: Reply) -> None:
+        """Take the answers to a MULTI and EXEC with nothing in between, which were sent to find out."""
+        if isinstance(multi, redis.exceptions.ResponseError):
+            return
+        if not isinstance(executed, redis.exceptions.ResponseError):
+            _proven.add(stream(self._connection))
+        elif not isinstance(executed, redis.exceptions.ExecAbortError):
+            self.in_step = False  # MULTI is open still
+
     async def give_back(self, *, drop: bool = False) -> None:
         """Give the connection back; close it if that is quicker (``drop``), or the only way to be sure of its state.
 
@@ -107,7 +124,8 @@ class Borrowed:
 
     async def _unwatch(self) -> None:
         try:
-            (answer,) = await self.exchange([UNWATCH])
+            async with asyncio.timeout(DEFAULT_TIMEOUT):  # a client without time-outs does not make a clean-up endless
+                (answer,) = await self.exchange([UNWATCH])
         except OUT_OF_REACH:
             return  # it watches still, and so is closed
         self.watching = isinstance(answer, redis.exceptions.ResponseError)
@@ -123,12 +141,28 @@ def _decoded(reply: Reply, decode: Callable[[bytes], Any]) -> Reply:
     return reply
 
 
+_proven: WeakSet[Any] = WeakSet()
+"""Streams of connections on which MULTI and EXEC were answered."""
+
+
 NEVER_DECODE = "NEVER_DECODE"
 EMPTY_RESPONSE = "EMPTY_RESPONSE"
 # Options by which redis-py's commands tell `parse_response` what to do.
 
 
 Pack: TypeAlias = Callable[[Encodables], Packed]
+
+
+def name_words(command: object) -> list[bytes]:
+    """Return the words of a command's name as they are sent: redis-py's "OBJECT ENCODING" is two words.
+
+    Raises TransactionMisuse for a name that is neither text nor bytes.
+    """
+    if isinstance(command, str):
+        command = command.encode()
+    if not isinstance(command, (bytes, bytearray, memoryview)):
+        raise TransactionMisuse(f"the name of a command must be str or bytes, not {command!r}")
+    return bytes(command).split()
 
 
 def packer(client: Redis) -> Pack:
@@ -141,7 +175,7 @@ def packer(client: Redis) -> Pack:
 
     def pack(words: Encodables) -> Packed:
         first, *rest = words
-        name = (first.encode() if isinstance(first, str) else first).split()  # "OBJECT ENCODING" is two words
+        name = name_words(first)
         arguments = [encode(word) for word in rest]
         return _pack((*name, *(bytes(it) if isinstance(it, (bytearray, memoryview)) else it for it in arguments)))
 
@@ -155,8 +189,8 @@ MULTI, EXEC, UNWATCH = (_pack((word,)) for word in (b"MULTI", b"EXEC", b"UNWATCH
 async def borrow(client: Redis, response_timeout: float | None = None) -> Borrowed:
     """Return a connection of the client's pool; an exchange over it takes ``response_timeout`` seconds at most.
 
-    None: as long as the client waits for an answer. Raises OUT_OF_REACH. On cancellation a connection that is still
-    being opened goes back to the pool by itself.
+    None: as long as the client waits for an answer, which may be without a limit. Raises OUT_OF_REACH. On cancellation
+    a connection that is still being opened goes back to the pool by itself.
     """
     connecting = _start(pooled(client), "connect")
     try:

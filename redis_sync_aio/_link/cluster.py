@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from .._clock import now
-from .._types import text
+from .._types import listed
 from .adopt import bared, opening, write
 from .following import Address, SlotPool, following
 from .wire import pack
@@ -159,7 +159,7 @@ class Cluster:
         slot, *others = {key_slot(key) for key in keys}
         if others:
             raise ValueError(
-                f"{', '.join(repr(text(key)) for key in keys)} are in several hash slots of the cluster, and "
+                f"{listed(keys)} are in several hash slots of the cluster, and "
                 "nothing can be done to them together: give the names a common hash tag, {like}:this and {like}:that"
             )
         client = self._by_slot.get(slot)

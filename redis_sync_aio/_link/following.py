@@ -81,17 +81,17 @@ class SlotPool(ConnectionPool):
     def __init__(self, cluster: Cluster, slot: int, options: dict[str, Any]) -> None:
         super().__init__(**options)
         self._cluster = cluster
-        self._slot = slot
+        self.slot = slot
 
     async def get_connection(self, *args: Any, **options: Any) -> Any:
-        shard = await self._cluster.owner(self._slot)
+        shard = await self._cluster.owner(self.slot)
         return await _pool(shard).get_connection()
 
     async def release(self, connection: Any) -> None:
         await _pool(connection.shard).release(connection)
 
     def make_connection(self) -> Any:
-        return _pool(self._cluster.shard_at(self._slot)).make_connection()
+        return _pool(self._cluster.shard_at(self.slot)).make_connection()
 
 
 def _pool(shard: Shard) -> Any:

@@ -8,6 +8,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from .client import Client
 from .cluster import Cluster
+from .following import SlotPool
 
 
 class Servers(Protocol):
@@ -38,6 +39,12 @@ class OneServer:
     def clients(self) -> list[Redis]:
         """Return the caller's client."""
         return [self._client]
+
+
+def slot_of(client: Redis) -> int | None:
+    """Return the hash slot of the keys that ``client``, one of `Servers`, is for; None: it is not of a cluster."""
+    pool = client.connection_pool
+    return pool.slot if isinstance(pool, SlotPool) else None
 
 
 def servers_of(client: Client) -> OneServer | Cluster:

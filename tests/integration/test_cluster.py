@@ -25,6 +25,7 @@ from redis_sync_aio import (
     Coordinator,
     CoordinatorClosed,
     FenceGate,
+    Lease,
     LeaseLost,
     PermissionRefused,
     StaleFence,
@@ -372,6 +373,35 @@ async def test_a_key_of_another_slot_in_a_transaction(nodes: Nodes, client: Redi
             async with lease.transaction() as tx:
                 await late(tx)
     assert await client.exists(here) == await client.exists(there) == 0
+
+
+async def test_a_key_of_another_slot_of_the_same_shard_is_not_watched(nodes: Nodes, client: RedisCluster) -> None:
+    """It would work until one of the slots is moved. Where the keys are does not matter, so nothing is sent."""
+    here, beside = nodes.name_at(0), nodes.name_at(0, "beside")
+
+    async def body(tx: Transaction) -> None:
+        await tx.get(here)
+        await tx.watch(f"{{{here}}}:more", beside)
+
+    async def crossing(tx: Transaction) -> None:
+        await tx.get(here)
+        tx.multi()
+        tx.set(here, 1)
+        tx.set(beside, 1)
+
+    async def guarded(lease: Lease) -> None:
+        async with lease.transaction() as tx:
+            await body(tx)
+
+    wrong = rf"'{beside}' is in another hash slot of the cluster than .*common hash tag"
+    with pytest.raises(TransactionMisuse, match=wrong):
+        await transaction(client, body, here)
+    with pytest.raises(TransactionMisuse, match="another hash slot"):  # as the server says
+        await transaction(client, crossing, here)
+    async with AsyncLock(client, f"{{{here}}}:lock") as lease:
+        with pytest.raises(TransactionMisuse, match=wrong):
+            await guarded(lease)
+    assert await client.exists(here) == await client.exists(beside) == 0
 
 
 async def test_redlock_takes_no_cluster(nodes: Nodes, client: RedisCluster) -> None:

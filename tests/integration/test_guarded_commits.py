@@ -309,6 +309,7 @@ async def test_it_gives_up_at_the_deadline_of_the_lease(it: Wired, own: Coordina
     lease = await AsyncLock(own, f"{it.key}:lock", ttl=0.2, auto_renew=False).acquire()
     lease._keeper.client = it.client
     it.proxy.refuse = True
+    await it.proxy.cut()
     with pytest.raises(LeaseLost):
         await commit(it, lease)
 

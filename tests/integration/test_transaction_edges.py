@@ -39,6 +39,7 @@ from redis_sync_aio.transaction import TURN_TTL
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, FaultProxy
+from ..support.transactions import prove
 from .test_transaction import in_use, watchers
 
 
@@ -47,6 +48,7 @@ async def proxied(server: EmbeddedServer, **options: Any) -> AsyncIterator[tuple
     """A proxy, and a client behind it that tries once."""
     async with FaultProxy(upstream=server.unix_socket) as proxy:
         client = Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0), **options)
+        await prove(client)
         yield proxy, client
         await client.aclose()
 

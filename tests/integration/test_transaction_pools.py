@@ -42,6 +42,9 @@ async def test_it_takes_two_round_trips(redis: Redis, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Borrowed, "exchange", counted)
     await transaction(redis, increment, "n")
+    assert sent == [4, 3]  # once for each connection: MULTI and EXEC before WATCH, to find out that they are allowed
+    sent.clear()
+    await transaction(redis, increment, "n")
     assert sent == [2, 3]
     sent.clear()
     await transaction(redis, increment, "n", exactly_once=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from redis_sync_aio import _attempts
 from redis_sync_aio._attempts import Attempts
 from redis_sync_aio._engine.possession import Possession
 from redis_sync_aio._guarded import GuardedTransaction
@@ -32,6 +33,8 @@ MUTANTS: Mapping[str, Mutant] = {
         Transaction, "_execute", "is None:\n        return None", "is None:\n        return ()"
     ),
     "what was not sent is not known": Mutant(Transaction, "_execute", "not connection.written or ", ""),
+    "nobody asks whether MULTI is allowed": Mutant(Transaction, "_send", "if connection.executes", "if True"),
+    "it asks each time": Mutant(Borrowed, "check_executes", "_proven.add(stream(self._connection))"),
     "a refused EXEC leaves MULTI open": Mutant(
         Transaction, "_execute", "isinstance(executed, redis.exceptions.ExecAbortError)", "True"
     ),
@@ -47,8 +50,15 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the idempotent is not done again": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
     "the error of the body is swallowed": Mutant(Attempts, "leave", "return False  # P7", "return True  # P7"),
-    "the body's Unreachable is taken for ours": Mutant(Attempts, "leave", " and error is tx._trouble", ""),
-    "an earlier EXEC is forgotten": Mutant(Attempts, "_give_up", "if not self._perhaps:", "if True:"),
+    "the body's Unreachable is taken for ours": Mutant(
+        _attempts, "_trouble_in", "if error is trouble:\n        return trouble", "if error:\n        return error"
+    ),
+    "trouble in a group is the body's": Mutant(
+        _attempts, "_trouble_in", "return trouble if others", "return None if others"
+    ),
+    "an earlier EXEC is forgotten": Mutant(Attempts, "_give_up", "if not self._perhaps or", "if True or"),
+    "an earlier EXEC is forgotten in a note": Mutant(Attempts, "_body_failed", "if self._perhaps:", "if False:"),
+    "what is caught inside the loop ends it": Mutant(Attempts, "__anext__", "if self._left is None:", "if True:"),
     # the marker
     "the marker is not watched": Mutant(
         Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
@@ -78,6 +88,9 @@ MUTANTS: Mapping[str, Mutant] = {
         Attempts, "_before_next", "self._conflicts >= after", "self._conflicts > after"
     ),
     "the turn is not given back": Mutant(Attempts, "_finish", "self._turn.give_back()"),
+    "whoever has the turn does not wait": Mutant(
+        Attempts, "_before_next", "elif self._delay:", "elif self._delay and not self._has_turn():"
+    ),
     "waiting for the turn has no end": Mutant(
         Attempts, "_take_turn", "None if ends is None else max(0.0, self._begun + ends - now())", "None"
     ),
@@ -87,7 +100,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the lock is not watched": Mutant(Possession, "watched", "self.keys.all[:1]", "self.keys.all[1:2]"),
     "a spent permit guards": Mutant(Possession, "loss", "else found > 0", "else True"),
     "a renewal is a conflict": Mutant(
-        GuardedTransaction, "_commit_while_held", "if self._keys != self._guards or", "if True or"
+        GuardedTransaction, "_commit_while_held", "if self._named() or now() + delay", "if True or now() + delay"
     ),
     "an unanswered guarded EXEC is repeated": Mutant(
         GuardedTransaction, "_commit_while_held", "raise self._unknown() from outcome.cause", "outcome = None"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,8 +25,10 @@ from redis_sync_aio import (
     LeaseLost,
     OutcomeUnknown,
     Transaction,
+    TransactionMisuse,
     Unreachable,
     transaction,
+    watch_retry,
 )
 from redis_sync_aio._keys import turn_key
 
@@ -46,12 +48,18 @@ class Bench:
     rules: list[tuple[bytes, Callable[[Pipe], object]]] = field(default_factory=list)
     client: Redis = field(init=False)
     turns: int = 0
+    forbidden: bytes = b""
+    """A command that the user may not run."""
 
     def on(self, command: str, act: Callable[[Pipe], object]) -> None:
         """Do something when the next such command gets to the server; False: refuse it, or lose it with its pipe."""
         self.rules.append((command.encode(), act))
 
     def permits(self, pipe: Pipe, words: Command) -> bool:
+        if words[0] == self.forbidden:
+            return False
+        if words[0] in (b"MULTI", b"EXEC") and not pipe.watching:
+            return True  # a new connection finds out whether it may use them
         for rule in self.rules:
             if rule[0] == words[0]:
                 self.rules.remove(rule)
@@ -285,6 +293,52 @@ async def check_a_refused_exec_leaves_no_multi_open(bench: Bench) -> None:
     assert bench.counted() == 0
 
 
+async def check_nothing_is_written_without_multi(bench: Bench) -> None:
+    """It is found out once for each connection, before anything is written."""
+    for bench.forbidden in (b"MULTI", b"EXEC"):
+        with pytest.raises(CommandRefused):
+            await bench.run()
+        assert bench.counted() == 0
+    bench.forbidden = b""
+    assert (await bench.run()).attempts == 1
+    before = bench.gate.delivered
+    await bench.run()
+    assert bench.gate.delivered - before == len(("WATCH", "GET", "MULTI", "SET", "INCRBY", "EXEC"))
+
+
+async def check_trouble_in_a_group_is_tried_again(bench: Bench) -> None:
+    """As when it is bare."""
+
+    async def body(tx: Transaction) -> int:
+        async with asyncio.TaskGroup() as group:
+            return await group.create_task(bench.body(tx))
+
+    bench.on("GET", lose)
+    assert (await transaction(bench.client, body, "n")).attempts == 2
+    assert bench.counted() == 1
+
+
+async def check_a_failed_body_tells_of_an_earlier_exec(bench: Bench) -> None:
+    bench.on("EXEC", cut)
+
+    async def body(tx: Transaction) -> int:
+        if bench.turns:
+            raise KeyError
+        return await bench.body(tx)
+
+    with pytest.raises(KeyError) as raised:
+        await transaction(bench.client, body, "n", idempotent=True)
+    assert "an earlier run" in "".join(getattr(raised.value, "__notes__", ()))
+
+
+async def check_what_is_caught_inside_the_loop_is_told(bench: Bench) -> None:
+    with pytest.raises(TransactionMisuse, match="inside the loop"):  # noqa: PT012
+        async for attempt in watch_retry(bench.client, "n"):
+            with suppress(KeyError):
+                async with attempt:
+                    raise KeyError
+
+
 # -- the marker --------------------------------------------------------------------------------------------
 
 
@@ -377,6 +431,18 @@ async def check_the_turn_is_due_after_so_many_conflicts(bench: Bench) -> None:
         assert (done.escalated, done.conflicts, had) == (True, 3, [False, False, True, True])
         await asyncio.sleep(1)
         assert not bench.server.exists(TURN), "the turn was not given back"
+
+
+async def check_who_has_the_turn_in_vain_waits_as_before(bench: Bench) -> None:
+    """Somebody takes no turn, and is faster each time."""
+    async with bench.gate.client() as client, Coordinator(client, response_timeout=1000) as sync:
+        for _ in range(4):
+            bench.on("MULTI", bench.ahead)
+        before = bench.gate.time
+        pauses = Backoff(initial=1, factor=1, cap=1, jitter=False)
+        done = await transaction(sync, bench.body, "n", escalate_after=1, backoff=pauses)
+        assert (done.escalated, done.conflicts) == (True, 4)
+        assert 3 <= bench.gate.time - before < 4
 
 
 async def check_waiting_for_the_turn_ends_in_time(bench: Bench) -> None:

@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "_quorum",
             "_shared",
         ),
-        *("_transaction", "_body", "_guarded", "_turn", "_executed", "_marker", "_attempts"),
+        *("_transaction", "_transactions", "_body", "_guarded", "_turn", "_executed", "_marker", "_attempts"),
     ),
     ("coordinator",),
     ("_implicit",),

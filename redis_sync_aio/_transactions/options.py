@@ -1,0 +1,48 @@
+"""What a caller asks of a transaction, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from .._executed import Replies
+from ..backoff import Backoff
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Generic[T]):
+    """A transaction that was committed, and what it took.
+
+    Attributes:
+        value: what the body returned; None in the form of a loop.
+        replies: the replies to the queued commands, in order, as the client gives them; None when ``recovered``.
+        attempts: how often the body ran, this time included.
+        conflicts: how often a watched key had been changed by others.
+        elapsed: seconds from the call to the commit.
+        escalated: it had to take its turn (``escalate_after``).
+        recovered: the answer to EXEC was lost, and the marker told that it was executed (``exactly_once``). Whether a
+            command failed when it ran is not known then.
+    """
+
+    value: T
+    replies: Replies | None
+    attempts: int
+    conflicts: int
+    elapsed: float
+    escalated: bool = False
+    recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the caller asked for, checked."""
+
+    keys: tuple[bytes, ...]
+    attempts: int
+    deadline: float | None
+    backoff: Backoff
+    idempotent: bool
+    exactly_once: bool
+    escalate_after: int | None
