@@ -19,8 +19,9 @@ from typing import TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ._clock import now
+from ._leases.choice import current_ref, ended, waits_for_itself
 from ._waiting.request import Request
-from .errors import LeaseLost, LossReason, NotHeld
+from .errors import LeaseLost, LossReason, WouldDeadlock
 from .lease import HELD, Lease, State
 
 S = TypeVar("S", bound="Share")
@@ -38,8 +39,7 @@ class Share(Lease):
         period = min(member.period for member in bundle.members)
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
         super().__init__(bundle, first.keys, bundle.token, bundle.fence, bundle.deadline(), period, terms)
-        task = asyncio.current_task()
-        self.acquirer = None if task is None else ref(task)
+        self.acquirer = current_ref()
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
@@ -53,6 +53,8 @@ class Share(Lease):
 
     def loss(self) -> LeaseLost:
         """Return the error that says how this lease was lost."""
+        if self.reason == "released":
+            return super().loss()
         self.told = True
         return self._bundle.loss()
 
@@ -99,7 +101,11 @@ class Bundle:
         self._key = key
         _bundles[key] = self
         for member in members:
-            member.on_loss = partial(self._member_lost, member)
+            self._watch(member)
+
+    def _watch(self, member: Lease) -> None:
+        member.group = self
+        member.on_loss = partial(self._member_lost, member)
 
     @staticmethod
     def find(key: Hashable) -> Bundle | None:
@@ -114,12 +120,12 @@ class Bundle:
         return [] if bundle is None else bundle.inside()
 
     @staticmethod
-    def latest(key: Hashable, error: str) -> Share:
-        """Return the share that was acquired last and is not released. Raises NotHeld, with ``error``, without one."""
-        inside = Bundle.shares_of(key)
-        if not inside:
-            raise NotHeld(error)
-        return inside[-1]
+    def check_waits(key: Hashable, name: str) -> None:
+        """Raise WouldDeadlock if a body of the current task holds the bundle of that key."""
+        task = current_ref()
+        for share in Bundle.shares_of(key):
+            if task is not None and share.bars(task):
+                raise WouldDeadlock(waits_for_itself(name, share, "go on with that lease"))
 
     def enter(self, kind: type[S]) -> S:
         """Return one more share. Raises LeaseLost when a member is lost."""
@@ -135,6 +141,10 @@ class Bundle:
     def inside(self) -> list[Share]:
         """Return the shares that were not released, oldest first; after a loss those somebody still refers to."""
         return self.shares or [share for behind in self._behind if (share := behind()) is not None]
+
+    def ownerless(self) -> bool:
+        """Return whether the tasks that acquired the shares have ended, and no owner stands for them."""
+        return all(share.acquirer is not None and ended(share.acquirer) for share in self.shares)
 
     def deadline(self) -> float:
         """Return the local time until which all members are certainly held."""
@@ -221,9 +231,9 @@ class Bundle:
         interrupted: set[object] = set()
         for share in shares:
             if share.on_loss is not None:
-                if share.acquirer in interrupted:  # a body inside another one of the same task: that one takes it along
+                if share.body in interrupted:  # a body inside another one of the same task: that one takes it along
                     share.on_loss = None
-                interrupted.add(share.acquirer)
+                interrupted.add(share.body)
             share.lose(reason)
         for other in self.members:
             other.on_loss = None

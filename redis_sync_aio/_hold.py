@@ -11,20 +11,25 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType, TracebackType
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeAlias, TypeVar, cast, get_args
+from weakref import ref
 
 import anyio.lowlevel
 
 from ._cancellation import stay_due
 from ._clock import now
 from ._guard import Guard
+from ._keeper import HELD
+from ._leases.choice import TaskRef, current_ref, ended
 from ._types import is_async, one_of
 from .errors import NotHeld, SyncError
-from .lease import HELD, Lease
+
+if TYPE_CHECKING:
+    from .lease import Lease
 
 P = ParamSpec("P")
 R = TypeVar("R")
-L = TypeVar("L", bound=Lease)
+L = TypeVar("L", bound="Lease")
 
 OnLost: TypeAlias = Literal["cancel", "event"]
 
@@ -38,7 +43,8 @@ class Hold(Generic[L]):
     May be entered in one task and left in another (fixtures, exit stacks, generators).
     """
 
-    task: asyncio.Task[object] | None = None
+    task: TaskRef | None = None
+    """The task whose body it is. Weak: a hold that is never left keeps no ended task alive."""
     lease: L | None = None
     among: Holds[L] | None = None
     """Those of the same object…"""
@@ -63,22 +69,23 @@ class Hold(Generic[L]):
         if now() >= lease.deadline and lease.is_lost():
             lease.lose("expired")
         if lease.state is not HELD:
-            raise lease.loss()
-        task = self.task = asyncio.current_task(lease._keeper.loop)  # to ask for the loop takes longer
+            lease.check()
+        task = asyncio.current_task(lease._keeper.loop)  # to ask for the loop takes longer
         if task is not None:
             self._before = task.cancelling()
+            self.task = lease.body = ref(task)
         if self._on_lost == "cancel":
             lease.on_loss = self._lost
         among = self.among
         if among is not None:
-            if task in among:
-                self.outer = among.pop(task)
-            among[task] = self
+            if self.task in among:
+                self.outer = among.pop(self.task)
+            among[self.task] = self
         return lease
 
     def _lost(self) -> None:
         """Cancel the body."""
-        task, lease = self.task, self.lease
+        task, lease = None if self.task is None else self.task(), self.lease
         if task is None or task.done():
             return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
         assert lease is not None
@@ -99,12 +106,14 @@ class Hold(Generic[L]):
         lease = self.lease
         self.task = None
         if lease is None:
-            await _not_entered("this hold()", error)
+            await _refused(_not_entered("this hold()"), error)
             return
-        lease.on_loss = None
+        lease.on_loss = lease.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
         if own is not None:
             lease.unfinished = True
+        given_back = lease.loss() if lease.reason == "released" else None
+        leaving = own or given_back
         try:
             if own is None:
                 await lease.release()
@@ -112,9 +121,13 @@ class Hold(Generic[L]):
                 lease.check_place()
                 await self._release_after(own, lease)
         except SyncError as trouble:
-            if own is None:
+            if leaving is None:
                 raise
-            _note(own, trouble)
+            _note(leaving, trouble)
+        if given_back is not None and own is None:
+            raise given_back
+        if given_back is not None and own is not None:
+            _note(own, given_back)
         if own is not None and self._guard is not None and self._guard.named(own):
             await _delivered_again(own)
 
@@ -136,7 +149,7 @@ class Hold(Generic[L]):
             stay_due(again, self._before)
 
 
-def _note(error: BaseException, trouble: SyncError) -> None:
+def _note(error: BaseException, trouble: Exception) -> None:
     """Attach what does not leave to what does, unless a body inside this one did that already."""
     note = f"redis_sync_aio: {trouble}"
     if str(trouble) != str(error) and note not in getattr(error, "__notes__", ()):
@@ -156,15 +169,58 @@ async def _delivered_again(error: BaseException) -> None:
         raise
 
 
-async def _not_entered(what: str, error: BaseException | None) -> None:
-    """Raise NotHeld, or attach it to what leaves already (P7)."""
-    trouble = NotHeld(
-        f"{what} was not entered, so there is nothing to leave: use `async with`, or enter_async_context() of an exit "
-        "stack; for a lease from acquire() use push_async_callback(lease.release)"
-    )
+async def _refused(refusal: Exception, error: BaseException | None) -> None:
+    """Raise ``refusal`` of an exit, or attach it to what leaves already (P7)."""
     if error is None:
-        raise trouble
-    _note(error, trouble)
+        raise refusal
+    _note(error, refusal)
+
+
+def _not_entered(what: str) -> NotHeld:
+    return NotHeld(
+        f"{what} was not entered, so there is nothing to leave: use `async with`, or enter_async_context() of an exit "
+        "stack; for a lease from acquire() use enter_async_context(lease)"
+    )
+
+
+def _ambiguous(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"several bodies run under {what}, none of them began in this task, and this exit does not say which one it "
+        "ends: it ends none. To leave a body in another task, enter hold(), which stands for one body"
+    )
+
+
+class LeaseContext:
+    """What every lease is itself: an ``async with`` over one body, once.
+
+    The loss of the lease cancels the body, whatever ``on_lost`` its primitive has, and the end of the body releases it.
+    """
+
+    _hold: Hold[Lease] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Enter the body.
+
+        Raises RuntimeError if a body runs under this lease already, LeaseLost or NotHeld if it is no longer held.
+        """
+        lease = await self._itself()
+        if lease.body is not None:
+            raise RuntimeError(f"a body runs under the lease on {lease.name!r} already: acquire another lease for this")
+        self._hold = Hold(self._itself, "cancel")
+        await self._hold.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        hold, self._hold = self._hold, None
+        if hold is None:
+            await _refused(_not_entered(repr(self)), error)
+        else:
+            await hold.__aexit__(kind, error, trace)
+
+    async def _itself(self) -> Lease:
+        return cast("Lease", self)
 
 
 class Enterable(ABC, Generic[L]):
@@ -172,7 +228,7 @@ class Enterable(ABC, Generic[L]):
 
     def __init__(self, on_lost: OnLost) -> None:
         self._on_lost: OnLost = check_on_lost(on_lost)
-        # Bodies entered by `async with` on the primitive itself: each task's innermost. Who entered last stands last.
+        # Bodies entered by `async with` on the primitive itself: each task's innermost, the latest task last.
         self._holds: Holds[L] = {}
 
     @abstractmethod
@@ -194,15 +250,27 @@ class Enterable(ABC, Generic[L]):
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> CoroutineType[Any, Any, None]:
-        if len(self._holds) == 1:
-            task, hold = self._holds.popitem()
-            if hold.outer is not None:
-                self._holds[task] = hold.outer
-        elif not self._holds:
-            return _not_entered(repr(self), error)  # type: ignore[return-value]
-        else:
-            hold = ending(self._holds)
+        holds = self._holds
+        hold = holds.get(current_ref()) or self._left_by_another_task()
+        if hold is None:
+            return _refused(_ambiguous(repr(self)) if holds else _not_entered(repr(self)), error)  # type: ignore[return-value]
+        task, outer = hold.task, hold.outer
+        del holds[task]
+        if outer is not None:
+            holds[task] = outer
         return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
+
+    def _left_by_another_task(self) -> Hold[L] | None:
+        """Return the hold that an exit ends whose own task has none. None if that is not certain.
+
+        It is the hold of the one task that has ended, else the only one. So a living task's hold is not ended while it
+        may have been another one's.
+        """
+        holds = list(self._holds.values())
+        left_behind = [hold for hold in holds if hold.task is None or ended(hold.task)]
+        if left_behind:
+            return left_behind[0] if len(left_behind) == 1 else None
+        return holds[0] if len(holds) == 1 and holds[0].outer is None else None
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
@@ -225,33 +293,7 @@ class Enterable(ABC, Generic[L]):
         return holding
 
 
-Holds: TypeAlias = dict[asyncio.Task[object] | None, Hold[L]]
-
-
-def ending(holds: Holds[L]) -> Hold[L]:
-    """Take out the hold whose body ends here.
-
-    It is this task's innermost. If the task has none, it is the latest whose task has ended (a body may end in another
-    task than it began in); else the latest whose lease is lost (nothing more can be lost with it); else the latest. Of
-    tasks, the latest is the one to enter last.
-    """
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # in a forked child the parent's loop does not run
-        task = None
-    if task not in holds:
-        latest = list(reversed(holds))
-        ended = (other for other in latest if other is None or other.done())
-        lost = (other for other in latest if _is_lost(holds[other]))
-        task = next(ended, next(lost, latest[0]))
-    hold = holds.pop(task)
-    if hold.outer is not None:
-        holds[task] = hold.outer
-    return hold
-
-
-def _is_lost(hold: Hold[L]) -> bool:
-    return hold.lease is not None and hold.lease.is_lost()
+Holds: TypeAlias = dict[TaskRef | None, Hold[L]]
 
 
 def check_on_lost(value: OnLost) -> OnLost:

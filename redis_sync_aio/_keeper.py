@@ -1,14 +1,28 @@
-"""What a lease needs of those around it."""
+"""Where a lease is in its life, and the protocols that it relies on."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from ._link.client import Client
 
 if TYPE_CHECKING:
     from .lease import Lease
+
+
+class State(Enum):
+    """Where a lease is in its life."""
+
+    HELD = "held"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+HELD, RELEASED = State.HELD, State.RELEASED
 
 
 class Keeper(Protocol):
@@ -51,6 +65,14 @@ class Namesakes(Protocol):
 
     def release_sent(self, identity: bytes, /) -> None: ...
     def release_answered(self, identity: bytes, /) -> None: ...
+
+
+class Group(Protocol):
+    """What leases stand on this one, which is then released by them only."""
+
+    @property
+    def shares(self) -> Sequence[Lease]: ...
+    def ownerless(self) -> bool: ...
 
 
 class Releaser(Protocol):

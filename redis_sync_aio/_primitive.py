@@ -13,12 +13,14 @@ from dataclasses import replace
 from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn, get_args
+from weakref import ref
 
 from ._cancellation import undo_in
 from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, PermitsView, Released, Send, read_permits
 from ._hold import Enterable, Hold, OnLost
 from ._implicit import client_of, coordinator_for
 from ._keys import Engine, Keys
+from ._leases.choice import current_ref, to_release
 from ._link.call import Argument, Call, Reply
 from ._link.client import Client, encode
 from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
@@ -38,6 +40,7 @@ class Primitive(Enterable[Lease]):
     """Base of everything that is acquired; see the top of this module."""
 
     _weight = 0  # of a request for permits; a lock has none
+    _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
     _limit = 0
     _closing: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
@@ -95,6 +98,9 @@ class Primitive(Enterable[Lease]):
                 shorter than the coordinator's ``response_timeout``).
             Unreachable: Redis did not answer (within ``timeout``, or ``retry_for`` of the coordinator).
             CommandRefused: the server answered with an error (out of memory, no permission, wrong key type …).
+            WouldDeadlock: a body of this very task holds it, so that the task would wait for itself. Raised for what
+                excludes everybody else (a lock, the write side), before anything is sent, unless the body goes on when
+                its lease is lost (``on_lost="event"``).
             CoordinatorClosed, WrongContext: the coordinator can not be used, or was closed meanwhile.
             TypeError, ValueError: a bad argument; nothing was sent.
 
@@ -118,7 +124,7 @@ class Primitive(Enterable[Lease]):
                 undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))
                 raise
             assert lease is not None  # it waits
-            lease.task = task
+            lease.acquirer = ref(task)
             return lease
         return await self._acquire(self._request(ttl, identity, timeout))
 
@@ -149,26 +155,24 @@ class Primitive(Enterable[Lease]):
     # -- releasing and looking -------------------------------------------------------------------------
 
     async def release(self, *, identity: Name | None = None) -> None:
-        """Release the current task's lease of it, or with ``identity`` the lease of that identity.
+        """Release the latest lease of it that the current task acquired, or with ``identity`` that identity's lease.
 
-        Of several its oldest; if it has acquired none, the oldest that this process holds: a lease may be released
-        by another task than the one that acquired it.
+        If the task has acquired none, it releases the lease of a task that has ended, if there is exactly one. It never
+        releases what a living task acquired, or what stands under a reentrant lock, a multi-lock or a Redlock: release
+        that lease itself (``lease.release()``).
 
         Raises:
-            NotHeld: this process holds no lease of it; or it is not held by that identity (then nothing
-                was changed).
+            NotHeld: there is no such lease (the message says which task of this process holds one); or it is not held
+                by that identity. Nothing was changed.
             LeaseLost, Unreachable, CommandRefused: as `Lease.release`.
             CoordinatorClosed, WrongContext: the coordinator can not be used. TypeError, ValueError: a bad identity.
 
         On cancellation the release goes on in the background.
         """
         if identity is None:
-            held = self._held()
-            if not held:
-                raise NotHeld(f"{self.name!r} is not held by this process: release the lease where it was acquired")
-            task = current_task()
-            own = [lease for lease in held if lease.is_of(task)]
-            await (own or held)[0].release()
+            local = self._known()
+            own = None if local is None else local.leases.latest(current_ref(), self._side)
+            await (own or to_release(self._held(), repr(self.name))).release()
             return
         token = self._encode(identity, "identity")
         local = self._known()
@@ -292,6 +296,8 @@ class Primitive(Enterable[Lease]):
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
         local = self._local()
+        if request.wait and request.identity is None and (local.leases or local.cohorts):
+            local.check_waits(request)
         if not request.shared:
             return self._ticket(local, request)
         if not (local.hub.pushes and local.hub.burst):

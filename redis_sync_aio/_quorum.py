@@ -17,7 +17,7 @@ import asyncio
 import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import partial
+from weakref import ReferenceType, ref
 
 from ._bundle import Bundle
 from ._clock import now
@@ -128,7 +128,7 @@ class Quorum(Bundle):
     # -- servers that come back ------------------------------------------------------------------------
 
     def _rejoin_in(self, seconds: float) -> None:
-        self._rejoining = self.loop.call_later(seconds, self._rejoin, seconds)
+        self._rejoining = self.loop.call_later(seconds, _if_there, ref(self), lambda it: it._rejoin(seconds))
 
     def _rejoin(self, seconds: float) -> None:
         held = {self._where[member] for member in self.held()}
@@ -153,7 +153,7 @@ class Quorum(Bundle):
                     self._where = {member: at for member, at in self._where.items() if at != bid.server}
                     self._where[lease] = bid.server
                     self.members = tuple(self._where)
-                    lease.on_loss = partial(self._member_lost, lease)
+                    self._watch(lease)
         self._rejoin_in(seconds)
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Quorum(Bundle):
         if left <= 0:
             self._end(min(self.members, key=_certain), "expired")
         else:
-            self._timer = self.loop.call_later(left, self._look)
+            self._timer = self.loop.call_later(left, _if_there, ref(self), Quorum._look)
 
     def _member_lost(self, member: Lease) -> None:
         if not self._releasing and len(self.held()) < self._fewest:
@@ -188,6 +188,13 @@ class Quorum(Bundle):
             if what is not None:
                 what.cancel()
         self._timer = self._rejoining = None
+
+
+def _if_there(quorum: ReferenceType[Quorum], do: Callable[[Quorum], None]) -> None:
+    """Do it, unless all who had a share forgot it: a timer must not keep it."""
+    found = quorum()
+    if found is not None:
+        do(found)
 
 
 class _Releasing:

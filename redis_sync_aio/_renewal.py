@@ -40,6 +40,7 @@ class Renewals:
         engine: Callable[[], LuaEngine],
         leases: Callable[[], Iterable[Lease]],
         forget: Callable[[Lease], None],
+        loosen: Callable[[Lease], bool],
         retry_for: float,
         patience: float,
         check_place: Callable[[], None],
@@ -52,13 +53,12 @@ class Renewals:
         self._engine = engine
         self._leases = leases
         self._forget = forget
+        self._loosen = loosen
         self.retry_for = retry_for
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self.under_way = UnderWay()
         self._unanswered = Unanswered()
-
-    # -- keeping ---------------------------------------------------------------------------------------
 
     def keep(self, lease: Lease) -> None:
         """Keep ``lease`` from now on."""
@@ -95,6 +95,9 @@ class Renewals:
                 if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
                     if late > lease.period / 3:
                         _warn_late(lease, late)
+                    if self._loosen(lease):
+                        next_look = time  # nobody may refer to it: it is gone when this look ends
+                        continue
                     self._renew(lease)
                 if not lease.renewing:
                     next_look = min(next_look, lease.renew_at)
@@ -216,8 +219,6 @@ class Renewals:
         lease.follow(other)
         lease.prolonged()
         self.keep(lease)
-
-    # -- Keeper, for leases ----------------------------------------------------------------------------
 
     def forget(self, lease: Lease) -> None:
         """Keep ``lease`` no longer: it is lost."""

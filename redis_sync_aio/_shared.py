@@ -11,10 +11,12 @@ import asyncio
 import math
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+from weakref import ReferenceType
 
 from ._clock import now
 from ._engine.outcomes import RANGE
 from ._keeper import Keeper
+from ._leases.forgotten import weakly
 from .errors import LeaseLost, LossReason
 from .lease import HELD, RELEASED, Lease, State
 
@@ -85,6 +87,7 @@ class Base(Lease):
         self._range = RANGE
         self.shares: list[SharedLease] = []
         self.wanted, self.sound, self.share_ended = False, True, None
+        self._loose: dict[ReferenceType[SharedLease], None] = {}  # whose task has ended
         self._reserved(fence, RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
@@ -120,14 +123,41 @@ class Base(Lease):
             else:
                 self.wanted = False
 
+    def everybody(self) -> list[SharedLease]:
+        """Return all shares, also those that only references keep."""
+        if not self._loose:
+            return self.shares
+        return [*self.shares, *(share for reference in self._loose if (share := reference()) is not None)]
+
+    def loosen(self) -> None:
+        """Leave the shares whose task has ended to those who refer to them. Nobody joins what is theirs."""
+        for share in [share for share in self.shares if share.ownerless()]:
+            self.cohort.part_with(self)
+            self.shares.remove(share)
+            self._loose[weakly(share, self.cohort.loop, self._forgotten)] = None
+
+    def tighten(self, share: SharedLease) -> None:
+        """Know ``share``, which ends now, as any other."""
+        for reference in list(self._loose):
+            if reference() is share:
+                del self._loose[reference]
+                self.shares.append(share)
+
+    def _forgotten(self, reference: ReferenceType[SharedLease]) -> None:
+        """Stop renewing for a share that nothing refers to."""
+        self._loose.pop(reference, None)
+        self.one_left()
+        if not self.shares and not self._loose:
+            self.auto_renew, self.renew_at = False, self.deadline
+
     def prolonged(self) -> None:
         """Let the shares last as long."""
-        for share in self.shares:
+        for share in self.everybody():
             share.deadline = min(share.ends, self.deadline)
 
     def look_at_shares(self, time: float) -> None:
         """End those whose own time is up; their timers do not count time asleep."""
-        for share in list(self.shares):
+        for share in list(self.everybody()):
             if time >= share.ends:
                 share.lose("expired")
 
@@ -190,8 +220,6 @@ class SharedLease(Lease):
     ends = math.inf
     """When it ends, whether its base is renewed or not (local clock)."""
     weight = 1
-    task: Task | None
-    """Who has it."""
     commits = 0
     """So many guarded commits are under way, or may be."""
     _timer: asyncio.TimerHandle | None
@@ -203,7 +231,6 @@ class SharedLease(Lease):
         self._keeper = cohort
         self._terms = request
         self._timer = None
-        self.task = None
         self.base = base
         base.shares.append(self)
         if base.wanted:
@@ -313,13 +340,8 @@ class SharedLease(Lease):
             base.share_ended = None
         return True
 
-    def is_of(self, task: Task | None) -> bool:
-        """Return whether ``task`` acquired it."""
-        return self.task is task
-
     def leave(self) -> None:
-        """It ends: the base may have another one now."""
-        self.task = None
+        """End it: the base may have another one now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -338,7 +360,10 @@ class SharedLease(Lease):
         On cancellation the release goes on in the background: it is never torn in half.
         """
         keeper = self._keeper
-        if keeper.thread == get_ident() and keeper.loop.is_running() and self.state is HELD and keeper.passed_on(self):
-            self.state, self.task = RELEASED, None
-            return
+        if keeper.thread == get_ident() and keeper.loop.is_running() and self.state is HELD and self.base.sound:
+            if self.body is not None:
+                self.end_body()
+            if keeper.passed_on(self):
+                self.state = RELEASED
+                return
         await super().release()

@@ -159,6 +159,7 @@ class Coordinator(Names):
             lambda: self.engine,
             self._all_leases,
             self._forget_lease,
+            self._loosen_lease,
             self.retry_for,
             self._response_timeout,
             self.check_place,

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-LossReason = Literal["expired", "taken", "unreachable", "closed"]
+LossReason = Literal["expired", "taken", "unreachable", "closed", "released"]
 
 EXPLAINED: dict[LossReason, str] = {
     "expired": "it is gone from the server: ttl or max_hold ran out, it was released elsewhere, or its key deleted. "
@@ -24,6 +24,7 @@ EXPLAINED: dict[LossReason, str] = {
     "unreachable": "Redis could not be reached before the deadline to renew it. Do not write any more; check the "
     "server and the network, or give it a longer ttl",
     "closed": "the coordinator or its client was closed while it was held. Close it after the bodies have ended",
+    "released": "another task released it while this body ran. Release it in the task whose body runs, or end the body",
 }
 
 
@@ -81,6 +82,7 @@ class LeaseLost(SyncError):
     - ``"taken"``: another token is under the key, so somebody else holds the lock now.
     - ``"unreachable"``: the deadline passed while Redis could not be reached to renew the lease.
     - ``"closed"``: this process gave it up: its coordinator, or its client, was closed under it.
+    - ``"released"``: another task of this process released it while the body ran.
     """
 
     def __init__(self, message: str, *, name: str, reason: LossReason) -> None:

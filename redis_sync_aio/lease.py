@@ -14,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from enum import Enum
 from typing import TYPE_CHECKING
-from weakref import ReferenceType
 
 from ._clock import now
 from ._guarded import GuardedTransaction
-from ._keeper import Keeper, Namesakes, Releaser, Terms
+from ._hold import LeaseContext
+from ._keeper import HELD as HELD
+from ._keeper import RELEASED as RELEASED
+from ._keeper import Group, Keeper, Namesakes, Releaser, Terms
+from ._keeper import State as State
+from ._leases.choice import TaskRef, ended
 from ._link.client import Client
 from ._link.servers import servers_of
 from ._lost import Lost
@@ -33,20 +36,10 @@ if TYPE_CHECKING:
     from ._link.call import Argument, Reply
 
 
-class State(Enum):
-    """Where a lease is in its life."""
-
-    HELD = "held"
-    RELEASING = "releasing"
-    RELEASED = "released"
-    LOST = "lost"
-
-
-HELD, RELEASED = State.HELD, State.RELEASED
 _ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
 
 
-class Lease(Recorded):
+class Lease(Recorded, LeaseContext):
     """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
 
     Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
@@ -83,8 +76,12 @@ class Lease(Recorded):
     """Of a reader's lease that was upgraded: the writer's."""
     upgrader: Lease | None = None
     """Whose permit this is: which of those who read by it is, or is to become, the writer."""
-    acquirer: ReferenceType[asyncio.Task[object]] | None = None
-    """Which task acquired it, if others may, too. Weak: a task that forgets to release must not stay for that."""
+    acquirer: TaskRef | None = None
+    """The task that acquired it; None: an owner that is not a task. Weak: a forgotten lease keeps no task alive."""
+    body: TaskRef | None = None
+    """The task whose body runs under it, in an ``async with``."""
+    group: Group | None = None
+    """The lease over several, or of several, that stands on this one."""
     attempt = b""
     """What made its reader the writer; empty: it was acquired as it is."""
     replayed = False
@@ -172,8 +169,8 @@ class Lease(Recorded):
         return max(0.0, self.deadline - now()) if self.state is HELD else 0.0
 
     def is_lost(self) -> bool:
-        """Return whether it is gone although nobody released it."""
-        return self.state is State.LOST or (self.state is HELD and now() >= self.deadline)
+        """Return whether it ended before its holder released it."""
+        return self.reason is not None or (self.state is HELD and now() >= self.deadline)
 
     def check(self) -> None:
         """Raise LeaseLost if the lease is lost, NotHeld if it was released; no command is sent.
@@ -255,6 +252,8 @@ class Lease(Recorded):
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns. Idempotent.
 
+        A body that runs under it in another task is cancelled, and ends with LeaseLost (reason "released").
+
         Raises:
             LeaseLost: it was lost before; nothing was changed on the server, whoever holds it keeps it.
             Unreachable: no answer, after retries; the lock then ends with its ttl.
@@ -273,15 +272,31 @@ class Lease(Recorded):
             self.lose("expired")
         if self.state is State.LOST:
             raise self.loss()
+        if self.body is not None:
+            self.end_body()
         # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
         outcome: asyncio.Future[None] = keeper.loop.create_future()
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
         self.give_back()
         await outcome
 
-    def is_of(self, task: asyncio.Task[object] | None) -> bool:
-        """Return whether ``task`` acquired it."""
-        return self.acquirer is not None and self.acquirer() is task
+    def end_body(self) -> None:
+        """End the body that another task than the current one runs under it, as a loss would."""
+        if self.body is not None and self.reason is None and self.body() is not asyncio.current_task():
+            self.reason = "released"
+            self._notify_lost()
+
+    def ownerless(self) -> bool:
+        """Return whether the task that acquired it has ended, and no identity or owner stands for it."""
+        if self.group is not None:
+            return self.group.ownerless()
+        return self.acquirer is not None and self.identity is None and ended(self.acquirer)
+
+    def bars(self, task: TaskRef) -> bool:
+        """Return whether it is held until a body of ``task`` ends, so that this task must not wait for its end."""
+        if self.group is not None:
+            return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
+        return self.state is HELD and self.body == task and self.on_loss is not None
 
     def committing(self, number: int) -> None:
         """``number`` more guarded commits are under way (negative: fewer)."""
@@ -363,10 +378,13 @@ class Lease(Recorded):
             if self.writer is not None:  # first: what forgets us may give the permit back
                 self.writer.lose(reason)
             self._keeper.forget(self)
-            if self._lost is not None:
-                self._lost._set()
-            if self.on_loss is not None:
-                self.on_loss()
+            self._notify_lost()
+
+    def _notify_lost(self) -> None:
+        if self._lost is not None:
+            self._lost._set()
+        if self.on_loss is not None:
+            self.on_loss()
 
     def __repr__(self) -> str:
         return (

@@ -13,6 +13,7 @@ from ._cancellation import undo_in
 from ._clock import now
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
+from ._leases.choice import to_release
 from ._link.client import Client, Same, running_loop
 from ._types import Name, Seconds, shown_within, timeout_seconds
 from ._waiting.together import try_together
@@ -172,16 +173,16 @@ class AsyncMultiLock(Enterable[MultiLease]):
     # -- releasing and looking -------------------------------------------------------------------------
 
     async def release(self) -> None:
-        """Release the lease over these names that was acquired in this event loop, from this client.
+        """Release the lease over these names that the current task acquired, as `AsyncLock.release`.
 
         Raises:
-            NotHeld: there is none. (A lease over other names, or of one lock, is not meant.)
+            NotHeld: there is none, or it is another living task's. (A lease over other names, or of one lock, is not
+                meant.)
             LeaseLost, Unreachable: as `Lease.release`.
 
         On cancellation the release goes on in the background.
         """
-        error = f"{self._shown()} are not held together by this process: release the lease itself"
-        await Bundle.latest(self._key(), error).release()
+        await to_release(Bundle.shares_of(self._key()), self._shown()).release()
 
     async def locked(self) -> bool:
         """Return whether anybody holds any of the locks. One round trip; errors and cancellation as in `statistics`."""

@@ -16,6 +16,7 @@ from ._clock import now
 from ._guarded import GuardedTransaction
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
+from ._leases.choice import to_release
 from ._link.client import Same, running_loop
 from ._quorum import Quorum, majority
 from ._types import Name, Seconds, positive_seconds, shown_within, timeout_seconds
@@ -174,6 +175,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         if within == 0:
             lease = await self.try_acquire(ttl=ttl)
             return self._not_in_time(within) if lease is None else lease
+        Bundle.check_waits(self._key(), self.name)
         ends = math.inf if within is None else now() + within
         trouble_ends, delays = math.inf, iter(AGAIN)
         beside = None  # who holds it on this server has no majority
@@ -222,17 +224,16 @@ class AsyncRedlock(Enterable[RedlockLease]):
     # -- releasing and looking -------------------------------------------------------------------------
 
     async def release(self) -> None:
-        """Release the lease of it that was acquired in this event loop, from these clients.
+        """Release the lease of it that the current task acquired, as `AsyncLock.release`.
 
         Raises:
-            NotHeld: there is none.
+            NotHeld: there is none, or it is another living task's.
             LeaseLost: it was lost before. Unreachable, CommandRefused: of so many servers that the others are no
                 majority; it is released there as soon as they answer, or ends with its ttl.
 
         On cancellation the release goes on in the background.
         """
-        error = f"{self.name!r} is not held by this process: release the lease itself"
-        await Bundle.latest(self._key(), error).release()
+        await to_release(Bundle.shares_of(self._key()), repr(self.name)).release()
 
     async def force_release(self) -> int:
         """Take the lock away from whoever holds it, on all servers that answer; return on how many it was held.
@@ -367,6 +368,8 @@ class AsyncRedlock(Enterable[RedlockLease]):
             return None
         for bid in bids.all:
             bid.used = bid.server in held
+            if bid.used and (task := asyncio.current_task()) is not None:
+                bid.local.leases.acquired(held[bid.server], task)
         return bundle.enter(RedlockLease)
 
     def _trouble(self, bids: Sequence[Bid]) -> SyncError:

@@ -12,7 +12,7 @@ from ._keys import Engine
 from ._link.client import Client, Same, running_loop
 from ._types import Name, Seconds, timeout_seconds, ttl_ms
 from .coordinator import Coordinator
-from .errors import AcquireTimeout, WrongContext
+from .errors import AcquireTimeout, NotHeld, WrongContext
 from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
@@ -95,7 +95,7 @@ class AsyncReentrantLock(Enterable[Lease]):
         """
         timeout_seconds(timeout)
         key = self._key(owner)
-        if (inside := self._enter(key, ttl)) is not None:
+        if (inside := self._enter(key, owner, ttl)) is not None:
             return inside
         try:
             lease = await self._lock.acquire(timeout=timeout, ttl=ttl)
@@ -103,7 +103,7 @@ class AsyncReentrantLock(Enterable[Lease]):
             if not self._lock._leases():
                 raise
             raise self._held_here(error) from error
-        return Bundle(key, (lease,)).enter(Share)
+        return self._owned(Bundle(key, (lease,)), owner)
 
     async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
         """Return a lease, or None when others hold the lock or wait for it. One round trip, or none as in `acquire`.
@@ -111,10 +111,10 @@ class AsyncReentrantLock(Enterable[Lease]):
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
         """
         key = self._key(owner)
-        if (inside := self._enter(key, ttl)) is not None:
+        if (inside := self._enter(key, owner, ttl)) is not None:
             return inside
         lease = await self._lock.try_acquire(ttl=ttl)
-        return None if lease is None else Bundle(key, (lease,)).enter(Share)
+        return None if lease is None else self._owned(Bundle(key, (lease,)), owner)
 
     def hold(
         self,
@@ -148,9 +148,11 @@ class AsyncReentrantLock(Enterable[Lease]):
 
         On cancellation the release goes on in the background.
         """
-        who = "this task" if owner is None else f"the owner {owner!r}"
-        release = "release the lease itself, or name the owner that acquired it"
-        await Bundle.latest(self._key(owner), f"{self.name!r} is not held by {who}: {release}").release()
+        inside = Bundle.shares_of(self._key(owner))
+        if not inside:
+            who = "this task" if owner is None else f"the owner {owner!r}"
+            raise NotHeld(f"{self.name!r} is not held by {who}: release the lease itself, or name the owner of it")
+        await inside[-1].release()
 
     def depth(self, *, owner: Hashable | None = None) -> int:
         """Return how many leases of this lock the owner (None: the current task) has not released. No command."""
@@ -178,14 +180,21 @@ class AsyncReentrantLock(Enterable[Lease]):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _enter(self, key: Hashable, ttl: Seconds | None) -> Lease | None:
+    def _enter(self, key: Hashable, owner: Hashable | None, ttl: Seconds | None) -> Lease | None:
         """Return one lease more if the owner holds the lock."""
         bundle = Bundle.find(key)
         if bundle is None:
             return None
         if ttl is not None:
             ttl_ms(ttl)  # not used, but checked
-        return bundle.enter(Share)
+        return self._owned(bundle, owner)
+
+    def _owned(self, bundle: Bundle, owner: Hashable | None) -> Share:
+        """Return one lease more. What a named owner holds is not the task's that acquires it."""
+        share = bundle.enter(Share)
+        if owner is not None:
+            share.acquirer = None
+        return share
 
     def _held_here(self, error: AcquireTimeout) -> AcquireTimeout:
         return AcquireTimeout(

@@ -65,7 +65,7 @@ class Side(PermitPrimitive):
         return lease
 
     def _held(self) -> list[Lease]:
-        return [lease for lease in self._leases() if lease.weight == self._weight]  # the other side has the same keys
+        return [lease for lease in self._leases() if lease.weight == self._side]  # the other side has the same keys
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000}>"
@@ -85,7 +85,7 @@ class ReadSide(Side):
             ...
     """
 
-    _weight = 1
+    _weight = _side = 1
 
 
 class WriteSide(Side):
@@ -100,7 +100,7 @@ class WriteSide(Side):
             ...
     """
 
-    _weight = WHOLE
+    _weight = _side = WHOLE
 
 
 class AsyncReadWriteLock:

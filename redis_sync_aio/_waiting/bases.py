@@ -196,7 +196,7 @@ class Bases(ABC):
     def lost(self, base: Base) -> None:
         """The server lease is gone: who has it loses it, and nobody gets it."""
         self._forget(base)
-        shares, base.shares = base.shares, []
+        shares, base.shares = base.everybody(), []
         for share in shares:
             share.lose(base.reason or "expired")
         base.one_left()
@@ -224,13 +224,14 @@ class Bases(ABC):
         """End ``lease``; the server hears of it unless another task has the base then."""
         assert isinstance(lease, SharedLease)
         base = lease.base
+        base.tighten(lease)
         if self.thread and self.passed_on(lease):
             lease.release_ended(None)
             return
         base.shares.remove(lease)
         base.one_left()
         lease.leave()
-        if base.shares:
+        if base.everybody():
             lease.release_ended(None)
             return
         base.releasers = [*(base.releasers or ()), LastShare(lease)]
@@ -240,6 +241,7 @@ class Bases(ABC):
         """``lease`` is lost. By its own end: then it is not handed on, since its task may go on writing."""
         assert isinstance(lease, SharedLease)
         base = lease.base
+        base.tighten(lease)
         lease.leave()
         if lease not in base.shares:
             return  # the base is lost
@@ -247,7 +249,7 @@ class Bases(ABC):
         base.one_left()
         if now() >= base.deadline:
             base.lose("expired")
-        elif base.shares:
+        elif base.everybody():
             self.part_with(base)
         else:
             self.give_back(base)

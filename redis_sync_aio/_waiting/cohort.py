@@ -24,6 +24,7 @@ import asyncio
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from .._cancellation import undo_in
 from .._clock import now
@@ -106,7 +107,7 @@ class Cohort(Bases):
             undo_in(self.loop, partial(cohort.task_cancelled, answer, request))
             raise
         if lease is not None:
-            lease.task = task
+            lease.acquirer = None if task is None else ref(task)
         return lease
 
     def enter(self, request: Request) -> Awaited | None:
@@ -127,6 +128,7 @@ class Cohort(Bases):
                 answer.set_result(lease)
                 return answer
         if request.wait:
+            self._check_waits(request)
             self.line.append((answer, request, self._asked))
             if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
                 self._ask()
@@ -138,6 +140,18 @@ class Cohort(Bases):
             timer = self.loop.call_later(request.timeout, self._time_out, answer, request.timeout)
             answer.add_done_callback(lambda _: timer.cancel())
         return answer
+
+    def _check_waits(self, request: Request) -> None:
+        """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
+        if self._together:
+            suspect = any(base.upgrader is not None for base in self.bases)
+        elif not self._weight or self._writes:  # there is one share at most
+            task = asyncio.current_task(self.loop)
+            suspect = any(s.body is not None and s.body() is task for base in self.bases for s in base.shares)
+        else:
+            return
+        if suspect:
+            self.local.check_waits(request)
 
     def _at_once(self, request: Request) -> SharedLease | None:
         """Take a base that rests, or join the readers."""

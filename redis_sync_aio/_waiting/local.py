@@ -1,7 +1,6 @@
-"""A name as this process sees it: who waits here, the tickets out, the leases held.
+"""A name as this process sees it: its waiters, its tickets at the server, its leases.
 
-What the server knows is a ticket; who waits in this process is known here. A waiter has a ticket of his own, or
-shares those of a cohort (`cohort.py`). The object exists while there is something to know and is forgotten afterwards.
+A waiter has a ticket of its own, or shares those of a cohort (`cohort.py`). The object exists while there is one of them.
 
 Healing (P3). A wake-up may be lost with its connection, a holder may die, and other clients may delete the key or give
 it another end. So somebody looks again when the present holder's lease should have ended, and every few seconds. One
@@ -20,6 +19,8 @@ from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
 from .._engine.outcomes import WHOLE, Look
 from .._keys import Keys, KnownAs, PermitKeys
+from .._leases.choice import current_ref, refuse_deadlock
+from .._leases.held import HeldLeases
 from .._link.call import Argument, Call
 from .._shared import Base
 from .._types import shown_within, text
@@ -94,7 +95,7 @@ class LocalName:
         """What the server knows us as."""
         self.name = text(keys.name)
         self.tickets: dict[int, Ticket] = {}  # oldest first
-        self.leases: dict[Lease, None] = {}  # on the server
+        self.leases = HeldLeases()
         self.namesakes: Namesakes | None = None  # once somebody asked by an identity
         self.cohorts: dict[tuple[int, int], Cohort] = {}  # by weight and limit of what they want
         self._many = MANY  # of them: time to forget those that nobody uses
@@ -277,7 +278,7 @@ class LocalName:
         """Make the lease for a grant, and keep it."""
         kind = Base if request.shared else Lease
         lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
-        self.leases[lease] = None
+        self.leases.add(lease)
         if request.identity is not None:
             self.by_identity().hold(lease)
         self.hub.renewals.keep(lease)
@@ -313,11 +314,28 @@ class LocalName:
             found = self.cohorts[key] = Cohort(self, request)
         return found
 
+    def loosen(self, lease: Lease) -> bool:
+        """Leave ``lease`` to those who refer to it if its task has ended; return whether that is new."""
+        if isinstance(lease, Base):
+            lease.loosen()
+            return False
+        return lease.ownerless() and self.leases.loosen(lease, self.hub.loop, self.forget_if_idle)
+
+    def check_waits(self, request: Request) -> None:
+        """Raise WouldDeadlock if the current task would wait for the end of a body of its own.
+
+        Not for permits of a semaphore, whose limit may grow.
+        """
+        task = current_ref()
+        if task is not None and (not request.weight or request.limit == WHOLE):
+            shares = (share for cohort in self.cohorts.values() for base in cohort.bases for share in base.everybody())
+            refuse_deadlock(self.name, (*self.leases.of_task(task), *shares), task, request.reads)
+
     def held(self) -> list[Lease]:
         """Return the leases that tasks have, the oldest first of those on the server."""
         found = [lease for lease in self.leases if not isinstance(lease, Base)]
         bases = [lease for lease in self.leases if isinstance(lease, Base)]
-        return [*found, *(share for base in bases for share in base.shares)]
+        return [*found, *(share for base in bases for share in base.everybody())]
 
     def resized(self, old: int, new: int) -> None:
         """The limit of these permits was changed."""
@@ -336,9 +354,9 @@ class LocalName:
 
     def task_of(self, token: bytes | None) -> str | None:
         """Return the name of the task that has the base of that token."""
-        shares = [share for lease in self.leases if isinstance(lease, Base) for share in lease.shares]
-        names = [share.task.get_name() for share in shares if share.task is not None and share.wire_token == token]
-        return names[0] if names else None
+        shares = [share for lease in self.leases if isinstance(lease, Base) for share in lease.everybody()]
+        tasks = [share.acquirer() for share in shares if share.acquirer is not None and share.wire_token == token]
+        return next((task.get_name() for task in tasks if task is not None), None)
 
     def give_up(self, why: str) -> None:
         """End all that wait, with CoordinatorClosed."""
@@ -354,7 +372,7 @@ class LocalName:
 
     def drop(self, lease: Lease) -> None:
         """Forget ``lease``."""
-        self.leases.pop(lease, None)
+        self.leases.discard(lease)
         if self.namesakes is not None:
             self.namesakes.drop(lease)
         self.forget_if_idle()

@@ -64,6 +64,10 @@ class Names(ABC):
     def _all_leases(self) -> list[Lease]:
         return [lease for local in self.locals.values() for lease in local.leases]
 
+    def _loosen_lease(self, lease: Lease) -> bool:
+        local = self.locals.get(lease.keys.id)
+        return local is not None and local.loosen(lease)
+
     def _forget_lease(self, lease: Lease) -> None:
         local = self.locals.get(lease.keys.id)
         if local is not None:

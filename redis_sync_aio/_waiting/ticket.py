@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
-from weakref import ref
 
 from .._cancellation import undo_in
 from .._clock import EARLY, now
@@ -393,6 +392,6 @@ async def acquire(local: LocalName, request: Request) -> Lease | None:
     except BaseException:
         undo_in(local.hub.loop, partial(ticket.task_cancelled, future))
         raise
-    if lease is not None and request.weight and (task := asyncio.current_task()) is not None:
-        lease.acquirer = ref(task)
+    if lease is not None and (task := asyncio.current_task(local.hub.loop)) is not None:
+        local.leases.acquired(lease, task)
     return lease

@@ -49,7 +49,11 @@ async def try_together(names: Sequence[LocalName], request: Request) -> tuple[li
         for ticket in tickets:
             ticket.sent, ticket.call = sent, call
     try:
-        return [await future for future in futures], free
+        leases = [await future for future in futures]
+        for name, lease in zip(names, leases, strict=True):
+            if lease is not None and (task := asyncio.current_task()) is not None:
+                name.leases.acquired(lease, task)
+        return leases, free
     except BaseException:
         for ticket, future in zip(tickets, futures, strict=True):
             undo_in(hub.loop, partial(ticket.task_cancelled, future))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncReentrantLock, Coordinator, Lease, LeaseLost, Unreachable
+from redis_sync_aio import AsyncLock, AsyncReentrantLock, Coordinator, Lease, LeaseLost, NotHeld, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
 
@@ -206,16 +206,12 @@ async def test_p12_closing_the_coordinator_ends_all_levels(redis: Redis) -> None
     assert await redis.get(NAME) is None
 
 
-async def test_p6_the_lock_was_released_by_a_foreign_hand_of_this_process(
-    lock: AsyncReentrantLock, sync: Coordinator
-) -> None:
-    """Nobody told us, but the lease underneath is not held: that is a loss."""
-
-    async def body(_: Lease) -> None:
-        await AsyncLock(sync, NAME).release()
-        await lock.acquire()
-
-    await lost_in(lock, body)
+async def test_the_lock_underneath_is_not_released_by_its_name(lock: AsyncReentrantLock, sync: Coordinator) -> None:
+    """What stands under a reentrant lock is given back by its owner only."""
+    async with lock as lease:
+        with pytest.raises(NotHeld, match="its owner may reenter"):
+            await AsyncLock(sync, NAME).release()
+        lease.check()
 
 
 async def test_a_release_without_an_answer_may_be_repeated() -> None:

@@ -162,7 +162,7 @@ async def test_a_wrong_identity_is_refused_and_changes_nothing(sync: Coordinator
 
 @pytest.mark.parametrize("share", [False, True], ids=["own permits", "shared"])
 async def test_p1_release_leaves_the_leases_of_other_tasks_alone(sync: Coordinator, share: bool) -> None:
-    """It ends what the current task acquired, the oldest of that; who acquired nothing ends the oldest of all."""
+    """It ends the latest that the current task acquired; else what one task left behind that has ended."""
     sem = AsyncSemaphore(sync, NAME, limit=5, share=share)
     first = await sem.acquire()
 
@@ -171,14 +171,16 @@ async def test_p1_release_leaves_the_leases_of_other_tasks_alone(sync: Coordinat
         await sem.release()
         return leases
 
-    ended, kept = await asyncio.create_task(another())
+    kept, ended = await asyncio.create_task(another())
     for lease in (first, kept):
         lease.check()
     with pytest.raises(NotHeld):
         ended.check()
     last = await sem.acquire()
     await asyncio.create_task(sem.release())
-    assert [lease.remaining() > 0 for lease in (first, kept, last)] == [False, True, True]
+    assert [lease.remaining() > 0 for lease in (first, kept, last)] == [True, False, True]
+    with pytest.raises(NotHeld):
+        await asyncio.create_task(sem.release())
     for _ in range(2):
         await sem.release()
     assert (await sem.statistics()).held == 0

@@ -86,17 +86,19 @@ async def test_who_waits_in_vain_hears_how_long_its_own_process_has_it(
 ) -> None:
     """Whatever the server said last: the lease was extended since; and None if it has no end."""
     lock = AsyncLock(sync, NAME, share=share)
-    async with lock.hold() as lease:
-        with pytest.raises(AcquireTimeout):
-            await lock.acquire(timeout=0.01)
-        await lease.extend(300)
-        with pytest.raises(AcquireTimeout) as raised:
-            await lock.acquire(timeout=timeout)
-        assert raised.value.remaining == pytest.approx(300, abs=10)
-    async with AsyncLock(sync, NAME, ttl=None):
-        with pytest.raises(AcquireTimeout) as raised:
-            await lock.acquire(timeout=timeout)
-        assert raised.value.remaining is None
+    lease = await lock.acquire()
+    with pytest.raises(AcquireTimeout):
+        await lock.acquire(timeout=0.01)
+    await lease.extend(300)
+    with pytest.raises(AcquireTimeout) as raised:
+        await lock.acquire(timeout=timeout)
+    assert raised.value.remaining == pytest.approx(300, abs=10)
+    await lease.release()
+    lease = await AsyncLock(sync, NAME, ttl=None).acquire()
+    with pytest.raises(AcquireTimeout) as raised:
+        await lock.acquire(timeout=timeout)
+    assert raised.value.remaining is None
+    await lease.release()
 
 
 async def test_p6_an_extension_does_not_shorten_max_hold(redis: Redis, sync: Coordinator) -> None:

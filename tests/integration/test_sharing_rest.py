@@ -211,7 +211,8 @@ async def test_statistics_and_release_by_name(redis: Redis, patient: Coordinator
     async def hold() -> Lease:
         return await lock.acquire()
 
-    lease = await asyncio.create_task(hold(), name="the first")
+    holding = asyncio.create_task(hold(), name="the first")
+    lease = await holding
     tasks = await waiters(lock, sync, 3)
     theirs = [asyncio.create_task(shared(other).acquire()) for _ in range(4)]
     await in_line(other, 4)

@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "_bundle",
             "_quorum",
             "_shared",
+            "_leases",
         ),
         *("_transaction", "_transactions", "_body", "_guarded", "_turn", "_executed", "_marker", "_attempts"),
     ),

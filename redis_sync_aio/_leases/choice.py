@@ -1,0 +1,89 @@
+"""Which of several leases a ``release()`` gives back that does not name one.
+
+What the current task acquired comes first, the latest of it. Otherwise it is what a task left behind that has ended,
+if that is certain. What a living task has is never ended by another task's guess. `Enterable` has the same rule for
+exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from weakref import ReferenceType, ref
+
+from .._engine.outcomes import WHOLE
+from .._keys import PermitKeys
+from ..errors import NotHeld, WouldDeadlock
+
+if TYPE_CHECKING:
+    from ..lease import Lease
+
+TaskRef: TypeAlias = ReferenceType[asyncio.Task[object]]
+L = TypeVar("L", bound="Lease")
+
+MAX_LISTED = 5
+
+
+def ended(task: TaskRef) -> bool:
+    """Return whether the task has ended."""
+    alive = task()
+    return alive is None or alive.done()
+
+
+def current_ref() -> TaskRef | None:
+    """Return a weak reference to the current task; None outside of a task, as in a forked child."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return None
+    return None if task is None else ref(task)
+
+
+def to_release(held: Sequence[L], what: str) -> L:
+    """Return the lease of ``held``, oldest first, that a release of ``what`` gives back; NotHeld if none is certain."""
+    leases = [lease for lease in held if lease.group is None]
+    task = current_ref()
+    own = [lease for lease in leases if lease.acquirer is not None and lease.acquirer == task]
+    if own:
+        return own[-1]
+    left_behind = [lease for lease in leases if lease.acquirer is not None and ended(lease.acquirer)]
+    if len(left_behind) == 1:
+        return left_behind[0]
+    raise NotHeld(f"this task holds no lease on {what}; {_holders(held)}")
+
+
+def _holders(held: Sequence[Lease]) -> str:
+    if not held:
+        return "neither does any other task of this process. Release the lease where it was acquired"
+    shown = ", ".join(map(_holder, held[:MAX_LISTED]))
+    more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
+    return f"in this process it is held by {shown}{more}. Release that very lease: lease.release()"
+
+
+def _holder(lease: Lease) -> str:
+    if lease.group is not None:
+        return f"a lease that stands on several, or that its owner may reenter (fence {lease.fence})"
+    task = None if lease.acquirer is None else lease.acquirer()
+    if task is None or task.done():
+        return f"a task that has ended (fence {lease.fence})"
+    return f"the task {task.get_name()!r} (fence {lease.fence})"
+
+
+def refuse_deadlock(name: str, held: Iterable[Lease], task: TaskRef, reads: bool) -> None:
+    """Raise WouldDeadlock if ``task`` would wait for the end of its own body, which one of ``held`` is held for.
+
+    ``reads``: it asks to read, beside other readers.
+    """
+    for lease in held:
+        writes = lease.weight == WHOLE or lease.upgraded
+        if lease.bars(task) and (writes or not reads):
+            use = "use AsyncReentrantLock to acquire it again"
+            if isinstance(lease.keys, PermitKeys):
+                use = "go on with that lease, or downgrade() it" if writes else "upgrade() that lease"
+            raise WouldDeadlock(waits_for_itself(name, lease, use))
+
+
+def waits_for_itself(name: str, lease: Lease, use: str) -> str:
+    """Return the message for a task that would wait for the end of its own body, which ``lease`` is held for."""
+    return f"a body of this task holds {name!r} (fence {lease.fence}), so the task would wait for itself: {use}"

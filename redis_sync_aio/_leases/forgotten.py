@@ -1,0 +1,50 @@
+"""Leases that nobody has any more: the task that acquired them has ended, and nothing refers to them.
+
+They are not renewed, so that a task that forgot its lease does not keep everybody else out until its process ends. A
+lease is kept by its coordinator while the task that acquired it lives, or if an identity or an owner stands for it.
+After that only references keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+from weakref import ReferenceType, ref
+
+if TYPE_CHECKING:
+    from ..lease import Lease
+
+L = TypeVar("L", bound="Lease")
+
+logger = logging.getLogger("redis_sync_aio")
+
+
+def weakly(
+    lease: L, loop: asyncio.AbstractEventLoop, forgotten: Callable[[ReferenceType[L]], None]
+) -> ReferenceType[L]:
+    """Return a reference to ``lease``. When nothing else refers to it, report it and call ``forgotten`` in ``loop``."""
+    name, fence, ttl = lease.name, lease.fence, lease.ttl_ms / 1000
+
+    def tell(reference: ReferenceType[L]) -> None:
+        forgotten(reference)
+        report(name, fence, ttl)
+
+    def collected(reference: ReferenceType[L]) -> None:
+        # The garbage collector may run in any thread, and after the loop.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, reference)
+
+    return ref(lease, collected)
+
+
+def report(name: str, fence: int, ttl: float) -> None:
+    """Log and warn of a forgotten lease."""
+    message = (
+        f"the lease on {name!r} (fence {fence}) was forgotten: nothing refers to it, and the task that acquired it has "
+        f"ended. It is no longer renewed and ends within {ttl:g} seconds. Use `async with`, or release it"
+    )
+    logger.warning(message, extra={"event": "lease_forgotten", "lock": name, "fence": fence})
+    warnings.warn(message, ResourceWarning, stacklevel=2)

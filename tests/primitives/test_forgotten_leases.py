@@ -1,0 +1,137 @@
+"""A lease that nobody has any more is not renewed, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from redis_sync_aio import AsyncLock, AsyncReentrantLock, AsyncSemaphore, Coordinator, Lease, wait_until
+
+from ..support.body import FAST
+from .conftest import PRIMITIVES, Make, Primitive
+
+everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+TTL = 1.0
+
+
+class Noted:
+    """Reads what was caught."""
+
+    def __init__(self, caught: list[warnings.WarningMessage]) -> None:
+        self._caught = caught
+
+    def forgotten(self) -> list[str]:
+        """Return the texts about forgotten leases, after a collection: a cycle may keep them."""
+        gc.collect()
+        return [
+            str(one.message)
+            for one in self._caught
+            if one.category is ResourceWarning and "was forgotten" in str(one.message)
+        ]
+
+
+@pytest.fixture
+def noted() -> Iterator[Noted]:
+    """The warnings of a test."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield Noted(caught)
+
+
+async def ended(make: Make, keep: list[Lease] | None = None) -> None:
+    """Acquire in a task that ends by an error, without a release."""
+
+    async def job() -> None:
+        lease = await make(ttl=TTL).acquire()
+        if keep is not None:
+            keep.append(lease)
+        raise RuntimeError("it forgets")
+
+    task = asyncio.create_task(job())
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), RuntimeError)
+
+
+@everything
+async def test_a_forgotten_lease_ends_with_its_ttl(
+    primitive: Primitive, make: Make, noted: Noted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its task has ended and nothing refers to it: a ResourceWarning and a log line name it, and others get it."""
+    with caplog.at_level(logging.WARNING, "redis_sync_aio"):
+        await ended(make)
+        await wait_until(noted.forgotten, FAST, timeout=10)
+    assert any("'it' (fence " in text for text in noted.forgotten())
+    assert {record.message for record in caplog.records} >= set(noted.forgotten())
+    async with asyncio.timeout(10):
+        leases = [await make(ttl=TTL).acquire() for _ in range(1 if primitive.alone else 4)]
+    for lease in leases:
+        await lease.release()
+
+
+@everything
+async def test_a_lease_that_somebody_refers_to_outlives_its_task(
+    primitive: Primitive, make: Make, noted: Noted
+) -> None:
+    """It is renewed, and released as any other; then it may go unnoticed."""
+    kept: list[Lease] = []
+    await ended(make, kept)
+    await asyncio.sleep(1.5 * TTL)
+    kept[0].check()
+    await kept[0].release()
+    kept.clear()
+    assert not noted.forgotten()
+    async with asyncio.timeout(5), make():
+        pass
+
+
+@everything
+async def test_a_living_task_need_not_keep_its_lease(primitive: Primitive, make: Make, noted: Noted) -> None:
+    """`await lock.acquire()` … `await lock.release()`: it is renewed meanwhile."""
+    it = make(ttl=TTL)
+    await it.acquire()
+    await asyncio.sleep(1.5 * TTL)
+    await it.release()
+    assert not noted.forgotten()
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_a_lease_in_a_cycle_is_found_by_the_collector(sync: Coordinator, noted: Noted, share: bool) -> None:
+    """As of an object that keeps its lease and its own callbacks."""
+    sem = AsyncSemaphore(sync, "it", limit=1, ttl=TTL, share=share)
+
+    class Worker:
+        def __init__(self) -> None:
+            self.me = self
+
+        async def run(self) -> None:
+            self.lease = await sem.acquire()
+
+    async def work() -> None:
+        await Worker().run()
+
+    await asyncio.create_task(work())
+    await wait_until(noted.forgotten, FAST, timeout=10)
+    async with asyncio.timeout(10), sem:
+        pass
+
+
+async def test_a_lease_of_an_identity_or_of_an_owner_goes_on(sync: Coordinator, noted: Noted) -> None:
+    """Whoever knows the name releases it: no task has to live for that."""
+    lock, reentrant = AsyncLock(sync, "it", ttl=TTL), AsyncReentrantLock(sync, "that", ttl=TTL)
+
+    async def job() -> None:
+        await lock.acquire(identity="worker-7")
+        await reentrant.acquire(owner="request 7")
+
+    await asyncio.create_task(job())
+    await asyncio.sleep(1.5 * TTL)
+    assert await lock.locked()
+    assert await reentrant.locked()
+    await lock.release(identity="worker-7")
+    await reentrant.release(owner="request 7")
+    assert not noted.forgotten()
