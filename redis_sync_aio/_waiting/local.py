@@ -1,6 +1,6 @@
 """A name as this process sees it: its waiters, its tickets at the server, its leases.
 
-A waiter has a ticket of its own, or shares those of a cohort (`cohort.py`). The object exists while there is one of them.
+A waiter has a ticket of its own, or shares those of a cohort (`cohort.py`). The object exists while one of them does.
 
 Healing (P3). A wake-up may be lost with its connection, a holder may die, and other clients may delete the key or give
 it another end. So somebody looks again when the present holder's lease should have ended, and every few seconds. One
