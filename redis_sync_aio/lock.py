@@ -61,7 +61,7 @@ class AsyncLock(Primitive):
 
     A lock is configuration: it may be shared by any number of tasks, and two objects with the same name are the
     same lock. Possession is the `Lease` that each acquisition returns. It is not reentrant: a task that
-    acquires it twice waits for itself (give a ``timeout``).
+    acquires it again inside its own body gets WouldDeadlock; without a body it waits for itself (give a ``timeout``).
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.

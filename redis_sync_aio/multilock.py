@@ -61,7 +61,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
 
     Free locks are taken in one round trip: by one script, all or none, if their names have the same hash tag (as in
     "{user}:1", "{user}:2"), else by one command each, in one write. So a caller that gets only some may hold those
-    for a moment. It is not reentrant: a task that holds one of the locks already waits for itself (give a ``timeout``).
+    for a moment. It is not reentrant: a task whose body holds one of the locks already gets WouldDeadlock.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.

@@ -112,7 +112,7 @@ class AsyncReadWriteLock:
     else is as for `AsyncLock`. A writer's fence is greater than every earlier one; readers have the fence of the last
     writer, so two readers with the same fence saw the same state.
 
-    It is not reentrant, and a reader that asks for the write side waits for itself: use `upgrade`.
+    It is not reentrant. A reader that asks for the write side inside its own body gets WouldDeadlock: use `upgrade`.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
