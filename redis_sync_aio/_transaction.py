@@ -44,7 +44,7 @@ class State(Enum):
 class Transaction(AsyncCoreCommands):
     """What the body of a transaction works with: all commands of the client, on one connection that watches the keys.
 
-    Before `multi` commands run at once and are awaited, and only those that read are allowed. After it they are queued:
+    Before `multi` commands are awaited, and only those that read are allowed. After it they are queued, reads as well:
     nothing is sent and no reply is known before the end of the body. Replies look as they do from the client.
 
     One task at a time uses it, and only while the body runs.

@@ -86,7 +86,7 @@ class Coordinator(Names):
             ``Backoff(initial=0.01, cap=0.1)``.
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
             tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
-            second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5.
+            second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5 (transactions: no limit).
 
     Raises:
         TypeError: not an asyncio Redis client, or an argument of the wrong type. ValueError: one out of range.

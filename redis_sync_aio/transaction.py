@@ -83,7 +83,8 @@ async def transaction(
             20 seconds while Redis is out of reach, also beyond ``deadline``; then OutcomeUnknown is raised after all.
         escalate_after: after so many conflicts take a turn on these keys in a fair lock and keep it until the commit;
             and take it at once when somebody else has one. So contention costs a queue instead of a storm of retries.
-            It needs the rights that locks need (docs/servers.md), and all who contend should use it. None: never.
+            It needs the rights that locks need (docs/servers.md). All who often write these keys should use it, also
+            those who meet no conflict: beside others a turn does not help, and the pauses go on. None: never.
 
     Returns:
         `Committed`: the body's value, the replies to the writes, and how many attempts and conflicts it took.
@@ -91,17 +92,20 @@ async def transaction(
     Raises:
         Conflict: the keys were changed during each attempt, until attempts or time were used up. Nothing was written.
         OutcomeUnknown: the answer to EXEC was lost, and nothing tells whether it was executed. Of an idempotent body
-            also when one of the other errors here ended a later run: that is its cause.
+            also when one of the other errors here ended a later run: that is its cause. With ``exactly_once`` when the
+            marker could not be read.
         Unreachable, CommandRefused: Redis was out of reach before EXEC was sent, or refused a command. Nothing was
             written. Without a ``deadline`` it is tried for 10 seconds (``retry_for`` of a `Coordinator`), and the
-            command that is under way then ends by the client's own time-outs.
+            command in flight then ends by the client's ``socket_timeout`` (None: by no limit), or by
+            ``response_timeout`` of the `Coordinator`. PermissionRefused also if the user may not use MULTI or EXEC.
         PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
             Or all were, and one of the replies can not be read (it is no text, say, for a client that decodes).
         CoordinatorClosed, WrongContext: from waiting for its turn (``escalate_after``).
-        TransactionMisuse: the body did what can not work (in a cluster: a key of another hash slot and shard).
+        TransactionMisuse: the body did what cannot work (in a cluster: it used a key of another hash slot).
         TypeError, ValueError: a bad argument (also: keys in several hash slots of a cluster); nothing was sent.
 
-        What the body raises comes out as it is; nothing was written, at least not in that run.
+        What the body raises comes out as it is; nothing was written in that run. If an earlier run of an idempotent
+        body may have been committed, the error has a note that says so.
 
     On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
 
@@ -141,7 +145,8 @@ def watch_retry(
 
     As a loop: ``async for attempt in watch_retry(...)`` and ``async with attempt as tx`` in it. EXEC follows at the end
     of that block, and the loop ends when it was committed; ``attempt.committed`` tells the rest. Leave the block by its
-    end or by an error, not by ``return`` or ``break``.
+    end or by an error, not by ``return`` or ``break``. An error ends the transaction: let it leave the loop, or catch
+    it and ``break``. If the loop goes on after it, it raises TransactionMisuse, since nothing was written.
 
     Arguments, guarantees, errors and cancellation as in `transaction`.
 
