@@ -18,8 +18,7 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
@@ -35,6 +34,7 @@ from ._link.client import Client, check_client, client_connect_timeout, client_r
 from ._link.cluster import Cluster
 from ._link.link import Link
 from ._link.links import Links
+from ._link.owner import Unclosed, WeakOwner
 from ._link.plain import PlainExecutor
 from ._link.servers import servers_of
 from ._renewal import Renewals
@@ -90,6 +90,9 @@ class Coordinator(Names):
 
     Raises:
         TypeError: not an asyncio Redis client, or an argument of the wrong type. ValueError: one out of range.
+
+    One that is dropped without `close` is noticed once it is collected, and neither holds nor waits for anything: its
+    connection is closed, and a ResourceWarning is given.
 
     For users there are ``async with``, `lock`, `close`, `client`, `connections`, `trouble` and `why_closed`. All else
     is for the modules of this package, and may change with any release.
@@ -166,9 +169,7 @@ class Coordinator(Names):
             self._client,
         )
         self._witness = Witness(self._servers.clients()[0], self._client_closes)
-        self._loop_end = self._close_at_loop_end()
-        with suppress(StopIteration):  # run to its first yield, which makes the loop know it
-            self._loop_end.asend(None).send(None)
+        self._unclosed = Unclosed(self, self._link)
         living.add(self)
 
     def _new_link(self) -> Link | Links:
@@ -176,8 +177,8 @@ class Coordinator(Names):
         options = LinkOptions(self._response_timeout, connect_timeout, talk)
         servers = self._servers
         if isinstance(servers, Cluster):
-            return Links(servers, self._known_as, self, options)
-        return Link(servers.clients()[0], self._known_as, self, options)
+            return Links(servers, self._known_as, WeakOwner(self), options)
+        return Link(servers.clients()[0], self._known_as, WeakOwner(self), options)
 
     def _new_plain(self) -> PlainExecutor:
         return PlainExecutor(self._servers, self._known_as, self._response_timeout, talk)
@@ -191,19 +192,11 @@ class Coordinator(Names):
         # For how long a polling waiter's ticket stays alive between two looks.
         self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
 
-    async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
-        """Close when the loop ends.
-
-        `asyncio.run` (and whatever uses `asyncio.Runner`, uvloop and aiohttp too) cancels all tasks, lets them
-        finish, and then closes the asynchronous generators that were started. That is the right moment: tasks
-        can still release in their clean-up, and no task of ours has to be cancelled to notice.
-        """
-        try:
-            yield
-        finally:
-            if self._closing is None or self._closing.cancelled():  # else it is `_close` that ends this generator
-                self._closing = None
-                await self.close()
+    async def loop_ends(self) -> None:
+        """Close at the end of the event loop, unless it is closing."""
+        if self._closing is None or self._closing.cancelled():
+            self._closing = None
+            await self.close()
 
     async def __aenter__(self) -> Self:
         self.check()
@@ -244,8 +237,7 @@ class Coordinator(Names):
         if self._client_closed:
             for client in self._servers.clients():
                 await close_idle(client)
-        with suppress(RuntimeError):  # it is running: it is the one that waits for us, at the end of the loop
-            await self._loop_end.aclose()
+        await self._unclosed.closed()
 
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
@@ -392,6 +384,7 @@ class Coordinator(Names):
             self._executor.bury()
 
     def _stop_at_once(self) -> None:
+        self._unclosed.forget()
         self._stop_sharing()
         self.renewals.stop()
         self._witness.leave()
