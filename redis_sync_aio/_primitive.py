@@ -42,6 +42,7 @@ class Primitive(Enterable[Lease]):
     _weight = 0  # of a request for permits; a lock has none
     _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
     _limit = 0
+    _whose_limit = b""
     _closing: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
     def __init__(
@@ -269,6 +270,7 @@ class Primitive(Enterable[Lease]):
             timeout=within or None,
             weight=weight,
             limit=self._limit,
+            whose_limit=self._whose_limit,
             refused=self._refusal(),
             shared=self._share and identity is None and ms != FOR_EVER,
             linger=self._linger,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from ._engine.lua import Answer, LuaEngine, Outcome
 from ._hold import Hold, OnLost
@@ -13,7 +14,7 @@ from ._keys import Engine, permit_keys
 from ._link.call import Call
 from ._link.client import Client
 from ._primitive import PermitPrimitive
-from ._types import Name, Seconds, permits, text
+from ._types import Name, Seconds, one_of, permits, text
 from ._waiting.local import LocalName
 from .coordinator import Coordinator
 from .errors import LimitMismatch, SyncError
@@ -63,6 +64,10 @@ class SemaphoreStatistics:
     waiting: tuple[str, ...]
 
 
+OnMismatch: TypeAlias = Literal["raise", "keep", "set"]
+"""What to do with a limit when the server has another one that is in use."""
+
+
 class _Refusal:
     """Makes the error for a request that the server did not admit. Knows the limit of now, and not its semaphore.
 
@@ -84,7 +89,12 @@ class _Refusal:
         elif limit == self.limit:
             trouble = f"its limit became {limit} while this was asked for: ask again"
         else:
-            trouble = f"its limit is {limit}, not {self.limit}: use the same limit everywhere, limit=None, or resize()"
+            trouble = f"its limit is {limit}, not {self.limit}: "
+            if answer.more:
+                trouble += "resize() set it, and only resize() changes it: call it, or use limit=None"
+            else:
+                trouble += "use the same limit everywhere, limit=None, on_mismatch, or resize(); "
+                trouble += "when nobody holds a permit or waits for one, another limit is accepted"
         return LimitMismatch(
             f"{self.name!r}: {trouble}", name=self.name, expected=expected or None, found=limit or None
         )
@@ -99,15 +109,19 @@ class AsyncSemaphore(PermitPrimitive):
     lease ends; nothing is left behind by a cancelled task or a lost reply. Each permit is a `Lease` like a lock's, with
     a fence, renewal, and loss.
 
-    The limit is kept by the server: whoever comes first sets it, whoever comes with another one gets LimitMismatch,
-    ``limit=None`` takes what is there, and `resize` changes it for all. It is forgotten
-    one to two hours after the last grant, renewal or resize, later with a ttl of more than 48 minutes.
+    The limit is kept by the server. The first request sets it. A request with another one gets LimitMismatch while
+    permits are held or waited for (see ``on_mismatch``); when nobody holds or waits, its limit is the new one.
+    ``limit=None`` takes what is there. `resize` changes the limit for all, and that stays until the next `resize`.
+    Otherwise it is forgotten one to two hours after the last grant or renewal (later if the ttl is over 48 minutes).
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). A
             semaphore and a lock of one name have nothing to do with each other.
         limit: how many permits there are, 1 to 1,000,000,000; None: as many as the server says.
+        on_mismatch: whose limit counts while permits are held or waited for by another one, as in a rolling deployment
+            that changes it. "raise" (default): neither, LimitMismatch; "keep": the server's, until nobody holds or
+            waits; "set": this one, from now on. A limit that `resize` has set is kept, and "set" raises then.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew: renew leases in the background, in good time, for as long as they are held.
         max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
@@ -141,6 +155,7 @@ class AsyncSemaphore(PermitPrimitive):
         name: Name,
         *,
         limit: int | None,
+        on_mismatch: OnMismatch = "raise",
         ttl: Seconds = 30.0,
         auto_renew: bool = True,
         max_hold: Seconds | None = None,
@@ -152,6 +167,10 @@ class AsyncSemaphore(PermitPrimitive):
         if ttl is None:  # for callers without a type checker
             raise TypeError("a semaphore needs a ttl: a crashed holder's permit would never come back")
         self._limit = 0 if limit is None else permits(limit, "limit")
+        one_of(on_mismatch, get_args(OnMismatch), "on_mismatch")
+        if not self._limit and on_mismatch != "raise":
+            raise ValueError(f"on_mismatch={on_mismatch!r} needs a limit; limit=None takes the server's")
+        self._whose_limit = b"" if on_mismatch == "raise" else on_mismatch.encode()
         self._refused = _Refusal(self._limit)
         super().__init__(
             client,
@@ -190,7 +209,8 @@ class AsyncSemaphore(PermitPrimitive):
 
         Raises:
             AcquireTimeout: they were not granted in time.
-            LimitMismatch: the server's limit is another one, or too small for the weight; nothing was changed.
+            LimitMismatch: the server's limit is another one (see ``on_mismatch`` of this class), or too small for the
+                weight; nothing was changed.
             Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
             TypeError, ValueError: a bad argument; nothing was sent.
 
@@ -234,7 +254,8 @@ class AsyncSemaphore(PermitPrimitive):
 
         While more is held than the new limit, nothing is granted. A waiter that is heavier than the new limit gets
         LimitMismatch. This object uses the new limit from now on; others that were made with another one get
-        LimitMismatch, so make those with ``limit=None``.
+        LimitMismatch, so make those with ``limit=None``. It stays until the next `resize`, also when the semaphore is
+        not used for long.
 
         Raises:
             TypeError, ValueError: a bad limit.

@@ -11,6 +11,7 @@ from ._types import Json, Name, Seconds
 from ._undo import UndoStep
 from .coordinator import Push
 from .errors import LossReason
+from .semaphore import OnMismatch
 
 __all__ = [
     "Attempts",
@@ -21,6 +22,7 @@ __all__ = [
     "Lost",
     "Name",
     "OnLost",
+    "OnMismatch",
     "Push",
     "Seconds",
     "UndoStep",

@@ -26,7 +26,7 @@ class Answer(NamedTuple):
     number: int  # QUEUED: 1 if the ticket is new in the queue; OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit
     left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
     server_time: float  # seconds
-    more: int  # BUSY, QUEUED: a Look; OWN: the permit's weight
+    more: int  # BUSY, QUEUED: a Look; OWN: the permit's weight; MISMATCH: 1 if the limit was set by a resize
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,8 @@ class LuaEngine:
     ) -> Call:
         """Ask for what ``keys`` stand for; with a ``ticket`` (not empty) also for a place in its queue.
 
-        ``more``: weight and limit for permits, the attempt for upgrades; for locks 1 if the token may be used again.
+        ``more``: weight, limit and perhaps whose limit for permits, the attempt for upgrades; for locks 1 if the token
+        may be used again.
         """
         words: tuple[Argument, ...] = (token, ttl_ms, ticket, poll_ms, *more)
         call = Call(keys, self._scripts[keys.family].acquire, words, sent, expires, done)

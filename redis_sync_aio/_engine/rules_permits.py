@@ -7,6 +7,7 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
     PERMITS   permits (until)         those over, the first of worth          its own, those over, those it grants
     STATE     limit, used, fence,     limit, used, fence; its own permit,     what changed of that
               permits (weight, fence) those of PERMITS above, of the tickets
+              resized                 what a request with another limit does  a resize
               shared                  the first CALLED of PERMITS, if it is   a grant to a process that shares
                                       set, for a ticket that has to wait
     QUEUE     queue, ahead            from the front to the first that has    those granted or dropped; its own, at
@@ -233,8 +234,8 @@ class _Desk:
 
     # -- answers to a request ----------------------------------------------------------------------------
 
-    def refuse(self, outcome: Outcome, number: int) -> Decision:
-        return self.decide((outcome, number, -1, self.now, 0))
+    def refuse(self, outcome: Outcome, number: int, more: int = 0) -> Decision:
+        return self.decide((outcome, number, -1, self.now, more))
 
     def own(self, token: bytes) -> Decision:
         own = self.permits[token]
@@ -263,21 +264,38 @@ class _Desk:
 
 
 def acquire(
-    before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, weight: int, limit: int
+    before: PermitSnapshot,
+    token: bytes,
+    ttl_ms: int,
+    member: bytes,
+    poll_ms: int,
+    weight: int,
+    limit: int,
+    whose: bytes = b"",
 ) -> Decision:
-    """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's."""
+    """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's.
+
+    ``whose`` says whose limit counts when the server has another one: see parts/whose_limit.lua.
+    """
     desk = _Desk(before)
     desk.limit = before.limit or limit
     turn, reserved = desk.settle(member)  # first: it may be this token that gets something, by another ticket
     queued = member in desk.queue
     differs = bool(limit) and limit != desk.limit and not queued
+    idle = not desk.used and turn is _Turn.FREE
+    if differs and not before.resized and (whose == b"set" or idle):
+        desk.limit = desk.known_limit = limit
+        differs = False
+        turn, reserved = desk.settle(member)
+    differs = differs and whose != b"keep"
     if not desk.limit or differs or token in desk.permits or weight > desk.limit:
         if queued:
             desk.leave(member)
             desk.settle()
         own = desk.permits.get(token)
         if own is None:
-            return desk.refuse(Outcome.MISMATCH if not desk.limit or differs else Outcome.TOO_HEAVY, desk.limit)
+            outcome = Outcome.MISMATCH if not desk.limit or differs else Outcome.TOO_HEAVY
+            return desk.refuse(outcome, desk.limit, int(differs and before.resized))
         return desk.own(token) if own.weight else desk.refuse(Outcome.SPENT, 0)
     if turn is _Turn.FREE and desk.fits(weight, 0):
         if queued:
@@ -366,8 +384,8 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
 
 
 def resize(before: PermitSnapshot, limit: int) -> Decision:
-    """Set the limit. Those who fit now are granted; nothing is taken away."""
-    desk = _Desk(before)
+    """Set the limit, until it is set again. Those who fit now are granted; nothing is taken away."""
+    desk = _Desk(replace(before, resized=True))
     desk.limit = desk.known_limit = limit
     desk.settle()
     return desk.decide(before.limit)

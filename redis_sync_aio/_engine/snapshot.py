@@ -84,6 +84,7 @@ class PermitSnapshot:
     shared: bool = False  # a process that shares what it holds was granted something
     deaf: frozenset[bytes] = frozenset()  # the inboxes that nobody hears: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
+    resized: bool = False  # the limit was set by a resize: no other request changes it
     packed: bool = False  # nothing was free before what is over was dropped, of which this is the rest
 
 

@@ -19,6 +19,7 @@ WireKeys: TypeAlias = tuple[bytes, ...]
 Decision: TypeAlias = rules.Decision
 
 HOUR_MS = 3_600_000
+TEN_YEARS_MS = 315_360_000_000
 BATCH = 1000
 """So many permits that are over are dropped at once."""
 UNREAD = 1
@@ -66,6 +67,8 @@ class PermitsRead:
         sums = ("limit", "used", "fence")
         if after.shared and not before.shared:
             fields += [b"shared", 1]
+        if after.resized and (self.lost or not before.resized):
+            fields += [b"resized", 1]
         if fields or (self.lost and after.limit) or any(getattr(after, it) != getattr(before, it) for it in sums):
             fields += [b"limit", after.limit, b"used", after.used, b"fence", after.fence]
             kept = self._keep(after, [permit.until for permit in new.values()])
@@ -78,6 +81,8 @@ class PermitsRead:
         """Return until when the keys last: longer than the permits, the fence (the clock may go back), and an hour."""
         time = after.now // 1000
         longest = max((end // 1000 - time for end in ends), default=0)
+        if after.resized:  # not forgotten as an implied limit is
+            longest = max(longest, TEN_YEARS_MS)
         least = max(HOUR_MS, math.ceil(1.25 * longest))
         short = self.lost or self.kept < max(time, after.fence // 1000) + least
         return max(time, -(-after.fence // 1000)) + 2 * least if short else self.kept
@@ -88,7 +93,7 @@ def _first_asked(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, windo
     return [
         (b"WATCH", *keys),
         (b"TIME",),
-        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"=" + token, b"=" + attempt),
+        (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token, b"=" + attempt),
         (b"ZMSCORE", permits, token, attempt),
         (b"ZRANGE", permits, 0, BATCH + (rules.CALLED if own else 1), b"WITHSCORES"),
         (b"ZRANGE", queue, 0, window - 1, b"WITHSCORES"),
@@ -113,7 +118,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     live = {name: math.ceil(until) for name, until in ends.items() if until > now}
     worth = (name for name in live if ends[name].is_integer())
     held = {name: Permit(UNREAD, 0, live[name]) for name in islice(worth, 2)}
-    held |= _permits([token, attempt], known[5:], until)
+    held |= _permits([token, attempt], known[6:], until)
     tickets = [ticket for member in places if (ticket := Ticket.parse(member)) is not None]
     over = [name for name, until in ends.items() if until <= now]
     unheard, polled = frozenset[bytes](), dict[bytes, int]()
@@ -139,7 +144,18 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     shared = known[4] is not None and not lost
     sharers = {name: until for name, until in islice(live.items(), rules.CALLED) if shared and Sharer.of(name)}
     before = PermitSnapshot(
-        now, limit, sum_of_weights, fence, known_permits, members, ahead, polled, shared, unheard, mute
+        now,
+        limit,
+        sum_of_weights,
+        fence,
+        known_permits,
+        members,
+        ahead,
+        polled,
+        shared,
+        unheard,
+        mute,
+        resized=known[5] is not None,
     )
     last_place = int(pairs(tail)[0][1]) if tail else 0
     line = Line(queue, polls, last_place, waiting > len(places), own)
@@ -221,7 +237,9 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
     """As permits_acquire.lua."""
     token, own = blob(words[0]), blob(words[2])
     ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 4, 5))
-    return _about(keys, token, own, lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit), waits=True)
+    whose = blob(words[6]) if words[6:] else b""
+    rule = lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit, whose)  # noqa: E731
+    return _about(keys, token, own, rule, waits=True)
 
 
 def release(keys: WireKeys, words: Words) -> Decide:

@@ -4,7 +4,7 @@
 --       4 poll_ms: so long a polling owner's ticket lives (0 = it has an inbox)  5 '1' if the token may be used again
 -- REPLY fence                    GRANTED, for the whole ttl; the first of RANGE to a process that shares
 --       {code, fence, ms left (-1 = for ever, -2 = nobody holds it), server time in us, soon}
---       code: 0 BUSY  2 QUEUED: fence is 1 if the ticket is new in the queue  3 OWN (held by this token already)  4 SPENT
+--       code: 0 BUSY  2 QUEUED (fence: 1 if the ticket is new)  3 OWN (held by this token already)  4 SPENT
 --       soon = 1: no release will wake us (a foreign holder, or a reservation): look again soon
 -- REPLAY  A token that holds the lock is told so and a ticket that is queued keeps its place: nothing
 --       changes. A copy that arrives after the release finds the token in FENCE and is SPENT.

@@ -7,7 +7,7 @@
 --       may have happened, reads GONE accordingly.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted
 -- include: queue
-if not first[1] and ARGV[3] ~= '1' then -- Nobody waits, nothing is over or lost: what `drop` and `save` would do.
+if not first[1] and ARGV[2] == '' and ARGV[3] ~= '1' then -- Nobody waits, nothing is over: as `drop` and `save`.
   local known = redis.call('HMGET', STATE, 'used', field)
   local held = string.match(known[2] or '', '^[1-9]%d*')
   local soonest = held and redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2]

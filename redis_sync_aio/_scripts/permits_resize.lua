@@ -1,4 +1,4 @@
--- Set the limit. Growing grants those who fit at once; shrinking takes nothing away.
+-- Set the limit, until it is set again. Growing grants those who fit at once; shrinking takes nothing away.
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 the new limit
 -- REPLY the limit before, 0 if there was none
@@ -8,11 +8,12 @@
 -- include: grants
 -- include: turns
 -- include: expire
+local TEN_YEARS_MS = 315360000000
 local before = limit
 limit = tonumber(ARGV[1])
-redis.call('HSET', STATE, 'limit', limit, 'used', used)
+redis.call('HSET', STATE, 'limit', limit, 'used', used, 'resized', 1)
 saved = used
-keep(0, false)
+keep(TEN_YEARS_MS, false) -- not forgotten as an implied one is
 settle('')
 save()
 return before

@@ -220,6 +220,7 @@ class Cohort(Bases):
                 wait=request.wait,
                 weight=request.weight,
                 limit=self.limit,
+                whose_limit=request.whose_limit,
                 refused=request.refused,
                 shared=True,
             )

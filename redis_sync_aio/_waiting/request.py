@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .._engine.lua import WHOLE, Answer
+from .._link.call import Argument
 from ..errors import SyncError
 
 
@@ -28,6 +29,7 @@ class Request:
     timeout: float | None = None
     weight: int = 0  # of a permit; 0: it is a lock
     limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
+    whose_limit: bytes = b""  # counts when the server knows another one: see parts/whose_limit.lua
     upgrade: bool = False  # of what the token holds already; ends by a downgrade
     shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
     linger: float = 0.0  # for so long a shared lease that no task has is kept
@@ -36,7 +38,7 @@ class Request:
 
     reusable: bool = field(init=False)
     """Whether what the token holds may be in use elsewhere, before or after this request."""
-    more: tuple[int, ...] = field(init=False)
+    more: tuple[Argument, ...] = field(init=False)
     """What it says in the end: weight and limit of permits; for a lock whether the token may be used again."""
     plain: bool = field(init=False)
     """Whether it lasts for as long as it is renewed, and weighs nothing, or one."""
@@ -44,6 +46,8 @@ class Request:
     def __post_init__(self) -> None:
         self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
         self.more = (self.weight, self.limit) if self.weight else (int(self.reusable),)
+        if self.whose_limit:
+            self.more += (self.whose_limit,)
         self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
 
     @property

@@ -267,8 +267,9 @@ async def test_another_limit_is_refused_and_changes_nothing(sync: Coordinator, o
         assert await third.get_limit() == await second.get_limit() == 3
         async with third.hold():
             assert await third.try_acquire() is None
-    with pytest.raises(LimitMismatch):  # it is remembered when all is free
-        await second.acquire()
+    async with second.hold(5):  # an implied limit gives way when all is free
+        with pytest.raises(LimitMismatch, match="its limit is 5, not 3"):
+            await first.acquire()
     await all_free(third)
 
 

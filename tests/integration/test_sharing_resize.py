@@ -223,7 +223,7 @@ async def test_who_comes_with_the_old_limit(sync: Coordinator, other: Coordinato
     leases.append(await soon(tasks[0]))
     for old in (same, theirs):
         for ask in (old.acquire, old.try_acquire):
-            with pytest.raises(LimitMismatch, match="its limit is 4, not 2: use the same limit everywhere") as caught:
+            with pytest.raises(LimitMismatch, match=r"its limit is 4, not 2: resize\(\) set it") as caught:
                 await ask()
             assert (caught.value.expected, caught.value.found) == (2, 4)
     await same.resize(4)

@@ -73,6 +73,7 @@ class Actor:
     limit: int
     inbox: bytes
     ttl_ms: int
+    whose: bytes = b""
 
     @property
     def token(self) -> bytes:
@@ -132,7 +133,8 @@ class History(Compared[PermitSnapshot]):
             if int(weight) or score > self.now:
                 permits[token] = Permit(int(weight), int(fence), ceil(score), *attempt)  # a tombstone ends half earlier
         known: dict[str, Any] = {name: int(state.pop(name.encode(), 0)) for name in ("limit", "used", "fence")}
-        known["shared"] = state.pop(b"shared", b"") == b"1"
+        for name in ("shared", "resized"):
+            known[name] = state.pop(name.encode(), b"") == b"1"
         assert not state, "fields without a permit"
         alive = {ticket: int(score) for ticket, score in polls}
         waiting = tuple(ticket for ticket, _ in queue)
@@ -230,20 +232,21 @@ class History(Compared[PermitSnapshot]):
 
     def ask(self, actor: Actor, mute: bool = False) -> None:
         arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
-        size = (actor.weight, actor.limit)
+        size = (actor.weight, actor.limit, actor.whose)
         self.asking, self.own = actor, (actor.ticket,)
         self.both(lambda it: rules.acquire(it, *arguments, *size), "permits_acquire", *arguments, *size, mute=mute)
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(self.kinds))
-        limit = data.draw(st.sampled_from([self.model.limit] * 6 + [0] * 6 + [*self.limits[:1]]))
+        limit = data.draw(st.sampled_from([self.model.limit] * 6 + [0] * 6 + [*self.limits]))
         if not self.model.limit:
             limit = data.draw(st.sampled_from([0, *self.limits * 3]))
         weight = data.draw(st.sampled_from(self.weights))
         inbox = data.draw(st.sampled_from(INBOXES))
         ttl_ms = data.draw(st.sampled_from([10, 500, 30_000, 30_000, 7_200_000]))
-        actor = Actor(len(self.actors) + 1, kind, weight, limit, inbox, ttl_ms)
+        whose = data.draw(st.sampled_from([b"", b"", b"", b"keep", b"set"]))
+        actor = Actor(len(self.actors) + 1, kind, weight, limit, inbox, ttl_ms, whose)
         self.actors.append(actor)
         self.ask(actor, data.draw(MUTE))
 
@@ -303,7 +306,7 @@ class History(Compared[PermitSnapshot]):
         """A key is lost, and what is known of the permits is lost with either of the two that tell of them."""
         lost: dict[bytes, dict[str, Any]] = {
             PERMITS: {"permits": {}, "used": 0, "shared": False},
-            STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0, "shared": False},
+            STATE: {"permits": {}, "used": 0, "limit": 0, "fence": 0, "shared": False, "resized": False},
             QUEUE: {"queue": (), "ahead": b""},
             POLLS: {"polls": {}},
         }

@@ -158,7 +158,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the state has no ttl": Mutant("redis.call('PEXPIRE', STATE, kept - time)"),
     "the permits that come anew have no ttl": Mutant("if short or new then", "if short then"),
     "the state that a resize creates has no ttl": Mutant(
-        "keep(0, false)",
+        "keep(TEN_YEARS_MS, false)",
     ),
     "the reset state has no ttl": Mutant(
         "redis.call('PEXPIRE', STATE, math.max(3600000, kept - math.floor(now / 1000)))"
@@ -194,12 +194,25 @@ MUTANTS: Mapping[str, Mutant] = {
         "if idle then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end"
     ),
     "at once without the sum": Mutant("'used', used + weight, 'fence'", "'fence'"),
-    "a short release wakes nobody": Mutant("if not first[1] and ARGV[3]", "if ARGV[3]"),
+    "a short release wakes nobody": Mutant("if not first[1] and ARGV[2] ==", "if ARGV[2] =="),
+    "a short release leaves the poll": Mutant("and ARGV[2] == '' and ARGV[3] ~= '1' then", "and ARGV[3] ~= '1' then"),
     "a short release of what is over": Mutant(
         "if soonest and soonest + 0 > clock[1] * 1000000 + clock[2] then", "if soonest then"
     ),
     "a short release of a tombstone": Mutant("known[2] or '', '^[1-9]%d*'", "known[2] or '', '^%d+'"),
-    "a short release leaves no tombstone": Mutant("if not first[1] and ARGV[3] ~= '1' then", "if not first[1] then"),
+    "a short release leaves no tombstone": Mutant("ARGV[2] == '' and ARGV[3] ~= '1' then", "ARGV[2] == '' then"),
+    "another limit never gives way": Mutant("or used == 0 and turn == FREE)", ")"),
+    "another limit gives way although somebody holds": Mutant("or used == 0 and turn == FREE)", "or turn == FREE)"),
+    "another limit gives way although somebody waits": Mutant("or used == 0 and turn == FREE)", "or used == 0)"),
+    "who says set does not": Mutant("ARGV[7] == 'set' or"),
+    "who says keep does not": Mutant(" and ARGV[7] ~= 'keep'"),
+    "what resize has set gives way": Mutant("if differs and not resized and", "if differs and"),
+    "a resize is not remembered": Mutant("'used', used, 'resized', 1)", "'used', used)"),
+    "a resize is forgotten with the permits": Mutant("if resized then redis", "if false then redis"),
+    "a resize is remembered for an hour": Mutant("keep(TEN_YEARS_MS, false)", "keep(0, false)"),
+    "nobody is told who set the limit": Mutant("now, resized and 1 or 0}", "now, 0}"),
+    "who sets the limit wakes nobody": Mutant("  turn, more = settle(ticket)\n  had", "  had"),
+    "who sets the limit does not store it": Mutant("  redis.call('HSET', STATE, 'limit', limit)\n  turn", "  turn"),
     "a short release frees nothing": Mutant("known[1] - held)", "known[1])"),
     "handed on although something is over": Mutant(
         "local held = soonest and soonest + 0 > now and", "local held = soonest and"

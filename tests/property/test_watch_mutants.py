@@ -171,6 +171,12 @@ MUTANTS: dict[str, Mutant] = {
     "that it is shared is not stored": Mutant(
         PERMITS, "_permits", "if after.shared and not before.shared:", "if False:"
     ),
+    "that a resize set the limit is not stored": Mutant(
+        PERMITS, "_permits", "if after.resized and (self.lost or not before.resized):", "if False:"
+    ),
+    "that a resize set the limit is not read": Mutant(
+        watch_permits, "_read", "resized=known[5] is not None", "resized=False"
+    ),
     "that it is shared is not read": Mutant(watch_permits, "_read", "shared = known[4] is not None", "shared = False"),
     "a tombstone is written like a permit": Mutant(
         PERMITS, "_permits", "permit.until if permit.weight else", "permit.until if True else"

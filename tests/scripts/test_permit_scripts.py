@@ -36,6 +36,7 @@ from .permits import (
     release,
     renew,
     resize,
+    run,
     waits,
 )
 
@@ -390,7 +391,63 @@ async def test_a_waiter_that_became_too_heavy_is_told_to_ask_and_hears_why(redis
         assert await holders(redis) == {b"light": 1}
 
 
+async def refused(redis: Client, token: bytes, limit: int, whose: bytes = b"") -> tuple[int, bool]:
+    """Acquire, and it must be refused for its limit; return that of the server, and whether a resize set it."""
+    code, found, left, _, resized = await run(redis, "permits_acquire", token, TTL, b"", 0, 1, limit, whose)
+    assert (code, left) == (MISMATCH, -1)
+    return found, resized == 1
+
+
 async def test_the_first_resize_sets_the_limit(redis: Client) -> None:
+    """It is remembered for ten years at least, and no request changes it."""
     assert await resize(redis, 5) == 0
-    assert (await ask(redis, b"a", limit=4))[:2] == [MISMATCH, 5]
-    assert 3_600_000 < await redis.pttl(STATE) <= 7_200_000  # remembered for an hour at least
+    for whose in (b"", b"set"):
+        assert await refused(redis, b"a", 4, whose) == (5, True)
+    assert await redis.pttl(STATE) > 315_360_000_000
+    await granted(redis, b"a", limit=5)
+    assert await redis.pttl(PERMITS) > 315_360_000_000
+    await redis.delete(PERMITS)  # lost: so is what is known of the permits, but not the limit
+    assert await refused(redis, b"b", 4) == (5, True)
+
+
+async def test_an_implied_limit_gives_way_when_nobody_holds_or_waits(redis: Client) -> None:
+    await granted(redis, b"a", limit=2)
+    assert await refused(redis, b"b", 3) == (2, False)
+    await release(redis, b"a")
+    await granted(redis, b"b", limit=3)
+    polled = await waits(redis, b"w", b"", weight=3, limit=3)
+    await release(redis, b"b")
+    assert await refused(redis, b"d", 2) == (3, False)
+    await redis.zadd(POLLS, {polled: 1})
+    await granted(redis, b"d")  # the dead waiter is dropped, and its limit gives way
+    assert int(await redis.hget(STATE, "limit")) == 2
+
+
+@pytest.mark.parametrize(("limit", "grants"), [(4, 2), (1, 0)])
+async def test_a_request_may_set_an_implied_limit(redis: Client, limit: int, grants: int) -> None:
+    """Those who wait get what a higher one frees, before the request itself; a lower one takes nothing away."""
+    async with inbox(redis) as told:
+        for token in (b"a", b"b"):
+            await granted(redis, token)
+        for token in (b"w", b"x"):
+            await waits(redis, token)
+        code, *_ = await run(redis, "permits_acquire", b"n", TTL, b"", 0, 1, limit, b"set")
+        assert code == BUSY
+        assert len([message for message in await told() if int(message[1]) > 0]) == grants
+    assert (int(await redis.hget(STATE, "limit")), len(await holders(redis))) == (limit, 2 + grants)
+
+
+async def test_a_request_may_keep_the_limit_of_the_server(redis: Client) -> None:
+    await granted(redis, b"a")
+    assert isinstance(await run(redis, "permits_acquire", b"b", TTL, b"", 0, 1, 5, b"keep"), int)
+    assert (await run(redis, "permits_acquire", b"c", TTL, b"", 0, 1, 5, b"keep"))[0] == BUSY
+    assert int(await redis.hget(STATE, "limit")) == 2
+
+
+async def test_who_leaves_takes_its_poll_along_when_the_queue_was_lost(redis: Client) -> None:
+    """Also an identity, which may hold a permit by another request."""
+    await granted(redis, b"a", limit=1)
+    ticket = ticket_member(b"", 1, TTL, b"a", 1)
+    await redis.zadd(POLLS, {ticket: 1})
+    assert await release(redis, b"a", ticket) == 1
+    assert await redis.exists(POLLS) == 0

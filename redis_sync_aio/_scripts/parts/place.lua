@@ -1,5 +1,5 @@
 -- Give `ticket` its `place` in QUEUE, unless it has one, and keep it and a polling owner alive.
--- `perhaps_new`: the key may be new. `new`: 1 if it had none, 0 if it keeps its own. Returns the error when out of memory.
+-- `perhaps_new`: the key may be new. Sets `new`: 1, or 0 if it had a place. Returns the error when out of memory.
 local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)
 if type(new) == 'table' then -- out of memory: nobody new, but who is queued goes on
   if not redis.call('ZSCORE', QUEUE, ticket) then return new end

@@ -1,6 +1,7 @@
 -- What most calls need to know of the permits. Included behind `queue`.
 -- PERMITS: token -> until when (us). STATE: limit, used (sum of the weights), fence, kept (until when the keys last,
--- ms), shared ('1' once a process that shares was granted something), and '=token' -> 'weight fence' of each permit,
+-- ms), shared ('1' once a process that shares was granted something), resized ('1' once resize has set the limit), and
+-- '=token' -> 'weight fence' of each permit,
 -- 'weight fence attempt' while its reader is the writer, by that attempt.
 -- Of a range of fences '=token' has the first, `fence` the last. Weight 0: the tombstone of a request that was undone;
 -- it is over half a microsecond earlier, so that it is told from a permit where only that is read.
