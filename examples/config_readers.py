@@ -71,7 +71,7 @@ class Config:
     async def _store(self, release: int, writer: Lease) -> None:
         for part in PARTS:
             if not await self._redis.eval(STORE, 1, f"config:{part}", str(writer.fence), str(release)):
-                raise LeaseLost("a later writer was here", name=writer.name, reason="taken")
+                raise LeaseLost(name=writer.name, reason="taken", fence=writer.fence)
             await asyncio.sleep(0.002)  # changes are slow; a reader that got in now would see half of this one
 
 

@@ -52,7 +52,7 @@ async def write(redis: Redis, lease: MultiLease, balances: dict[str, int], names
     keys = [f"account:{account}" for account in balances]
     values = [str(value) for account in balances for value in (balances[account], lease.fences[names[account]])]
     if not await redis.eval(WRITE, 2, *keys, *values):
-        raise LeaseLost(f"somebody else holds one of {lease.name} now", name=lease.name, reason="taken")
+        raise LeaseLost(name=lease.name, reason="taken", fence=lease.fence)
 
 
 async def customer(redis: Redis, sync: Coordinator, seed: int) -> int:

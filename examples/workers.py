@@ -39,7 +39,7 @@ async def fenced(redis: Redis, lease: Lease, note: str, *commands: list[str]) ->
     """Run the commands, and note it in the log, in one step; unless a later holder of the lock was here before."""
     steps = [*commands, ["RPUSH", "log", f"{note} {os.getpid()}"]]
     if not await redis.eval(FENCED, 1, f"fence:{lease.name}", str(lease.fence), json.dumps(steps)):
-        raise LeaseLost(f"somebody else holds {lease.name!r} now", name=lease.name, reason="taken")
+        raise LeaseLost(name=lease.name, reason="taken", fence=lease.fence)
 
 
 async def work(redis: Redis, sync: Coordinator) -> None:

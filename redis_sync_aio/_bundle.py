@@ -15,7 +15,7 @@ import asyncio
 import math
 from collections.abc import Hashable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ._clock import now
@@ -23,6 +23,9 @@ from ._leases.choice import current_ref, ended, waits_for_itself
 from ._waiting.request import Request
 from .errors import LeaseLost, LossReason, WouldDeadlock
 from .lease import HELD, Lease, State
+
+if TYPE_CHECKING:
+    from ._keys import Keys
 
 S = TypeVar("S", bound="Share")
 
@@ -32,6 +35,8 @@ _bundles: WeakValueDictionary[Hashable, Bundle] = WeakValueDictionary()
 
 class Share(Lease):
     """A lease that is held as long as all members of its bundle are, and until it is released itself."""
+
+    reports_loss = False
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -156,11 +161,8 @@ class Bundle:
     def loss(self) -> LeaseLost:
         """Return the error that names the member that was lost, or the one that ended first."""
         member = self.lost or min(self.members, key=_deadline)
-        loss = member.loss()
-        if len(self.members) == 1:
-            return loss
-        others = ", ".join(repr(other.name) for other in self.members if other is not member)
-        return LeaseLost(f"{loss}. With it {others} are given back", name=loss.name, reason=loss.reason)
+        others = tuple(other.name for other in self.members if other is not member)
+        return member.lost_as(given_back=others)
 
     # -- Keeper, for shares ----------------------------------------------------------------------------
 
@@ -171,6 +173,14 @@ class Bundle:
     def forget(self, lease: Lease) -> None:
         """A share is lost. If it found out by itself, by the clock, then it tells the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
+
+    def stalled_since(self, time: float) -> float:
+        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        return self.members[0]._keeper.stalled_since(time)
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        return self.members[0]._keeper.answering(keys, stalled)
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return the leases that a share stands on."""
@@ -225,6 +235,7 @@ class Bundle:
         self.lost = member
         member.lose(reason)
         for other in self.members:
+            other.reports_loss = False  # one loss, one line
             other.give_back()
         shares, self.shares = self.shares, []
         self._behind = [ref(share) for share in shares]

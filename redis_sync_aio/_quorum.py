@@ -22,7 +22,7 @@ from weakref import ReferenceType, ref
 from ._bundle import Bundle
 from ._clock import now
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
-from .errors import EXPLAINED, CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
+from .errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
 from .lease import HELD, Lease, State
 
 DRIFT = 0.01
@@ -64,10 +64,15 @@ class Quorum(Bundle):
         self._ask = ask
         self._where = {lease: server for server, lease in members.items()}
         super().__init__(key, tuple(members.values()))
+        self._since = min(member.since for member in self.members)
         self._look()
         first = self.members[0]
         if self.lost is None and first.auto_renew and first.until == math.inf:  # else it would last longer than meant
             self._rejoin_in(first.ttl_ms / 3000)
+
+    def _watch(self, member: Lease) -> None:
+        super()._watch(member)
+        member.reports_loss = False  # it may be one of a minority
 
     def held(self) -> list[Lease]:
         """Return the members that are held."""
@@ -86,14 +91,8 @@ class Quorum(Bundle):
     def loss(self) -> LeaseLost:
         """Return the error that says how many servers are left, and what became of the one that was missed."""
         member = self.lost or min(self.members, key=_certain)
-        reason: LossReason = member.reason or "expired"
         had = self._had if self.lost is not None else len(self.held())
-        return LeaseLost(
-            f"the lease on {member.name!r} (fence {self.fence}) was lost: {had} of {self.servers} servers hold it, "
-            f"{self.needed} have to; of the last one that did, {EXPLAINED[reason]}",
-            name=member.name,
-            reason=reason,
-        )
+        return member.lost_as(servers=(had, self.servers, self.needed), fence=self.fence, since=self._since)
 
     # -- Keeper, for the share -------------------------------------------------------------------------
 

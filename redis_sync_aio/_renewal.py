@@ -10,21 +10,21 @@ Unknown is not lost (P6): a renewal without an answer is repeated by the link un
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Iterable
 
 from ._clock import now
+from ._core import logs
+from ._core.stalls import Stalls
 from ._engine.lua import LuaEngine, Released, Renewed, Send, read_renew
 from ._keys import Keys
+from ._leases.loss import notice_end
 from ._link.call import Argument, Call
 from ._link.client import Client
 from ._unanswered import Sent, Span, Unanswered
 from ._under_way import UnderWay
 from .errors import CommandRefused, LossReason, SyncError, Unreachable
 from .lease import Lease, State
-
-logger = logging.getLogger("redis_sync_aio")
 
 TICK = 1.0
 """Seconds between two looks at most, so that time asleep (suspension) is noticed soon after."""
@@ -57,6 +57,7 @@ class Renewals:
         self.retry_for = retry_for
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
+        self._stalls = Stalls()
         self.under_way = UnderWay()
         self._unanswered = Unanswered()
 
@@ -81,6 +82,7 @@ class Renewals:
     def _tick(self) -> None:
         time = now()
         late = time - self._tick_at
+        self._stalls.note(time, late)
         self._timer, self._tick_at = None, math.inf
         next_look = math.inf
         for lease in list(self._leases()):
@@ -94,7 +96,7 @@ class Renewals:
             if not lease.upgraded:
                 if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
                     if late > lease.period / 3:
-                        _warn_late(lease, late)
+                        logs.renewal_late(lease.name, late, lease.remaining(), lease.period)
                     if self._loosen(lease):
                         next_look = time  # nobody may refer to it: it is gone when this look ends
                         continue
@@ -102,8 +104,17 @@ class Renewals:
                 if not lease.renewing:
                     next_look = min(next_look, lease.renew_at)
             next_look = min(next_look, lease.deadline)
+        self._stalls.note(now(), now() - time)  # with many leases a tick itself takes long
         if next_look < math.inf:
             self._schedule(next_look)
+
+    def stalled_since(self, time: float) -> float:
+        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        return self._stalls.since(time) + (max(0.0, now() - self._tick_at) if self._timer else 0.0)
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        return self._engine().executor.answering(keys, stalled)
 
     def recheck(self, lease: Lease) -> None:
         """Ask the server at once whether the lease is still ours (after a reconnect)."""
@@ -152,7 +163,7 @@ class Renewals:
         if call.error is not None:
             lease.renew_at = now() + min(1.0, lease.period / 6)
             if isinstance(call.error, CommandRefused):
-                logger.warning("the lease on %r could not be renewed: %s", lease.name, call.error)
+                logs.renewal_refused(lease.name, call.error, lease.remaining())
             elif now() >= lease.deadline:
                 lease.lose("unreachable")
             self.keep(lease)
@@ -363,7 +374,7 @@ class Renewals:
                 lease.on_loss = None
             lease.lose("unreachable")
         else:
-            _end_in_time(self.loop, lease)
+            notice_end(self.loop, lease)
 
     def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
         if lease.state is State.LOST:  # closed, or found lost, meanwhile
@@ -381,20 +392,3 @@ class Renewals:
             return None
         lease.lose("expired" if found == Released.GONE else "taken")
         return lease.loss()
-
-
-def _end_in_time(loop: asyncio.AbstractEventLoop, lease: Lease) -> None:
-    """Notice the end of a lease whose release failed: no tick looks at it, but somebody may wait for its loss."""
-    left = lease.deadline - now()
-    if lease.state is State.HELD and left <= 0:
-        lease.lose("expired")
-    elif lease.state is State.HELD and left < math.inf:
-        loop.call_later(left, _end_in_time, loop, lease)
-
-
-def _warn_late(lease: Lease, late: float) -> None:
-    logger.warning(
-        "the renewal of the lease on %r came %.2f seconds late: the event loop was blocked; %.2f of %.2f seconds "
-        "are left. Move blocking work to a thread, or give the lock a longer ttl",
-        *(lease.name, late, lease.remaining(), lease.period),
-    )

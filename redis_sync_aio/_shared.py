@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import ReferenceType
 
 from ._clock import now
+from ._core import logs
 from ._engine.outcomes import RANGE
 from ._keeper import Keeper
 from ._leases.forgotten import weakly
@@ -179,6 +180,10 @@ class Base(Lease):
         if was_held and self.number:  # else nobody wanted it any more when it was granted, and it has no cohort
             self.cohort.lost(self)
 
+    def _report_loss(self) -> None:
+        if self.shares:  # else no task had it
+            logs.lease_lost(self.lost_as(), tasks=len(self.shares))
+
     def told_wanted(self) -> None:
         """Somebody else waits for the name."""
         self.cohort.local.told_wanted()
@@ -240,6 +245,7 @@ class SharedLease(Lease):
         if fence >= base.half:
             base.look()
         self.deadline = base.deadline
+        self.since = now()
         if request.ttl_ms != base.ttl_ms:
             base.last(request.ttl_ms)
         if not request.plain:
@@ -300,6 +306,10 @@ class SharedLease(Lease):
         self._timer = None
         if self.state is HELD:
             self.lose("expired")
+
+    def _report_loss(self) -> None:
+        if self.base.state is not State.LOST:  # else its loss is reported
+            super()._report_loss()
 
     def committing(self, number: int) -> None:
         """Note it: what ends while one is under way is not handed on. A late one must not pass for the next task's."""

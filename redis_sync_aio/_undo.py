@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import anyio
 
 from ._clock import now
+from ._core import logs
 from ._types import is_async
 from .errors import SyncError, UndoFailed, UnknownStep
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ._robust import Record, Step
     from .lease import Lease
 
-logger = logging.getLogger("redis_sync_aio")
 
 UndoStep: TypeAlias = Callable[..., Awaitable[object]]
 F = TypeVar("F", bound=UndoStep)
@@ -161,7 +160,7 @@ class Undoing:
         if not self.errors:
             return None
         failed = UndoFailed(f"{len(self.errors)} of {self.count} undo steps {about} failed", self.errors)
-        logger.error("redis_sync_aio: %s", failed.message, exc_info=failed)
+        logs.undo_failed(failed, failed.message)
         return failed
 
 
@@ -185,7 +184,7 @@ def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Exce
 def _ended_late(task: asyncio.Task[object]) -> None:
     _left_behind.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("redis_sync_aio: %s ended late", task.get_name(), exc_info=error)
+        logs.undo_ended_late(error, task.get_name())
 
 
 async def undo_recorded(lease: Lease, record: Record, function: UndoStep, step: Step) -> None:

@@ -16,7 +16,7 @@ from ._shared import SharedLease
 from ._types import MIN_TTL_MS, Seconds, timeout_seconds
 from ._waiting.request import Request
 from ._waiting.ticket import acquire
-from .errors import AcquireTimeout, LeaseLost, NotHeld, SyncError, WouldDeadlock
+from .errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
 from .lease import HELD, Lease, State
 
 if TYPE_CHECKING:
@@ -152,11 +152,7 @@ class UpgradeSide:
             return self._deadlock()
         if lease.state in (State.RELEASING, State.RELEASED):
             return NotHeld(f"the lease on {lease.name!r} was released before it could be upgraded")
-        return LeaseLost(
-            f"the lease on {lease.name!r} was lost before it could be upgraded: read again under a new one",
-            name=lease.name,
-            reason="expired",
-        )
+        return lease.loss()
 
     def _deadlock(self) -> WouldDeadlock:
         return WouldDeadlock(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import secrets
 import socket
@@ -25,12 +24,20 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
 from ._cancellation import finished
 from ._clock import now
+from ._core import logs
 from ._engine.lua import LuaEngine, Send
 from ._engine.watch import talk
 from ._keys import Keys, KnownAs
 from ._link.adopt import Witness, close_idle
 from ._link.call import RETRY_FOR, Call, Executor, LinkOptions, Reply
-from ._link.client import Client, check_client, client_connect_timeout, client_response_timeout, running_loop
+from ._link.client import (
+    Client,
+    address_of,
+    check_client,
+    client_connect_timeout,
+    client_response_timeout,
+    running_loop,
+)
 from ._link.cluster import Cluster
 from ._link.link import Link
 from ._link.links import Links
@@ -46,19 +53,12 @@ from .errors import CoordinatorClosed, LinkUnavailable, SyncError, WrongContext,
 if TYPE_CHECKING:
     from .lock import AsyncLock
 
-logger = logging.getLogger("redis_sync_aio")
-
 MOST_POLL_CAP = 300.0
 """Seconds: the queue of who waits lives for twice as long after the latest look."""
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 
-living: weakref.WeakSet[Coordinator] = weakref.WeakSet()
-"""All that were started in this process."""
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
+living: weakref.WeakSet[Coordinator] = weakref.WeakSet()  # all that were started in this process
 
 
 class Coordinator(Names):
@@ -137,8 +137,7 @@ class Coordinator(Names):
         self._why_closed: str | None = None
         self._forked = False
         self._client_closed = False
-        self.on_close: Callable[[], None] = _nothing
-        """Called once it can not be used any more."""
+        self.on_close: Callable[[], None] = lambda: None  # called once it cannot be used any more
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -238,6 +237,9 @@ class Coordinator(Names):
             for client in self._servers.clients():
                 await close_idle(client)
         await self._unclosed.closed()
+
+    def __repr__(self) -> str:
+        return f"<Coordinator of {address_of(self._client)}{'' if self._why_closed is None else ', closed'}>"
 
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
@@ -342,7 +344,7 @@ class Coordinator(Names):
     def _fall_back(self, error: SyncError) -> None:
         if self._link is None:
             return  # another shard was first
-        logger.warning('redis_sync_aio polls instead of being woken (push="never" silences this): %s', error)
+        logs.polling_instead(error)
         link, self._link = self._link, None
         self._use(self._new_plain())
         self.link_moved()

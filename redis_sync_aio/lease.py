@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ._clock import now
+from ._core import logs
 from ._guarded import GuardedTransaction
 from ._hold import LeaseContext
 from ._keeper import HELD as HELD
@@ -24,12 +25,13 @@ from ._keeper import RELEASED as RELEASED
 from ._keeper import Group, Keeper, Namesakes, Releaser, Terms
 from ._keeper import State as State
 from ._leases.choice import TaskRef, ended
+from ._leases.loss import ExplainedLoss, cause_of
 from ._link.client import Client
 from ._link.servers import servers_of
 from ._lost import Lost
 from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
-from .errors import EXPLAINED, LeaseLost, LossReason, NotHeld, copied
+from .errors import LossReason, NotHeld, copied
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 _ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
 
 
-class Lease(Recorded, LeaseContext):
+class Lease(ExplainedLoss, Recorded, LeaseContext):
     """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
 
     Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
@@ -64,7 +66,6 @@ class Lease(Recorded, LeaseContext):
     state: State
 
     # Rarely changed; as class attributes they cost nothing to set up.
-    reason: LossReason | None = None
     on_loss: Callable[[], None] | None = None
     doubtful = False
     """A release without an answer may have been executed."""
@@ -95,8 +96,6 @@ class Lease(Recorded, LeaseContext):
     """A renewal was answered while it was released: the server has it for longer than is known here."""
     unfinished = False
     """What was done under it was broken off: its record stays."""
-    told = False
-    """Somebody got the error that says how it was lost."""
     _lost: Lost | None = None
 
     def __init__(
@@ -117,6 +116,7 @@ class Lease(Recorded, LeaseContext):
         self.fence = fence
         self.deadline = deadline  # local clock
         self.period = period  # seconds granted by the latest answer
+        self.since = deadline - period if period < _ENDLESS else now()  # local clock
         self.ttl_ms = terms.ttl_ms
         self.weight = terms.weight or 1
         self.auto_renew = terms.auto_renew
@@ -124,7 +124,7 @@ class Lease(Recorded, LeaseContext):
         self.renew_at = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
         self.until = _ENDLESS
         if terms.max_hold is not None:
-            self.until = (deadline - period if period < _ENDLESS else now()) + terms.max_hold
+            self.until = self.since + terms.max_hold
             self.deadline = min(deadline, self.until)
             self.renew_at = min(self.renew_at, self.deadline)
 
@@ -182,16 +182,6 @@ class Lease(Recorded, LeaseContext):
             raise self.loss()
         if self.state is not HELD:
             raise NotHeld(f"the lease on {self.name!r} was released; acquire the lock again")
-
-    def loss(self) -> LeaseLost:
-        """Return the error that says how this lease was lost."""
-        self.told = True
-        reason: LossReason = self.reason or "expired"
-        return LeaseLost(
-            f"the lease on {self.name!r} (fence {self.fence}) was lost: {EXPLAINED[reason]}",
-            name=self.name,
-            reason=reason,
-        )
 
     async def extend(self, ttl: Seconds) -> None:
         """Let the lease end ``ttl`` seconds (or timedelta) from now; renewals go on with this ttl.
@@ -284,6 +274,8 @@ class Lease(Recorded, LeaseContext):
         """End the body that another task than the current one runs under it, as a loss would."""
         if self.body is not None and self.reason is None and self.body() is not asyncio.current_task():
             self.reason = "released"
+            self.cause = cause_of(self, "released")
+            logs.lease_lost(self.lost_as())
             self._notify_lost()
 
     def ownerless(self) -> bool:
@@ -373,8 +365,11 @@ class Lease(Recorded, LeaseContext):
     def lose(self, reason: LossReason) -> None:
         """Note that the lease is gone: wake `lost` and cancel the body."""
         if self.state in (State.HELD, State.RELEASING):
+            cause = self.cause = cause_of(self, reason)
             self.state = State.LOST
-            self.reason = reason
+            self.reason = reason = cause.reason
+            if self.reports_loss:
+                self._report_loss()
             if self.writer is not None:  # first: what forgets us may give the permit back
                 self.writer.lose(reason)
             self._keeper.forget(self)

@@ -13,6 +13,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from ._bundle import Bundle, Share
 from ._clock import now
+from ._core import logs
 from ._guarded import GuardedTransaction
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
@@ -48,11 +49,15 @@ class RedlockLease(Share):
     """
 
     _bundle: Quorum
+    reports_loss = True
 
     @property
     def held_on(self) -> int:
         """On how many servers it is held, as far as is known here."""
         return len(self._bundle.held())
+
+    def _report_loss(self) -> None:
+        logs.lease_lost(self._bundle.loss())
 
     def transaction(self) -> GuardedTransaction:
         """Raise TransactionMisuse: no server could compare the token and write in one step, for all."""

@@ -8,18 +8,17 @@ After that only references keep it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 from weakref import ReferenceType, ref
 
+from .._core import logs
+
 if TYPE_CHECKING:
     from ..lease import Lease
 
 L = TypeVar("L", bound="Lease")
-
-logger = logging.getLogger("redis_sync_aio")
 
 
 def weakly(
@@ -42,9 +41,4 @@ def weakly(
 
 def report(name: str, fence: int, ttl: float) -> None:
     """Log and warn of a forgotten lease."""
-    message = (
-        f"the lease on {name!r} (fence {fence}) was forgotten: nothing refers to it, and the task that acquired it has "
-        f"ended. It is no longer renewed and ends within {ttl:g} seconds. Use `async with`, or release it"
-    )
-    logger.warning(message, extra={"event": "lease_forgotten", "lock": name, "fence": fence})
-    warnings.warn(message, ResourceWarning, stacklevel=2)
+    warnings.warn(logs.lease_forgotten(name, fence, ttl), ResourceWarning, stacklevel=2)

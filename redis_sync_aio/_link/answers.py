@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 
 import redis.exceptions
@@ -10,8 +9,6 @@ import redis.exceptions
 from .._types import text
 from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, Unreachable, WrongKeyType
 from .call import ReplyError
-
-logger = logging.getLogger("redis_sync_aio")
 
 # Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
@@ -56,11 +53,6 @@ def _passed_on(message: str) -> str:
 def passing(error: SyncError) -> bool:
     """Return whether the trouble may be over in a while; what was tried did nothing."""
     return isinstance(error, Unreachable) or (isinstance(error, CommandRefused) and error.code in TRANSIENT)
-
-
-def warn_of_watch(message: str) -> None:
-    """Log that scripts were refused; the caller does so once."""
-    logger.warning('redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %s', message)
 
 
 def refusal(

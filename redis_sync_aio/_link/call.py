@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from .._core import logs
 from .._keys import Keys, KnownAs
 from .._scripts import Script
 from .._types import text
 from ..backoff import Backoff
 from ..errors import SyncError
-
-logger = logging.getLogger("redis_sync_aio")
 
 Reply: TypeAlias = Any
 """What hiredis made of the server's answer: int, bytes, None, list, dict …; decoded by the engine."""
@@ -59,6 +57,10 @@ class _Conflict(Enum):
 
 CONFLICT: Final = _Conflict.CONFLICT
 """What a talk returns when a watched key was changed: nothing was executed."""
+
+
+ANSWERING = 0.25
+"""Seconds since a server was last heard within which it counts as one that answers."""
 
 
 class ReplyError(Exception):
@@ -154,7 +156,7 @@ class Call:
         try:
             self.done(self)
         except Exception:
-            logger.exception("redis_sync_aio: a defect: the end of a command about %r was not taken", text(self.name))
+            logs.outcome_not_taken(text(self.name))
 
     def drop(self) -> None:
         """Nobody wants the answer any more: never send it again, and stay silent when it arrives."""
@@ -163,7 +165,7 @@ class Call:
 
 def not_understood(name: bytes, error: Exception) -> SyncError:
     """Return the error for an answer about ``name`` that raised ``error`` where it was taken; log it."""
-    logger.error("redis_sync_aio cannot make use of an answer about %r", text(name), exc_info=error)
+    logs.useless_answer(text(name), error)
     found = SyncError(
         f"Redis answered a command for {text(name)!r}, and the answer could not be used: {type(error).__name__}: "
         f"{error}. The command may have been executed. If another program has changed the keys of that name, delete "
@@ -196,6 +198,10 @@ class Executor(Protocol):
 
     def trouble_of(self, keys: Keys) -> Exception | None:
         """Return the same, of the server that has ``keys``."""
+        ...
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
         ...
 
     def known_as(self, keys: Keys) -> KnownAs:

@@ -81,6 +81,24 @@ def _options(client: Client) -> dict[str, Any]:
     return options
 
 
+def address_of(client: Client) -> str:
+    """Return what ``client`` is to connect to, for messages; never its credentials."""
+    if isinstance(client, RedisCluster):
+        nodes = client.nodes_manager.startup_nodes
+        return f"a cluster at {', '.join(list(nodes)[:3])}{', …' if len(nodes) > 3 else ''}"
+    pool: Any = client.connection_pool
+    options = _options(client)
+    if (service := getattr(pool, "service_name", None)) is not None:
+        where = f"{service!r} of Sentinel"
+    elif (path := options.get("path")) is not None:
+        where = f"unix:{path}"
+    elif hasattr(pool, "shard"):
+        where = "a shard of a cluster"
+    else:
+        where = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    return f"{where}, db {options['db']}" if options.get("db") else where
+
+
 def client_response_timeout(client: Client, given: Seconds | None) -> float:
     """Return how long an answer may take, in seconds."""
     if given is not None:

@@ -1,49 +1,44 @@
 """The link: one RESP3 connection that carries every command and every push between a coordinator and a server.
 
-Why one. Commands of all tasks leave in one write per turn of the loop, replies and pushes arrive in one
-ordered stream: the reply to an enqueue precedes its grant, a clean-up can not be overtaken by what it cleans
-up (both go through the same pipe), and a lost connection is one event, after which everything is
-re-checked. A task that is cancelled never tears a command in half, since the link writes, not the task.
+Why one. Commands of all tasks leave in one write per turn of the loop, replies and pushes arrive in one ordered stream:
+the reply to an enqueue precedes its grant, a clean-up can not be overtaken by what it cleans up (both go through the
+same pipe), and a lost connection is one event, after which everything is re-checked. A task that is cancelled never
+tears a command in half, since the link writes, not the task.
 
-Losing it. Calls that were written and not answered are ambiguous; all our scripts are idempotent for their
-token, so they are sent again on the next connection, in their order, unless their caller withdrew them. A
-call is given up (`Unreachable`) when its `expires` passes.
+Losing it. Calls that were written and not answered are ambiguous; all our scripts are idempotent for their token, so
+they are sent again on the next connection, in their order, unless their caller withdrew them. A call is given up
+(`Unreachable`) when its `expires` passes.
 
-The old connection may still have unread commands in a buffer somewhere when the next one is already in
-use. So a new connection first kills the old one at the server, if it is still there (CLIENT KILL ID, if
-the ACL user may); what still slips through finds its token spent (see acquire.lua) or ends with its ttl.
+The old connection may still have unread commands in a buffer somewhere when the next one is already in use. So a new
+connection first kills the old one at the server, if it is still there (CLIENT KILL ID, if the ACL user may); what still
+slips through finds its token spent (see acquire.lua) or ends with its ttl.
 
-Liveness. A connection on which an answer is overdue for `response_timeout` is dropped. While somebody
-depends on pushes a PING goes out after `response_timeout` of silence, so a black-holed connection is
-noticed within twice `response_timeout` plus one tick.
+Liveness. A connection on which an answer is overdue for `response_timeout` is dropped. While somebody depends on pushes
+a PING goes out after `response_timeout` of silence, so a black-holed connection is noticed within twice
+`response_timeout` plus one tick.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 
 from redis.asyncio import Redis
 
 from .._clock import now
+from .._core import logs
 from .._keys import Keys, KnownAs
-from ..backoff import Backoff
-from ..errors import LinkUnavailable, SyncError, Unreachable, copied
+from .._transport.outage import RECONNECT, RESPITE, Outage
+from ..errors import Unreachable, copied
 from . import troubles
-from .adopt import NotAdoptable, open_connection
-from .answers import TRANSIENT, answered, error_code, refusal, scripts_refused, warn_of_watch
-from .call import Call, Here, LinkOptions, LinkOwner, Reply
+from .adopt import open_connection
+from .answers import TRANSIENT, error_code, refusal, scripts_refused
+from .call import ANSWERING, Call, Here, LinkOptions, LinkOwner, Reply
 from .introduction import introduce, retire
 from .retries import Retries
 from .talks import Converse
 from .wire import Wire
-
-logger = logging.getLogger("redis_sync_aio")
-
-RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
-RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
 
 
 class Link:
@@ -80,6 +75,7 @@ class Link:
         self._ticking: asyncio.TimerHandle | None = None
         self._newest: tuple[object, int | None] = None, None  # connection: where it led to, and its id there
         self._trouble: Exception | None = None
+        self._outage = Outage(client)
         self._closed = False
         self.connections = 0
 
@@ -91,6 +87,10 @@ class Link:
     def trouble_of(self, keys: Keys) -> Exception | None:
         """Return why there is no connection, if there is none."""
         return self.trouble
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
+        return self._wire is not None and (stalled or now() - self._wire.heard < ANSWERING)
 
     def known_as(self, keys: Keys) -> KnownAs:
         """Return what the server knows us as."""
@@ -148,7 +148,7 @@ class Link:
         elif call.keys.engine == "auto" and scripts_refused(message) and self._wire is not None:
             if not self._no_scripts:
                 self._no_scripts = message
-                warn_of_watch(message)
+                logs.watch_instead(message)
             call.attempts -= 1  # it was not executed
             self._wire.talks.add(call)
         elif code in TRANSIENT:
@@ -158,7 +158,7 @@ class Link:
                 return
             self._retries.add(call)
             if code == "READONLY":
-                self._drop(f"the server is a replica now: {message}")
+                self._drop(message)
         else:
             call.fail(refusal(call.name, message, self._no_scripts, call.keys.all, call.ambiguous))
 
@@ -168,6 +168,7 @@ class Link:
         """Start connecting, unless that is done or under way."""
         if self._wire is None and self._connecting is None and not self._closed:
             # Not by the loop's factory: an eager task may be over before it is known here.
+            self._outage.begin()
             self._connecting = asyncio.Task(self._connect(), loop=self._loop, name="redis_sync_aio link")
             self._connecting.add_done_callback(self._connect_ended)
             self._start_ticking()
@@ -209,6 +210,7 @@ class Link:
                     return
         finally:
             self._connecting = None
+            self._outage.rest()
 
     async def _open(self) -> Wire:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
@@ -233,10 +235,12 @@ class Link:
         # At another server, after a failover, the id of the previous connection would be somebody else's.
         previous = self._newest[1] if self._newest[0] == wire.leads_to else None
         self.alone = listeners == 1 or self.connections == 0 or await retire(wire, self._inbox, previous)
+        self._outage.leads_to = wire.leads_to
         self._newest = wire.leads_to, client_id
 
     def _established(self, wire: Wire) -> None:
         self._wire = wire
+        self._outage.end()
         self._trouble = None
         self._since = now()
         self.connections += 1
@@ -255,12 +259,7 @@ class Link:
         """The server, or the client's configuration, says no: everybody is told, nothing is retried."""
         if self._closed:  # and redis-py did not let the cancellation through
             return
-        if isinstance(error, SyncError):
-            known = error
-        elif isinstance(error, NotAdoptable):
-            known = LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
-        else:
-            known = answered(b"", error) or refusal(b"", f"ERR {error}")
+        known = troubles.refused_for_good(error)
         self._owner.link_refused(known, self.concerns)
         for call in self.take_unsent():
             call.fail(copied(known))
@@ -313,7 +312,7 @@ class Link:
     def _drop(self, why: str) -> None:
         """Give up the connection and open another."""
         if self._wire is not None:
-            logger.info("redis_sync_aio drops its connection: %s", why)
+            self._outage.dropped(why)
             self._wire.drop(ConnectionAbortedError(why))
 
     # -- every tick ------------------------------------------------------------------------------------
@@ -326,6 +325,7 @@ class Link:
         """Look for overdue answers, silent connections, calls whose time is up."""
         self._ticking = None
         wire, time = self._wire, now()
+        self._outage.look(self._trouble)
         self._expire_calls()
         if wire is not None:
             oldest = wire.oldest(self._pinged)

@@ -12,13 +12,13 @@ exist the other node answers TRYAGAIN, too.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from contextlib import suppress
 from threading import get_ident
 
 from redis.crc import key_slot
 
+from .._core import logs
 from .._keys import Keys, KnownAs
 from .call import Call, LinkOptions, LinkOwner, ReplyError
 from .cluster import Cluster, Shard, not_now
@@ -26,8 +26,6 @@ from .link import Link
 from .retries import Retries
 from .troubles import MAYBE_LATER, REFUSED, not_possible, too_late
 from .wire import Wire
-
-logger = logging.getLogger("redis_sync_aio")
 
 
 class Links:
@@ -91,6 +89,11 @@ class Links:
         link = self._links.get(self.shard_of(keys))
         return None if link is None else link.trouble
 
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
+        link = self._links.get(self.shard_of(keys))
+        return link is not None and link.answering(keys, stalled)
+
     @property
     def trouble(self) -> Exception | None:
         """Why there is no connection to some shard, if there is none."""
@@ -130,8 +133,7 @@ class Links:
     def _look_ended(self, task: asyncio.Task[None]) -> None:
         self._looking = None
         if not task.cancelled() and (error := task.exception()) is not None:  # the next MOVED asks again
-            level = logging.INFO if isinstance(error, (*MAYBE_LATER, *REFUSED)) else logging.WARNING
-            logger.log(level, "redis_sync_aio does not learn where the slots are: %r", error)
+            logs.slots_unknown(error, expected=isinstance(error, (*MAYBE_LATER, *REFUSED)))
 
     def slots_moved(self) -> None:
         """Some slots have other shards now, or shards other primaries; said in whatever thread that was heard in."""

@@ -20,10 +20,11 @@ from redis.asyncio import Redis
 
 from .._cancellation import insisting
 from .._clock import now
+from .._core import logs
 from .._keys import Keys, KnownAs
 from ..errors import SyncError
 from .adopt import bare, dead_end_pool, probe, send_once
-from .answers import TRANSIENT, answered, error_answer, scripts_refused, warn_of_watch
+from .answers import TRANSIENT, answered, error_answer, scripts_refused
 from .borrow import borrow
 from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
 from .servers import Servers
@@ -55,6 +56,10 @@ class PlainExecutor:
     def trouble_of(self, keys: Keys) -> Exception | None:
         """Return None: that is found out with each call."""
         return None
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return False: that is found out with each call."""
+        return False
 
     def known_as(self, keys: Keys) -> KnownAs:
         """Return what servers know us as."""
@@ -149,7 +154,7 @@ class PlainExecutor:
                 if engine == "lua" or not scripts_refused(str(error)):
                     raise
                 if not self._no_scripts:
-                    warn_of_watch(str(error))
+                    logs.watch_instead(str(error))
                 self._no_scripts = str(error)
         return await self._watch(call)
 

@@ -9,7 +9,7 @@ import redis.exceptions
 from .._types import shown_within, text
 from ..errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable
-from .answers import TRANSIENT, error_code
+from .answers import TRANSIENT, answered, error_code, refusal
 from .call import Call
 
 
@@ -81,6 +81,15 @@ def not_possible(message: str, what: str) -> Exception:
         f"the server does not allow {what}, which pushed wake-ups need: {message}; allow it, or use "
         'Coordinator(client, push="never") to poll instead'
     )
+
+
+def refused_for_good(error: Exception) -> SyncError:
+    """Return the error for a connection that the server, or the client's configuration, does not allow."""
+    if isinstance(error, SyncError):
+        return error
+    if isinstance(error, NotAdoptable):
+        return LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
+    return answered(b"", error) or refusal(b"", f"ERR {error}")
 
 
 REFUSED = (

@@ -15,6 +15,7 @@ from ..lease import Lease
 from .request import Request
 
 if TYPE_CHECKING:
+    from .._keys import Keys
     from .._link.client import Client
     from .local import LocalName
 
@@ -207,6 +208,14 @@ class Bases(ABC):
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
         self.hub.renewals.check_place()
+
+    def stalled_since(self, time: float) -> float:
+        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        return self.hub.renewals.stalled_since(time)
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        return self.hub.renewals.answering(keys, stalled)
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""

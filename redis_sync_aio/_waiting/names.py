@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from .._core import logs
 from .._engine.lua import WANTED, Pushed, read_push
 from .._keys import Keys
 from .._shared import Base
@@ -16,9 +16,6 @@ from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .._renewal import Renewals
-
-
-logger = logging.getLogger("redis_sync_aio")
 
 
 class Names(ABC):
@@ -82,12 +79,12 @@ class Names(ABC):
         try:
             push = read_push(payload)
         except ValueError:
-            logger.warning("redis_sync_aio ignores a message in its inbox that is none of ours: %r", payload[:100])
+            logs.stray_message(payload)
             return
         try:
             self._dispatch(push)
         except Exception:  # the connection, and a talk that delivers this, are everybody's
-            logger.exception("redis_sync_aio could not make use of a message in its inbox: %r", payload[:100])
+            logs.useless_message(payload)
 
     def link_up(self, concerns: Callable[[Keys], bool]) -> None:
         """A connection is there: whatever waits or is held on its server looks where it stands."""

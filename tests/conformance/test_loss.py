@@ -411,8 +411,10 @@ async def test_a_loop_blocked_beyond_the_ttl(kind: Kind, sync: Coordinator, redi
 
     lease, error = await lost_in(kind.make(sync, NAME, ttl=TTL), body)
     assert not finished
-    assert error.reason == "expired"
-    await assert_lost(kind, lease, "expired", redis)
+    assert error.reason == "late"
+    assert "stood still for at least 0.1 seconds" in str(error)
+    assert 0.1 < error.stalled < (error.held_for or 0) < 5
+    await assert_lost(kind, lease, "late", redis)
 
 
 async def test_a_release_after_a_block_beyond_the_ttl(kind: Kind, sync: Coordinator) -> None:

@@ -81,7 +81,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a refused renewal is a loss": Mutant(
         Renewals,
         "renewed",
-        'logger.warning("the lease on %r could not be renewed: %s", lease.name, call.error)',
+        "logs.renewal_refused(lease.name, call.error, lease.remaining())",
         'lease.lose("unreachable")',
     ),
     "leases are not re-checked": Mutant(LocalName, "recheck", "self.hub.renewals.recheck(lease)"),

@@ -30,7 +30,7 @@ from redis_sync_aio.errors import (
 
 ERRORS = [
     AcquireTimeout("late", name="x", remaining=1.5),
-    LeaseLost("lost", name="x", reason="taken"),
+    LeaseLost(name="x", reason="taken", fence=7, held_for=1.5, given_back=("y",), servers=(1, 3, 2)),
     LimitMismatch("other", name="x", expected=None, found=3),
     StaleFence("old", name="x", fence=1, highest=2),
     UnknownStep("what", steps=("a", "b")),
@@ -55,6 +55,14 @@ def test_the_list_has_every_error_with_attributes() -> None:
     own = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SyncError)}
     with_attributes = {kind for kind in own if "__init__" in vars(kind)}
     assert with_attributes <= {type(error) for error in ERRORS}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_the_repr_shows_class_and_message(error: SyncError) -> None:
+    """Also of those that are redis-py's ConnectionError, whose repr shows neither."""
+    shown = repr(error)
+    assert shown.startswith(type(error).__name__)
+    assert str(error.args[0]) in shown.replace("\\'", "'")
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

@@ -20,12 +20,13 @@ ROOT = Path(redis_sync_aio.__file__).parent
 PACKAGE = "redis_sync_aio"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_types", "_clock", "_keys", "_templates", "_cancellation", "backoff"),
-    ("_scripts", "_link"),
+    ("errors", "_types", "_clock", "_keys", "_templates", "_cancellation", "backoff", "_core"),
+    ("_scripts", "_link", "_transport"),
     ("_engine",),
     (
         *(
             "lease",
+            "_leases",
             "_keeper",
             "_recorded",
             "_renewal",

@@ -1,0 +1,172 @@
+"""Every line that this package logs, worded in one place.
+
+The logger is "redis_sync_aio". Each record says which line it is by its attribute ``event``; the facts in the message
+are attributes as well (``record.lock``, ``record.fence`` …), for handlers that write JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from ..errors import LeaseLost
+
+logger = logging.getLogger("redis_sync_aio")
+
+
+def _log(level: int, event: str, message: str, error: BaseException | None = None, **facts: object) -> None:
+    logger.log(level, message, facts, extra={"event": event, **facts}, exc_info=error, stacklevel=3)
+
+
+def _warn(event: str, message: str, **facts: object) -> None:
+    logger.warning(message, facts, extra={"event": event, **facts}, stacklevel=3)
+
+
+# -- leases ------------------------------------------------------------------------------------------------
+
+
+def lease_lost(loss: LeaseLost, tasks: int = 1) -> None:
+    """Log a lease that was lost; ``tasks``: how many had it."""
+    _warn(
+        "lease_lost",
+        "%(loss)s",
+        loss=str(loss),
+        lock=loss.name,
+        reason=loss.reason,
+        fence=loss.fence,
+        held_for=loss.held_for,
+        stalled=loss.stalled,
+        tasks=tasks,
+    )
+
+
+def lease_forgotten(lock: str, fence: int, ttl: float) -> str:
+    """Log a lease that nobody has any more; return what was said."""
+    message = (
+        f"the lease on {lock!r} (fence {fence}) was forgotten: nothing refers to it, and the task that acquired it has "
+        f"ended. It is no longer renewed and ends within {ttl:g} seconds. Use `async with`, or release it"
+    )
+    _warn("lease_forgotten", "%(what)s", what=message, lock=lock, fence=fence)
+    return message
+
+
+def renewal_late(lock: str, late: float, left: float, period: float) -> None:
+    """Log a renewal that the event loop sent late, and that came in time all the same."""
+    _warn(
+        "renewal_late",
+        "the renewal of the lease on %(lock)r came %(late).2f seconds late: the event loop was blocked; %(left).2f of "
+        "%(period).2f seconds are left. Move blocking work to a thread, or give the lock a longer ttl",
+        lock=lock,
+        late=late,
+        left=left,
+        period=period,
+    )
+
+
+def renewal_refused(lock: str, error: Exception, left: float) -> None:
+    """Log a renewal that the server refused."""
+    _warn(
+        "renewal_refused",
+        "the lease on %(lock)r could not be renewed; it ends in %(left).2f seconds unless that changes: %(error)s",
+        lock=lock,
+        error=error,
+        left=left,
+    )
+
+
+# -- connections -------------------------------------------------------------------------------------------
+
+
+def connection_dropped(server: str, why: str) -> None:
+    """Log a connection that this process gives up, to open another one."""
+    message = "redis_sync_aio drops its connection to %(server)s: %(why)s"
+    _log(logging.INFO, "connection_dropped", message, server=server, why=why)
+
+
+def connection_lost(server: str, seconds: float, why: str) -> None:
+    """Log that there has been no connection for a while."""
+    _warn(
+        "connection_lost",
+        "redis_sync_aio has had no connection to %(server)s for %(seconds).1f seconds: %(why)s. It tries again "
+        "until the server is back; leases that cannot be renewed meanwhile end with their ttl",
+        server=server,
+        seconds=seconds,
+        why=why,
+    )
+
+
+def connection_back(server: str, seconds: float) -> None:
+    """Log the end of what `connection_lost` said."""
+    _warn(
+        "connection_back",
+        "redis_sync_aio is connected to %(server)s again after %(seconds).1f seconds",
+        server=server,
+        seconds=seconds,
+    )
+
+
+def read_only(server: str, why: str) -> None:
+    """Log that a server takes no writes."""
+    _warn(
+        "read_only",
+        "%(server)s is a read-only replica: %(why)s. redis_sync_aio connects again until a primary answers; if this "
+        "goes on, check where the client connects to",
+        server=server,
+        why=why,
+    )
+
+
+def polling_instead(why: Exception) -> None:
+    """Log that wake-ups are not pushed."""
+    message = 'redis_sync_aio polls instead of being woken (push="never" silences this): %(why)s'
+    _warn("polling_instead", message, why=why)
+
+
+def watch_instead(why: str) -> None:
+    """Log that scripts are refused."""
+    message = 'redis_sync_aio uses WATCH instead of scripts (engine="watch" silences this): %(why)s'
+    _warn("watch_instead", message, why=why)
+
+
+def slots_unknown(error: BaseException, expected: bool) -> None:
+    """Log that the nodes of a cluster do not say where its slots are; ``expected``: as happens in an outage."""
+    message = "redis_sync_aio does not learn where the slots are: %(why)r"
+    _log(logging.INFO if expected else logging.WARNING, "slots_unknown", message, why=error)
+
+
+def stray_message(payload: bytes) -> None:
+    """Log a message in the inbox that is not one of this package."""
+    message = "redis_sync_aio ignored a message in its inbox that has another format: %(payload)r"
+    _warn("stray_message", message, payload=payload[:100])
+
+
+def useless_message(payload: bytes) -> None:
+    """Log the exception of now, which a message in the inbox led to."""
+    message = "redis_sync_aio could not make use of a message in its inbox: %(payload)r"
+    _log(logging.ERROR, "useless_message", message, sys.exception(), payload=payload[:100])
+
+
+def useless_answer(name: str, error: BaseException) -> None:
+    """Log an answer of the server that nobody understands."""
+    _log(
+        logging.ERROR, "useless_answer", "redis_sync_aio cannot make use of an answer about %(lock)r", error, lock=name
+    )
+
+
+def outcome_not_taken(name: str) -> None:
+    """Log the exception of now, a defect: whoever sent a command did not take its outcome."""
+    message = "redis_sync_aio: a defect: the end of a command about %(lock)r was not taken"
+    _log(logging.ERROR, "outcome_not_taken", message, sys.exception(), lock=name)
+
+
+# -- undo steps --------------------------------------------------------------------------------------------
+
+
+def undo_failed(error: BaseException, message: str) -> None:
+    """Log undo steps that raised."""
+    _log(logging.ERROR, "undo_failed", "%(what)s", error, what=message)
+
+
+def undo_ended_late(error: BaseException, step: str) -> None:
+    """Log an undo step that raised after nobody waited for it any more."""
+    _log(logging.ERROR, "undo_ended_late", "%(step)s raised after its time was over", error, step=step)

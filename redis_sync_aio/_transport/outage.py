@@ -1,0 +1,67 @@
+"""Outages: how long to wait between attempts to connect, and what the log is told."""
+
+from __future__ import annotations
+
+from .._clock import now
+from .._core import logs
+from .._link.answers import error_code
+from .._link.client import Client, address_of
+from ..backoff import Backoff
+
+RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
+RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
+
+LASTS = 1.0
+"""Seconds without a connection after which the log is told; most reconnects take far less."""
+QUIET = 5.0
+"""Seconds without a refusal after which another one is news."""
+
+
+class Outage:
+    """Knows since when a link has had no connection, or one to a server that takes no writes."""
+
+    leads_to: tuple[str | None, int | None] = None, None
+    """Host and port of the newest connection."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._since: float | None = None  # local clock
+        self._told = False
+        self._refused = float("-inf")
+
+    def _server(self) -> str:
+        host, port = self.leads_to
+        return address_of(self._client) if host is None else f"{host}:{port}"
+
+    def dropped(self, why: str) -> None:
+        """Note that the link gives up its connection; ``why`` may be the error answer of a replica."""
+        if error_code(why) != "READONLY":
+            logs.connection_dropped(self._server(), why)
+            return
+        if now() - self._refused > QUIET:
+            logs.read_only(self._server(), why.rstrip("."))
+        self._refused = now()
+
+    def begin(self) -> None:
+        """Note that a connection is needed, and there is none."""
+        if self._since is None:
+            self._since = now()
+
+    def look(self, why: Exception | None) -> None:
+        """Tell the log if it has lasted long enough; ``why``: of the latest attempt to connect."""
+        if self._since is None or self._told or now() - self._since < LASTS:
+            return
+        self._told = True
+        reason = "no answer yet" if why is None else f"{type(why).__name__}: {why}".rstrip(".")
+        logs.connection_lost(self._server(), now() - self._since, reason)
+
+    def rest(self) -> None:
+        """Note that nobody needs a connection any more. What was told is taken back when there is one again."""
+        if not self._told:
+            self._since = None
+
+    def end(self) -> None:
+        """Note that there is a connection."""
+        if self._told and self._since is not None:
+            logs.connection_back(self._server(), now() - self._since)
+        self._since, self._told = None, False

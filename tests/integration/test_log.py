@@ -1,0 +1,215 @@
+"""The log: one line with structured facts for each loss, each outage that lasts, each replica."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.sentinel import Sentinel
+
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncReentrantLock,
+    AsyncSemaphore,
+    Backoff,
+    CommandRefused,
+    Coordinator,
+    LeaseLost,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+
+NAME = "told"
+FAST = Backoff(initial=0.005, cap=0.02)
+
+
+class Told:
+    """What was logged."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+
+    def __call__(self, event: str) -> list[Any]:
+        return [record for record in self._caplog.records if getattr(record, "event", None) == event]
+
+    def all(self) -> list[str]:
+        return [str(getattr(record, "event", record.getMessage())) for record in self._caplog.records]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
+    with caplog.at_level(logging.INFO, "redis_sync_aio"):
+        yield Told(caplog)
+
+
+LOCKS: dict[str, Callable[[Coordinator], Any]] = {
+    "lock": lambda sync: AsyncLock(sync, NAME, ttl=0.3),
+    "shared lock": lambda sync: AsyncLock(sync, NAME, ttl=0.3, share=True),
+    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=2, ttl=0.3),
+    "reader": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.3).read(),
+    "writer": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.3, share=True).write(),
+    "reentrant": lambda sync: AsyncReentrantLock(sync, NAME, ttl=0.3),
+    "several": lambda sync: AsyncMultiLock(sync, [NAME, "another"], ttl=0.3),
+}
+
+
+@pytest.mark.parametrize("make", LOCKS.values(), ids=LOCKS)
+async def test_a_lease_whose_key_is_deleted(
+    sync: Coordinator, redis: Redis, told: Told, make: Callable[[Coordinator], Any]
+) -> None:
+    """One line names lock, fence, reason and time; the error has the same facts, also when it was pickled."""
+    with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+        async with make(sync) as lease:
+            await redis.flushall()
+            await asyncio.sleep(60)
+    error = caught.value
+    (record,) = told("lease_lost")
+    assert record.levelname == "WARNING"
+    assert (record.lock, record.reason, record.fence, record.tasks) == (error.name, "expired", error.fence, 1)
+    assert error.held_for == pytest.approx(record.held_for, abs=0.5)
+    assert error.fence is not None
+    assert error.fence <= lease.fence
+    assert error.held_for is not None
+    assert 0.05 < error.held_for < 30
+    assert "before its time was up" in str(error)
+    assert not error.time_is_up
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (str(twin), vars(twin)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_many_readers_of_one_permit(sync: Coordinator, redis: Redis, told: Told, share: bool) -> None:
+    """What tasks share is lost once: one line says how many had it. What no task has is lost without a word."""
+    side = AsyncReadWriteLock(sync, NAME, ttl=0.3, share=share).read()
+    resting = AsyncLock(sync, "rests", ttl=0.3, share=True, linger=60)
+    async with resting:
+        pass
+    leases = [await side.acquire() for _ in range(3)]
+    await redis.flushall()
+    await asyncio.gather(*(lease.lost.wait() for lease in leases))
+    records = told("lease_lost")
+    assert sum(record.tasks for record in records) == 3
+    assert len(records) == (1 if share else 3)
+
+
+@pytest.mark.parametrize("noticed_by", ["check", "the exit"])
+@pytest.mark.parametrize("make", [LOCKS["lock"], LOCKS["shared lock"], LOCKS["reader"], LOCKS["several"]])
+async def test_a_loop_that_stood_still(
+    sync: Coordinator, redis: Redis, told: Told, make: Callable[[Coordinator], Any], noticed_by: str
+) -> None:
+    """Nobody asked the server, so nothing is said about it: the deadline passed while the loop stood still."""
+    with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+        async with make(sync) as lease:
+            time.sleep(0.9)  # noqa: ASYNC251
+            if noticed_by == "check":
+                lease.check()
+    error = caught.value
+    assert error.reason == "late"
+    assert error.time_is_up
+    assert 0.5 < error.stalled < 60
+    assert "stood still for at least" in str(error)
+    assert "Do not write any more" in str(error)
+    for unknown in ("gone", "released elsewhere", "key deleted", "network"):
+        assert unknown not in str(error)
+    (record,) = told("lease_lost")
+    assert record.reason == "late"
+    assert record.stalled == pytest.approx(error.stalled, abs=30)
+
+
+async def test_a_lease_that_is_not_renewed(sync: Coordinator, told: Told) -> None:
+    """Its time is up: nobody deleted anything, and nobody was late."""
+    with pytest.raises(LeaseLost, match="its time was up") as caught:
+        async with AsyncLock(sync, NAME, ttl=0.2, auto_renew=False):
+            await asyncio.sleep(60)
+    assert (caught.value.reason, caught.value.time_is_up, caught.value.stalled) == ("expired", True, 0.0)
+    (record,) = told("lease_lost")
+    assert record.reason == "expired"
+
+
+async def test_a_server_that_hangs(told: Told) -> None:
+    """It is the server that did not answer, not this process that was late."""
+    with EmbeddedServer(port=0) as server:
+        async with server.client() as client, Coordinator(client) as sync:
+            with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+                async with AsyncLock(sync, NAME, ttl=1):
+                    server.pause()
+                    try:
+                        await asyncio.sleep(60)
+                    finally:
+                        server.resume()
+    assert caught.value.reason == "unreachable"
+    assert "server and the network" in str(caught.value)
+    assert [record.reason for record in told("lease_lost")] == ["unreachable"]
+
+
+async def test_a_server_that_is_away_for_long(told: Told) -> None:
+    """Said once when it has lasted more than a second, and once when it is over; both with the address."""
+    with EmbeddedServer(port=0) as server:
+        address = f"127.0.0.1:{server.port}"
+        async with server.client() as client, Coordinator(client) as sync:
+            lease = await AsyncLock(sync, NAME, ttl=60).acquire()
+            server.kill()
+            await wait_until(lambda: bool(told("connection_lost")), FAST, timeout=30)
+            await asyncio.sleep(1.5)
+            server.start()
+            await wait_until(lambda: bool(told("connection_back")), FAST, timeout=30)
+            await wait_until(lease.is_lost, FAST, timeout=30)
+    (lost,), (back,) = told("connection_lost"), told("connection_back")
+    assert (lost.levelname, back.levelname) == ("WARNING", "WARNING")
+    assert lost.server == back.server == address
+    assert 1.0 <= lost.seconds <= back.seconds
+    assert "ConnectionError" in lost.getMessage()
+
+
+async def test_a_connection_that_is_lost_for_a_moment(redis: Redis, sync: Coordinator, told: Told) -> None:
+    """A connection that is back soon is not worth a line."""
+    async with AsyncLock(sync, NAME) as lease:
+        await redis.client_kill_filter(skipme=True, _type="pubsub")
+        await wait_until(lambda: sync.connections > 1, FAST, timeout=30)
+        await lease.extend(30)
+    assert told.all() == []
+
+
+async def test_a_replica(told: Told) -> None:
+    """One warning, however often the server refuses."""
+    with EmbeddedServer(port=0) as primary, EmbeddedServer(port=0) as replica:
+        address = f"127.0.0.1:{replica.port}"
+        async with replica.client() as client, Coordinator(client, retry_for=2) as sync:
+            await client.replicaof("127.0.0.1", str(primary.port))
+            with pytest.raises(CommandRefused, match="READONLY"):
+                await AsyncLock(sync, NAME).acquire()
+            assert sync.connections > 2
+    (record,) = told("read_only")
+    assert record.levelname == "WARNING"
+    assert record.server == address
+    assert "READONLY" in record.getMessage()
+    assert set(told.all()) == {"read_only"}
+
+
+async def test_a_coordinator_says_where_it_leads_to() -> None:
+    """And not how it gets in there."""
+    for url, where in {
+        "redis://me:secret@example.com:7001/3": "example.com:7001, db 3",
+        "rediss://me:secret@example.com": "example.com:6379",
+        "unix://me:secret@/run/redis.sock": "unix:/run/redis.sock",
+    }.items():
+        client = Redis.from_url(url)
+        coordinator = Coordinator(client)
+        assert repr(coordinator) == f"<Coordinator of {where}>"
+        await coordinator.close()
+        assert repr(coordinator) == f"<Coordinator of {where}, closed>"
+        await client.aclose()
+    made: Any = Sentinel
+    sentinel = made([("localhost", 1)], password="secret").master_for("orders", password="secret")
+    assert repr(Coordinator(sentinel)) == "<Coordinator of 'orders' of Sentinel>"
+    cluster = RedisCluster("example.com", 7001, password="secret")
+    assert repr(Coordinator(cluster)) == "<Coordinator of a cluster at example.com:7001>"
