@@ -106,6 +106,20 @@ class Borrowed:
         elif not isinstance(executed, redis.exceptions.ExecAbortError):
             self.in_step = False  # MULTI is open still
 
+    async def prove(self) -> None:
+        """Find out whether the user may use MULTI and EXEC, once for each connection; raise the server's refusal.
+
+        Without MULTI what follows it would be executed immediately. Another connection may lead to another server,
+        which has other rules.
+        """
+        if self.executes:
+            return
+        replies = await self.exchange([MULTI, EXEC], raw=range(2))
+        self.check_executes(*replies)
+        for reply in replies:
+            if isinstance(reply, redis.exceptions.ResponseError):
+                raise reply
+
     async def give_back(self, *, drop: bool = False) -> None:
         """Give the connection back; close it if that is quicker (``drop``), or the only way to be sure of its state.
 

@@ -28,7 +28,7 @@ from .answers import TRANSIENT, answered, error_answer, scripts_refused
 from .borrow import borrow
 from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
 from .servers import Servers
-from .talks import AFTER_CONFLICT, Converse, Proven, advance
+from .talks import AFTER_CONFLICT, Converse, advance
 from .troubles import REFUSED, closed, time_is_up, too_late, unanswered
 from .wire import pack
 
@@ -45,7 +45,7 @@ class PlainExecutor:
         self._servers = servers
         self._known_as = known_as._replace(inbox=b"")
         self._response_timeout = response_timeout
-        self._converse = Proven(converse)
+        self._converse = converse
         self._no_scripts = ""  # how the server refused them
         self._silent = False  # the last attempt of all ended without a sign of the server
         self._queues: dict[bytes, deque[Call]] = {}
@@ -180,6 +180,7 @@ class PlainExecutor:
         connection.watching = True  # until the talk has come to its end, which is EXEC
         talk = self._converse(call)
         try:
+            await connection.prove()
             commands = advance(talk, call.name, None)
             while True:
                 replies = await connection.exchange([pack(words) for words in commands], raw=range(len(commands)))

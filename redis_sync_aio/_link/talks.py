@@ -40,9 +40,9 @@ def advance(talk: Talk, name: bytes, replies: list[Reply] | None) -> list[Words]
 
 
 class Proven:
-    """A `Converse` that finds out first, and once, that MULTI and EXEC may be used at all.
+    """A `Converse` that finds out first, and once, that MULTI and EXEC may be used on its connection.
 
-    Without MULTI what follows it would be executed at once.
+    Without MULTI what follows it would be executed immediately. `Borrowed.prove` does the same for a pool's connections.
     """
 
     def __init__(self, converse: Converse) -> None:

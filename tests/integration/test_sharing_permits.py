@@ -324,7 +324,7 @@ async def test_a_late_command_does_not_pass_for_the_next_task(server: EmbeddedSe
         waiting = asyncio.create_task(lock.acquire())
         await wait_until(waits(lock, 1), FAST, timeout=2)
         proxy.on("EXEC", CUT_BEFORE)
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknown):  # noqa: PT012
             async with first.transaction() as tx:
                 tx.multi()
                 tx.set("data", "1")

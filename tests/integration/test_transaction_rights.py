@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from redis.asyncio import Redis
@@ -127,6 +127,23 @@ async def test_a_right_that_is_taken_away_later_is_told_with_what_was_done(
         await admin.execute_command("ACL", "SETUSER", "few", "-multi")
         with pytest.raises(PartlyApplied, match="MULTI was refused"):
             await transaction(client, increment, "n")
+
+
+@pytest.mark.parametrize("push", ["never", "auto"])
+async def test_a_lock_by_watch_finds_it_out_for_each_connection(
+    redis: Redis, make_client: MakeClient, push: Literal["never", "auto"]
+) -> None:
+    """Also on the next one, which may lead to another server: what was proven there is proven nowhere else."""
+    async with user(redis, make_client) as client, Coordinator(client, push=push) as sync:
+        lock = AsyncLock(sync, "lock", engine="watch")
+        await (await lock.acquire()).release()
+        admin: Any = redis
+        await admin.execute_command("ACL", "SETUSER", "few", "-multi")
+        await admin.execute_command("CLIENT", "KILL", "USER", "few")
+        await redis.flushall()
+        with pytest.raises(PermissionRefused, match="'multi'"):
+            await lock.acquire(timeout=10)
+        assert await redis.dbsize() == 0
 
 
 # -- the marker --------------------------------------------------------------------------------------------
