@@ -90,7 +90,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
     "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "not self._guard.finish(error)", "True"),
-    "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if own is None:\n            raise", "raise"),
+    "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if leaving is None:\n            raise", "raise"),
     "LeaseLost hides a cancellation from outside": Mutant(Guard, "finish", " or left > self._at_loss", ""),
     "LeaseLost hides a cancellation that came before": Mutant(
         Guard, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
