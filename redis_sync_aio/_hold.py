@@ -73,7 +73,8 @@ class Hold(Generic[L]):
         task = asyncio.current_task(lease._keeper.loop)  # to ask for the loop takes longer
         if task is not None:
             self._before = task.cancelling()
-            self.task = lease.body = ref(task)
+            by = lease.acquirer
+            self.task = lease.body = by if by is not None and by() is task else ref(task)
         if self._on_lost == "cancel":
             lease.on_loss = self._lost
         among = self.among
@@ -251,6 +252,17 @@ class Enterable(ABC, Generic[L]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> CoroutineType[Any, Any, None]:
         holds = self._holds
+        if len(holds) == 1:
+            task, hold = holds.popitem()
+            if hold.outer is None:  # the only body, whoever ends it
+                return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
+            holds[task] = hold
+        return self._exit_one_of_several(kind, error, trace)
+
+    def _exit_one_of_several(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> CoroutineType[Any, Any, None]:
+        holds = self._holds
         hold = holds.get(current_ref()) or self._left_by_another_task()
         if hold is None:
             return _refused(_ambiguous(repr(self)) if holds else _not_entered(repr(self)), error)  # type: ignore[return-value]
@@ -263,14 +275,11 @@ class Enterable(ABC, Generic[L]):
     def _left_by_another_task(self) -> Hold[L] | None:
         """Return the hold that an exit ends whose own task has none. None if that is not certain.
 
-        It is the hold of the one task that has ended, else the only one. So a living task's hold is not ended while it
-        may have been another one's.
+        It is the latest of the one task that has ended: a living task's hold is not ended while it may have been
+        another one's.
         """
-        holds = list(self._holds.values())
-        left_behind = [hold for hold in holds if hold.task is None or ended(hold.task)]
-        if left_behind:
-            return left_behind[0] if len(left_behind) == 1 else None
-        return holds[0] if len(holds) == 1 and holds[0].outer is None else None
+        left_behind = [hold for hold in self._holds.values() if hold.task is None or ended(hold.task)]
+        return left_behind[0] if len(left_behind) == 1 else None
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.

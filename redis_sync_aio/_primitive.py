@@ -116,7 +116,7 @@ class Primitive(Enterable[Lease]):
             and cohort.bases
             and cohort.thread == get_ident()
             and (task := current_task(cohort.loop)) is not None
-            and (answer := cohort.enter(self._default)) is not None
+            and (answer := cohort.enter(self._default, task)) is not None
         ):
             # As `cohort.acquire`, without its coroutine: for grants inside the process, which cost little else.
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
@@ -14,42 +14,47 @@ if TYPE_CHECKING:
     from ..lease import Lease
 
 
-class HeldLeases:
-    """See the top of this module. Iterates over them, mostly the oldest first.
+class HeldLeases(dict["Lease", None]):
+    """See the top of this module. As a dict it has those that are kept, mostly the oldest first.
 
     A lease is kept while the task that acquired it lives, or an identity or an owner stands for it. After that it is
     `loosened`: only references keep it (`forgotten`).
     """
 
-    __slots__ = ("_by_task", "_kept", "_loose")
+    __slots__ = ("_by_task", "_loose")
 
     def __init__(self) -> None:
-        self._kept: dict[Lease, None] = {}
-        self._by_task: dict[TaskRef, dict[Lease, None]] = {}
+        super().__init__()
+        # By task: the lease, or all of them, the oldest first. Each grant passes here, and most tasks have one.
+        self._by_task: dict[TaskRef, Lease | dict[Lease, None]] = {}
         self._loose: dict[ReferenceType[Lease], None] = {}
 
-    def __iter__(self) -> Iterator[Lease]:
-        yield from self._kept
-        for reference in self._loose:
-            lease = reference()
-            if lease is not None:
-                yield lease
+    def all(self) -> list[Lease]:
+        """Return them, and those that only references keep."""
+        if not self._loose:
+            return list(self)
+        return [*self, *(lease for reference in self._loose if (lease := reference()) is not None)]
 
-    def __bool__(self) -> bool:
-        return bool(self._kept or self._loose)
-
-    def add(self, lease: Lease) -> None:
-        """Keep ``lease``."""
-        self._kept[lease] = None
+    @property
+    def empty(self) -> bool:
+        """Whether there is none."""
+        return not self and not self._loose
 
     def acquired(self, lease: Lease, task: asyncio.Task[object]) -> None:
         """Note that ``task`` acquired ``lease``."""
         by = lease.acquirer = ref(task)
-        found = self._by_task.get(by)
-        if found is None:
-            self._by_task[by] = {lease: None}
-        else:
+        found = self._by_task.setdefault(by, lease)
+        if found is not lease:
+            if not isinstance(found, dict):
+                found = self._by_task[by] = {found: None}
             found[lease] = None
+
+    def of_task(self, task: TaskRef) -> Iterable[Lease]:
+        """Return the leases that ``task`` acquired, the latest first."""
+        found = self._by_task.get(task)
+        if found is None:
+            return ()
+        return reversed(found) if isinstance(found, dict) else (found,)
 
     def latest(self, task: TaskRef | None, weight: int) -> Lease | None:
         """Return the lease that ``task`` acquired last and holds. Of ``weight``, unless that is 0. O(1), mostly."""
@@ -58,16 +63,12 @@ class HeldLeases:
                 return lease
         return None
 
-    def of_task(self, task: TaskRef) -> Iterator[Lease]:
-        """Iterate over the leases that ``task`` acquired, the latest first."""
-        return reversed(self._by_task.get(task, {}))
-
     def loosen(self, lease: Lease, loop: asyncio.AbstractEventLoop, forgotten: Callable[[], None]) -> bool:
         """Leave ``lease`` to those who refer to it; return False if that is done already.
 
         ``forgotten`` is called in ``loop`` when nothing does.
         """
-        if lease not in self._kept:
+        if lease not in self:
             return False
         self.discard(lease)
 
@@ -80,11 +81,15 @@ class HeldLeases:
 
     def discard(self, lease: Lease) -> None:
         """Forget ``lease``: it is held no longer."""
-        self._kept.pop(lease, None)
+        self.pop(lease, None)
         by = lease.acquirer
-        if by is not None and (found := self._by_task.get(by)) is not None:
-            found.pop(lease, None)
-            if not found:
+        if by is not None:
+            found = self._by_task.get(by)
+            if found is lease:
                 del self._by_task[by]
+            elif isinstance(found, dict):
+                found.pop(lease, None)
+                if not found:
+                    del self._by_task[by]
         if self._loose:
             self._loose = {other: None for other in self._loose if other() is not lease}

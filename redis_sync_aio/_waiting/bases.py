@@ -49,6 +49,8 @@ class Bases(ABC):
         self._together = request.reads
         self._writes = request.limit == WHOLE and not request.reads
         self._weight = request.weight
+        self._alone = not request.weight or request.limit == WHOLE
+        """Who has it keeps others out, readers those who write."""
         self.limit = request.limit
         """What its tickets say; 0: as the server knows it."""
         self._counts = self.limit > 0 or not self._weight

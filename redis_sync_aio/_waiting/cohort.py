@@ -96,7 +96,7 @@ class Cohort(Bases):
     async def acquire(self, request: Request, task: Task | None) -> Lease | None:
         """Acquire for ``task``, the current one: a lease, or None when ``request.wait`` is False and it is taken."""
         cohort = self
-        while (answer := cohort.enter(request)) is None:
+        while (answer := cohort.enter(request, task)) is None:
             await asyncio.sleep(0)
             self.hub.check()
             # The name may have been forgotten meanwhile, and then known anew, as another object.
@@ -110,8 +110,10 @@ class Cohort(Bases):
             lease.acquirer = None if task is None else ref(task)
         return lease
 
-    def enter(self, request: Request) -> Awaited | None:
+    def enter(self, request: Request, task: Task | None) -> Awaited | None:
         """Take what rests, join the readers, or stand in the line; return None if another cohort is for it now.
+
+        For ``task``, the current one.
 
         Whatever ends the await of the answer but the answer itself has to call `task_cancelled`.
         """
@@ -128,7 +130,8 @@ class Cohort(Bases):
                 answer.set_result(lease)
                 return answer
         if request.wait:
-            self._check_waits(request)
+            if self._alone:
+                self._check_waits(request, task)
             self.line.append((answer, request, self._asked))
             if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
                 self._ask()
@@ -141,17 +144,15 @@ class Cohort(Bases):
             answer.add_done_callback(lambda _: timer.cancel())
         return answer
 
-    def _check_waits(self, request: Request) -> None:
-        """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
-        if self._together:
-            suspect = any(base.upgrader is not None for base in self.bases)
-        elif not self._weight or self._writes:  # there is one share at most
-            task = asyncio.current_task(self.loop)
-            suspect = any(s.body is not None and s.body() is task for base in self.bases for s in base.shares)
-        else:
-            return
-        if suspect:
-            self.local.check_waits(request)
+    def _check_waits(self, request: Request, task: Task | None) -> None:
+        """Raise WouldDeadlock if ``task``, the current one, would wait for the end of a body of its own."""
+        for base in self.bases:
+            if base.upgrader is not None:  # all who read by it wait for one of them
+                self.local.check_waits(request)
+            elif not self._together and base.shares:  # one at most
+                body = base.shares[0].body
+                if body is not None and body() is task:
+                    self.local.check_waits(request)
 
     def _at_once(self, request: Request) -> SharedLease | None:
         """Take a base that rests, or join the readers."""

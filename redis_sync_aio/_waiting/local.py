@@ -22,7 +22,7 @@ from .._keys import Keys, KnownAs, PermitKeys
 from .._leases.choice import current_ref, refuse_deadlock
 from .._leases.held import HeldLeases
 from .._link.call import Argument, Call
-from .._shared import Base
+from .._shared import Base, SharedLease
 from .._types import shown_within, text
 from ..backoff import Backoff
 from ..errors import AcquireTimeout, CoordinatorClosed, SyncError, copied
@@ -160,7 +160,7 @@ class LocalName:
     def holder_remaining(self) -> float | None:
         """Return for how many seconds the present holder has it, as far as is known."""
         if not isinstance(self.keys, PermitKeys):
-            left = max((lease.remaining() for lease in self.leases), default=0.0)
+            left = max((lease.remaining() for lease in self.leases.all()), default=0.0)
             if left:  # it is ours: renewed since anybody asked, perhaps
                 return None if left == math.inf else left
         return None if self.held_until is None else max(0.0, self.held_until - now())
@@ -171,7 +171,7 @@ class LocalName:
         ``weight`` and ``permits``: what was wanted, as `Request.weight` and `Request.limit`.
         """
         in_time = shown_within(within)
-        own = sum(lease.weight for lease in self.leases)
+        own = sum(lease.weight for lease in self.leases.all())
         itself = "If it is the very task that asks, it waits for itself"
         trouble = f"was not free {in_time}: "
         if not answered:
@@ -199,7 +199,7 @@ class LocalName:
 
     def recheck(self) -> None:
         """The connection was replaced: every ticket and every lease finds out where it stands."""
-        for lease in list(self.leases):
+        for lease in self.leases.all():
             self.hub.renewals.recheck(lease)
         for ticket in list(self.tickets.values()):
             ticket.recheck()
@@ -278,7 +278,7 @@ class LocalName:
         """Make the lease for a grant, and keep it."""
         kind = Base if request.shared else Lease
         lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
-        self.leases.add(lease)
+        self.leases[lease] = None
         if request.identity is not None:
             self.by_identity().hold(lease)
         self.hub.renewals.keep(lease)
@@ -328,14 +328,15 @@ class LocalName:
         """
         task = current_ref()
         if task is not None and (not request.weight or request.limit == WHOLE):
-            shares = (share for cohort in self.cohorts.values() for base in cohort.bases for share in base.everybody())
-            refuse_deadlock(self.name, (*self.leases.of_task(task), *shares), task, request.reads)
+            held = self.leases.of_task(task)
+            refuse_deadlock(self.name, [*held, *self._shares()] if self.cohorts else held, task, request.reads)
 
     def held(self) -> list[Lease]:
         """Return the leases that tasks have, the oldest first of those on the server."""
-        found = [lease for lease in self.leases if not isinstance(lease, Base)]
-        bases = [lease for lease in self.leases if isinstance(lease, Base)]
-        return [*found, *(share for base in bases for share in base.everybody())]
+        return [*(lease for lease in self.leases.all() if not isinstance(lease, Base)), *self._shares()]
+
+    def _shares(self) -> list[SharedLease]:
+        return [share for lease in self.leases.all() if isinstance(lease, Base) for share in lease.everybody()]
 
     def resized(self, old: int, new: int) -> None:
         """The limit of these permits was changed."""
@@ -354,8 +355,9 @@ class LocalName:
 
     def task_of(self, token: bytes | None) -> str | None:
         """Return the name of the task that has the base of that token."""
-        shares = [share for lease in self.leases if isinstance(lease, Base) for share in lease.everybody()]
-        tasks = [share.acquirer() for share in shares if share.acquirer is not None and share.wire_token == token]
+        tasks = [
+            share.acquirer() for share in self._shares() if share.acquirer is not None and share.wire_token == token
+        ]
         return next((task.get_name() for task in tasks if task is not None), None)
 
     def give_up(self, why: str) -> None:
@@ -396,5 +398,5 @@ class LocalName:
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""
-        if not self.tickets and not self.leases and not any(cohort.waiting for cohort in self.cohorts.values()):
+        if not self.tickets and self.leases.empty and not any(cohort.waiting for cohort in self.cohorts.values()):
             self.hub.forget(self)

@@ -59,7 +59,7 @@ class Names(ABC):
             del self.locals[local.keys.id]
 
     def _all_leases(self) -> list[Lease]:
-        return [lease for local in self.locals.values() for lease in local.leases]
+        return [lease for local in self.locals.values() for lease in local.leases.all()]
 
     def _loosen_lease(self, lease: Lease) -> bool:
         local = self.locals.get(lease.keys.id)
