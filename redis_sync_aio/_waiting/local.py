@@ -322,12 +322,9 @@ class LocalName:
         return lease.ownerless() and self.leases.loosen(lease, self.hub.loop, self.forget_if_idle)
 
     def check_waits(self, request: Request) -> None:
-        """Raise WouldDeadlock if the current task would wait for the end of a body of its own.
-
-        Not for permits of a semaphore, whose limit may grow.
-        """
+        """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
         task = current_ref()
-        if task is not None and (not request.weight or request.limit == WHOLE):
+        if task is not None and (not request.weight or request.limit == WHOLE):  # the limit of a semaphore may grow
             held = self.leases.of_task(task)
             refuse_deadlock(self.name, [*held, *self._shares()] if self.cohorts else held, task, request.reads)
 
