@@ -31,7 +31,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, redis.exceptio
 
 
 async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: Sequence[Reply]) -> Replies:
-    """Return the replies to ``commands``. Raises PartlyApplied if one failed, or can not be read."""
+    """Return the replies to ``commands``. Raises PartlyApplied if one failed, or cannot be read."""
     replies: list[Any] = []
     for (_, words, options), reply in zip(commands, raw, strict=True):
         if isinstance(reply, Exception):
@@ -54,7 +54,7 @@ async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: S
         )
     else:
         what = (
-            f"all commands were executed, but the reply to {command} can not be read: {type(replies[first]).__name__}: "
+            f"all commands were executed, but the reply to {command} cannot be read: {type(replies[first]).__name__}: "
             f"{replies[first]}; `replies` has the others"
         )
     raise PartlyApplied(what, replies=tuple(replies)) from replies[first]

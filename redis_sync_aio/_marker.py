@@ -7,9 +7,9 @@ enough. We set the marker to "void", if it does not exist:
 
 - it says "done": EXEC came first, and all writes were made;
 - it says "void": EXEC was not executed before. Should it arrive now, it finds that a key which it watches was changed,
-  and does nothing. So the body may run again, at once.
+  and does nothing. So the body may run again, immediately.
 
-Either way the answer holds for ever. Asking twice gives the same answer: who finds "void" set it himself.
+Either way the answer holds forever. Asking twice gives the same answer: who finds "void" set it himself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One attempt at a transaction: WATCH and reads at once, then writes queued, then MULTI … EXEC in one write.
+"""One attempt at a transaction: WATCH and reads now, then writes queued, then MULTI … EXEC in one write.
 
 WATCH is sent together with the first command of the body, so it costs no round trip of its own. That is safe
 because `multi` refuses to go on when nothing was watched yet: what a body knows it has read through the transaction.
@@ -90,7 +90,7 @@ class Transaction(AsyncCoreCommands):
         self._busy = False
         self._queue: list[Command] = []
         self._trouble: SyncError | None = None
-        """Why it can not commit any more."""
+        """Why it cannot commit any more."""
         self._asked = now()
         """When it began to wait for the server, most recently."""
         self._in_doubt = False
@@ -128,7 +128,7 @@ class Transaction(AsyncCoreCommands):
         """
         self._check_reading("multi()")
         if self._busy:
-            raise TransactionMisuse("multi() while a command is under way: await it first")
+            raise TransactionMisuse("multi() while a command is in flight: await it first")
         if self._needs_watch and not self._watched:
             raise TransactionMisuse(
                 "multi() before anything was read: what the body knows may be older than the WATCH. Read through the "
@@ -139,7 +139,7 @@ class Transaction(AsyncCoreCommands):
     def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
         """Run a command now, or queue it after `multi`; every method of the client's commands ends here.
 
-        Raises TransactionMisuse for a command that can not be part of a transaction.
+        Raises TransactionMisuse for a command that cannot be part of a transaction.
         """
         name = first_word(args[0]) if args else ""
         self._check_open(name)
@@ -210,7 +210,7 @@ class Transaction(AsyncCoreCommands):
         """Run one command of the body; its error comes out as from the client."""
         if not known_to_read(words) and not await self._only_reads(words):
             raise TransactionMisuse(
-                f"{first_word(words[0])} before multi() could be done twice, or in vain: call tx.multi() first"
+                f"{first_word(words[0])} before multi() would run in each attempt, committed or not: call tx.multi() first"
             )
         (reply,) = await self._send([without_effect(words)], raw=NEVER_DECODE in options)
         if isinstance(reply, redis.exceptions.ResponseError):
@@ -236,7 +236,7 @@ class Transaction(AsyncCoreCommands):
         of_body = [self._pack(words) for words in commands]  # whose bad arguments are an error of its own
         with self._reporting():
             connection = await self._open()
-            # Without MULTI what follows it would be executed at once, so we find out before: an EXEC ends a WATCH.
+            # Without MULTI what follows it would be executed immediately, so we find out before: an EXEC ends a WATCH.
             proof: list[Encodables] = [] if connection.executes else [("MULTI",), ("EXEC",)]
             first = [*proof]
             if self._to_watch:
@@ -318,7 +318,7 @@ class Transaction(AsyncCoreCommands):
     def _check_commit(self) -> None:
         self._check_open("the commit")
         if self._busy:
-            raise TransactionMisuse("the body ended while a command was under way in another task: await it before")
+            raise TransactionMisuse("the body ended while a command was in flight in another task: await it before")
         if self._state is State.READING:
             raise TransactionMisuse(
                 "the body ended without multi(): call tx.multi() before the writes, and also when there is nothing to "
@@ -372,7 +372,7 @@ class Transaction(AsyncCoreCommands):
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Before EXEC a lost connection means: nothing was done. Whatever the body makes of it, it can not commit."""
+        """Before EXEC a lost connection means: nothing was done. Whatever the body makes of it, it cannot commit."""
         self._asked = now()
         try:
             yield

@@ -63,7 +63,7 @@ async def transaction(
 
     The body reads (``await tx.get(...)``), calls ``tx.multi()``, and queues writes (``tx.set(...)``). When another
     client changed one of the keys since it was watched, nothing is written and the whole body runs again, after a
-    pause. So a body must not do what can not be done twice, other than through ``tx``.
+    pause. So a body must not do what cannot be done twice, other than through ``tx``.
 
     Guarantees: all writes or none; what was read was true at the moment of the writes; a body whose writes may have
     been made never runs again (unless it is declared idempotent); no connection is left watching, whatever happens.
@@ -82,9 +82,9 @@ async def transaction(
             if it was not: a marker is written with the rest, and stays on the server for a minute. That takes up to
             20 seconds while Redis is out of reach, also beyond ``deadline``; then OutcomeUnknown is raised after all.
         escalate_after: after so many conflicts take a turn on these keys in a fair lock and keep it until the commit;
-            and take it at once when somebody else has one. So contention costs a queue instead of a storm of retries.
+            and take it immediately when another client has one. So contention costs a queue, not a storm of retries.
             It needs the rights that locks need (docs/servers.md). All who often write these keys should use it, also
-            those who meet no conflict: beside others a turn does not help, and the pauses go on. None: never.
+            those who meet no conflict: a turn does not help against others, and the pauses go on. None: never.
 
     Returns:
         `Committed`: the body's value, the replies to the writes, and how many attempts and conflicts it took.
@@ -99,7 +99,7 @@ async def transaction(
             command in flight then ends by the client's ``socket_timeout`` (None: by no limit), or by
             ``response_timeout`` of the `Coordinator`. PermissionRefused also if the user may not use MULTI or EXEC.
         PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
-            Or all were, and one of the replies can not be read (it is no text, say, for a client that decodes).
+            Or all were, and one of the replies cannot be read (it is no text, say, for a client that decodes).
         CoordinatorClosed, WrongContext: from waiting for its turn (``escalate_after``).
         TransactionMisuse: the body did what cannot work (in a cluster: it used a key of another hash slot).
         TypeError, ValueError: a bad argument (also: keys in several hash slots of a cluster); nothing was sent.
@@ -107,7 +107,7 @@ async def transaction(
         What the body raises comes out as it is; nothing was written in that run. If an earlier run of an idempotent
         body may have been committed, the error has a note that says so.
 
-    On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
+    On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing.
 
     Example:
         async def deduct(tx: Transaction) -> int:

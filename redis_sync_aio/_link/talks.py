@@ -42,7 +42,8 @@ def advance(talk: Talk, name: bytes, replies: list[Reply] | None) -> list[Words]
 class Proven:
     """A `Converse` that finds out first, and once, that MULTI and EXEC may be used on its connection.
 
-    Without MULTI what follows it would be executed immediately. `Borrowed.prove` does the same for a pool's connections.
+    Without MULTI what follows it would be executed immediately. `Borrowed.prove` does the same for connections of a
+    pool.
     """
 
     def __init__(self, converse: Converse) -> None:
