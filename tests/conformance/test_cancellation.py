@@ -8,7 +8,6 @@ sending of a command and its answer, between answer and push, and into the same 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
@@ -23,8 +22,8 @@ from ..support.factories import Kind, holder
 from ..support.sweep import Outcome, sweep
 
 NAME = "cancel"
-injected: Counter[str] = Counter()
-sweeps: list[str] = []
+LEAST = 3
+"""Cancellations that each sweep injects at least. The bar is 300 for this module: its 320 sweeps make 960 at least."""
 
 
 class Arena:
@@ -153,30 +152,30 @@ async def arena(kind: Kind, sync: Coordinator, redis: Redis) -> AsyncIterator[Ar
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-async def test_p5_cancelled_at_every_suspension_point(arena: Arena, name: str, twice: bool, way: str) -> None:
+async def test_p5_cancelled_at_every_suspension_point(arena: Arena, name: str, twice: bool) -> None:
     async def check(outcome: Outcome[object]) -> None:
         await finish(arena)
 
-    sweeps.append(name)
     result = await sweep(lambda: OPERATIONS[name](arena), check, twice=twice)
     assert not result.swallowed
-    injected[way] += sum(result.cancellations.values())
+    assert result.cancellations.total() >= LEAST
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_p5_cancelled_after_any_number_of_turns(arena: Arena, name: str, way: str) -> None:
-    sweeps.append(name)
+async def test_p5_cancelled_after_any_number_of_turns(arena: Arena, name: str) -> None:
+    injected = 0
     for turns in (*range(36), *range(36, 120, 12)):
         task = asyncio.create_task(coroutine(OPERATIONS[name], arena))
         for _ in range(turns):
             await asyncio.sleep(0)
         if task.cancel():
-            injected[way] += 1
+            injected += 1
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
             await task
         await finish(arena)
+    assert injected >= LEAST
 
 
 async def coroutine(operation: Operation, arena: Arena) -> object:
@@ -191,14 +190,6 @@ async def finish(arena: Arena) -> None:
         await lease.release()
     local.forget_if_idle()
     await arena.check_free()
-
-
-def test_p5_the_sweeps_injected_enough() -> None:
-    """The bar is 300 cancellations; a run on all ways makes about 3,000. (The last test of this module.)
-
-    Each process of a run sees those of its own sweeps: 8 for each on average, or more than 1,000 in all.
-    """
-    assert sum(injected.values()) >= 8 * len(sweeps), (injected, len(sweeps))
 
 
 async def test_p5_closing_does_not_rely_on_a_cancellation_that_redis_py_may_swallow(

@@ -62,6 +62,19 @@ class Timed:
         self.seconds = now() - self._began
 
 
+async def assert_within(most: float, what: Callable[[], Awaitable[float]], again: int = 2) -> None:
+    """Assert that ``what()``, which returns seconds, returns ``most`` of them at most.
+
+    If it is more and the event loop stood still meanwhile, ``what()`` is measured ``again``. The last time counts.
+    """
+    async with Timed() as took:
+        seconds = await what()
+    if seconds > most and took.stalled and again:
+        await assert_within(most, what, again - 1)
+    else:
+        assert seconds <= most, f"{seconds:.3f} seconds; the event loop stood still for {took.stood:.3f} of them"
+
+
 async def timed(what: Callable[[], Awaitable[T]], again: int = 2) -> tuple[float, T]:
     """Return how many seconds ``what()`` took, and what it returned; after a stall it is done ``again``."""
     async with Timed() as took:
