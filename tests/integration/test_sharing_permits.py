@@ -281,24 +281,32 @@ async def test_p2_readers_do_not_join_while_a_writer_waits(sync: Coordinator, ot
     await reading.release()
 
 
+@pytest.mark.parametrize("linger", [0.0, 60.0])
 async def test_p2_a_writer_that_comes_straight_back_is_behind_the_readers(
-    sync: Coordinator, other: Coordinator
+    sync: Coordinator, other: Coordinator, linger: float
 ) -> None:
-    """P2: of another process; its own would otherwise have its whole turn, and readers get in once in each."""
-    rw, order = AsyncReadWriteLock(sync, NAME, share=True), list[str]()
-    first = await rw.write().acquire()
+    """P2: of another process; its own would otherwise have its whole turn, and readers get in once in each.
+
+    A contended writer's lease goes back when it is released: it does not rest, not even for a turn of the loop.
+    """
+    rw, order = AsyncReadWriteLock(sync, NAME, share=True, linger=linger), list[str]()
 
     async def read() -> None:
         async with AsyncReadWriteLock(other, NAME, share=True).read():
             order.append("read")
 
-    reading = asyncio.create_task(read())
-    await told(base_of(first))
-    await first.release()
-    async with rw.write():
+    async with rw.write() as first:
         order.append("write")
+        reading = asyncio.create_task(read())
+        await told(base_of(first))
+    for _ in range(2):  # now, and when the lease is another one
+        async with rw.write() as again:
+            order.append("write")
+            await reading  # it had its turn before
+            reading = asyncio.create_task(read())
+            await told(base_of(again))
     await reading
-    assert order == ["read", "write"]
+    assert order == ["write", "read"] * 3
 
 
 async def test_p1_a_writer_hands_on_to_writers(sync: Coordinator) -> None:
