@@ -302,7 +302,7 @@ async def test_p2_a_writer_that_comes_straight_back_is_behind_the_readers(
     for _ in range(2):  # now, and when the lease is another one
         async with rw.write() as again:
             order.append("write")
-            await reading  # it had its turn before
+            await asyncio.wait_for(reading, 5)  # it had its turn before
             reading = asyncio.create_task(read())
             await told(base_of(again))
     await reading

@@ -51,6 +51,7 @@ from ..support.proxy import (
     SWALLOW_REQUEST,
     Action,
     FaultProxy,
+    Rule,
 )
 from ..support.transactions import prove
 from .test_transaction import in_use, watchers
@@ -292,6 +293,32 @@ async def test_a_void_exec_at_the_last_attempt_is_not_called_unknown(server: Emb
         with pytest.raises(Unreachable, match="nothing was written"):
             await transaction(it.client, it.body, it.key, exactly_once=True, attempts=1)
         assert await it.counted() == 0
+        await it.check_clean()
+
+
+async def test_trouble_from_before_a_conflict_does_not_count_after_it(server: EmbeddedServer) -> None:
+    """Redis answered in between. So what is in its way later is tried for ``retry_for`` again."""
+    loading = ERROR("LOADING Redis is loading the dataset in memory")
+    async with wired(server, socket_timeout=5) as it, Coordinator(it.client, retry_for=1.2) as sync:
+        it.proxy.on("WATCH", loading)
+        refused: list[Rule] = []
+
+        async def body(tx: Transaction) -> int:
+            count = int(await tx.get(it.key) or 0) + 1
+            if not refused:
+                await asyncio.sleep(1.3)  # longer than the first trouble may last
+                await it.direct.set(it.key, 7)
+                await it.direct.set(it.done, 7)
+                refused.append(it.proxy.on("WATCH", loading))
+            tx.multi()
+            tx.set(it.key, count)
+            tx.incr(it.done)
+            return count
+
+        done = await transaction(sync, body, it.key)
+        assert (done.value, done.conflicts) == (8, 1)
+        assert refused[0].acted == 1
+        assert await it.counted() == 8
         await it.check_clean()
 
 

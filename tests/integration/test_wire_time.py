@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from contextlib import suppress
 from typing import Any, Literal
@@ -247,6 +248,58 @@ async def test_short_partition_loses_nothing(server: EmbeddedServer, mode: str, 
         await w.check_held(lease)
         await lease.release()
         await w.check_free(lease.fence)
+
+
+@modes
+@pytest.mark.parametrize("what", ["a grant", "a place in the queue"])
+async def test_an_undoing_is_tried_for_a_minute(server: EmbeddedServer, mode: str, what: str) -> None:
+    """P5: the way back of a cancelled request may be cut for longer than anybody who asks has patience.
+
+    What it left is undone as soon as the server is back, and not when it ends by itself.
+    """
+    async with wired(server, mode, retry_for=0.3) as w:
+        holder = await w.elsewhere(ttl=60).acquire() if what == "a place in the queue" else None
+        bystander = await w.sync.lock("bystander", ttl=60).acquire()  # connected, and needed
+        answer = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        acquiring = asyncio.create_task(w.lock(ttl=60).acquire())
+        await answer.fired.wait()  # the server has done what it was asked
+        w.proxy.refuse = True
+        await w.proxy.cut()
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        await asyncio.sleep(1.5)  # longer than `retry_for`, and than anything that is tried again at its end
+        w.proxy.refuse = False
+
+        async def undone() -> bool:
+            found = await w.elsewhere().statistics()
+            return await w.kind.token(w.direct, w.name) == (holder and holder.wire_token) and not found.waiters
+
+        await wait_until(undone, SOON, timeout=10)
+        await bystander.release()
+        if holder is not None:
+            await holder.release()
+
+
+@modes
+async def test_every_renewal_is_due_after_a_third_of_the_time(server: EmbeddedServer, mode: str) -> None:
+    """P6: not only the first one, so that two more may fail before the lease ends; also after an extension."""
+    async with wired(server, mode) as w:
+
+        async def longest() -> float:
+            """Return the longest time between two renewals of 2.4 seconds each; an extension is one of them."""
+            lease = await w.lock(ttl=2.4).acquire()
+            times = [now()]
+            for extends in (False, False, True, False):
+                if extends:
+                    await lease.extend(2.4)
+                else:
+                    await _is_renewed(lease)
+                times.append(now())
+            await lease.release()
+            return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+        await assert_within(1.3, longest)
 
 
 async def test_black_holed_idle_link_is_noticed(server: EmbeddedServer) -> None:
