@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ._clock import now
 from ._leases.choice import current_ref, ended, waits_for_itself
 from ._waiting.request import Request
-from .errors import LeaseLost, LossReason, WouldDeadlock
+from .errors import CommandRefused, LeaseLost, LossReason, WouldDeadlock
 from .lease import HELD, Lease, State
 
 if TYPE_CHECKING:
@@ -187,14 +187,18 @@ class Bundle:
         return self.members
 
     async def extend(self, lease: Lease, ttl: int) -> None:
-        """Extend all members, in one write."""
+        """Extend all members, in one write; if one is refused, let the others end as before."""
         if len(self.members) == 1:
             await self.members[0].extend(ttl / 1000)
             return
-        extensions = (member.extend(ttl / 1000) for member in self.members)
-        for outcome in await asyncio.gather(*extensions, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        undos = [undo_extension(member) for member in self.members]
+        outcomes = await asyncio.gather(*(member.extend(ttl / 1000) for member in self.members), return_exceptions=True)
+        for error in outcomes:
+            if isinstance(error, CommandRefused):
+                extended = (undo() for undo, outcome in zip(undos, outcomes, strict=True) if outcome is None)
+                await asyncio.gather(*extended, return_exceptions=True)
+            if isinstance(error, BaseException):
+                raise error
 
     def release(self, lease: Lease) -> None:
         """Release one share, and all members if it is the last."""
@@ -262,6 +266,19 @@ class Bundle:
             member.on_loss = None
         if _bundles.get(self._key) is self:
             del _bundles[self._key]
+
+
+def undo_extension(member: Lease) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Return a coroutine function that lets ``member`` last as it would now, after it was extended."""
+    deadline, ttl, until = member.deadline, member.ttl_ms, member.until
+
+    async def undo() -> None:
+        left = math.floor((deadline - now()) * 1000)
+        if member.state is HELD and left > 0:
+            await member._keeper.extend(member, left)
+            member.ttl_ms, member.until = ttl, until
+
+    return undo
 
 
 def _deadline(member: Lease) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from weakref import ReferenceType, ref
 
-from ._bundle import Bundle
+from ._bundle import Bundle, undo_extension
 from ._clock import now
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
 from .errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
@@ -98,10 +98,13 @@ class Quorum(Bundle):
 
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Extend all members at once; a majority has to answer."""
-        extensions = (in_time(member.extend(ttl / 1000), self._answer_within) for member in self.held())
-        outcomes = await asyncio.gather(*extensions)
+        held = self.held()
+        undos = [undo_extension(member) for member in held]
+        outcomes = await asyncio.gather(*(in_time(it.extend(ttl / 1000), self._answer_within) for it in held))
         errors = [error for error in outcomes if error is not None]
         if len(outcomes) - len(errors) < self.needed:
+            extended = (undo() for undo, error in zip(undos, outcomes, strict=True) if error is None)
+            await asyncio.gather(*(in_time(undoing, self._answer_within) for undoing in extended))
             lease.check()
             refused = next((error for error in errors if isinstance(error, CommandRefused)), None)
             raise refused or Unreachable(

@@ -18,10 +18,10 @@ from ._core import logs
 from ._core.stalls import Stalls
 from ._engine.lua import LuaEngine, Released, Renewed, Send, read_renew
 from ._keys import Keys
+from ._leases.deadlines import Deadlines, changed_nothing
 from ._leases.loss import notice_end
 from ._link.call import Argument, Call
 from ._link.client import Client
-from ._unanswered import Sent, Span, Unanswered
 from ._under_way import UnderWay
 from .errors import CommandRefused, LossReason, SyncError, Unreachable
 from .lease import Lease, State
@@ -32,7 +32,7 @@ NEAR = 0.005
 """Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
 
 
-class Renewals:
+class Renewals(Deadlines):
     """The keeper of all leases of a coordinator."""
 
     def __init__(
@@ -49,6 +49,7 @@ class Renewals:
         self.client = client
         self.check_place = check_place
         self.patience = patience
+        super().__init__(lambda: engine().executor.alone)
         self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._leases = leases
@@ -59,7 +60,6 @@ class Renewals:
         self._tick_at = math.inf  # local clock
         self._stalls = Stalls()
         self.under_way = UnderWay()
-        self._unanswered = Unanswered()
 
     def keep(self, lease: Lease) -> None:
         """Keep ``lease`` from now on."""
@@ -140,11 +140,9 @@ class Renewals:
     def renew(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` by ``ttl`` milliseconds from now."""
         asked, weight = lease.asks(), lease.weight
-        lease.renewing = True
         sent = self.sends(lease, ttl)
 
         def done(call: Call) -> None:
-            lease.renewing = False
             self.heard(lease, sent, call)
             self.renewed(lease, ttl, call, weight, asked)
 
@@ -179,57 +177,9 @@ class Renewals:
             lease.lose(reason)
             return lease.loss()
         if ttl:
-            self._last(lease, self._unanswered.shortest(lease.permit, (call.sent, ttl / 1000)))
+            self.learned(lease, (call.sent, ttl / 1000))
             lease.renewed(asked, call.reply)
         return None
-
-    def sends(self, lease: Lease, ttl: int) -> Sent:
-        """A renewal is sent now. P1: the server may let it end sooner from now on, whatever becomes of the answer."""
-        permit, span = lease.permit, (now(), ttl / 1000)
-        if sum(span) < max(lease.deadline, permit.deadline):
-            self._last(lease, span)
-        return self._unanswered.add(permit, span)
-
-    def heard(self, lease: Lease, sent: Sent, call: Call) -> None:
-        """``call`` has ended: with the answer to what was sent, or nobody knows."""
-        if call.error is None or (isinstance(call.error, CommandRefused) and not call.ambiguous):
-            alone = self._engine().executor.alone
-            self._unanswered.answered(lease.permit, sent, call.ambiguous, alone)
-        sent.given_up = True
-
-    def _last(self, lease: Lease, span: Span) -> None:
-        """Let it last that long, and with it what is on the same permit."""
-        since, lease.period = span
-        lease.deadline = since + lease.period
-        lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
-        lease.prolonged()
-        self.keep(lease)
-        if lease.reader is not None:
-            self._follow(lease.reader.permit, lease)
-            lease.deadline = min(lease.deadline, lease.until)
-        self.writer_follows(lease)
-
-    def writer_follows(self, permit: Lease) -> None:
-        """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
-        writer = permit.writer
-        if writer is not None and writer.reader is not None and writer.state is State.HELD:
-            writer.until = writer.reader.ends_by()
-            self._follow(writer, permit)
-
-    def upgraded(self, lease: Lease, writer: Lease) -> None:
-        """``writer`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
-        permit = lease.permit
-        writer.reader, writer.until = lease, lease.ends_by()
-        permit.writer = lease.writer = writer
-        # A renewal that is not answered yet may be executed after the grant.
-        writer.deadline = min(writer.deadline, writer.until, self._unanswered.bound(permit))
-        if writer.deadline > permit.deadline:
-            self._follow(permit, writer)
-
-    def _follow(self, lease: Lease, other: Lease) -> None:
-        lease.follow(other)
-        lease.prolonged()
-        self.keep(lease)
 
     def forget(self, lease: Lease) -> None:
         """Keep ``lease`` no longer: it is lost."""
@@ -247,15 +197,18 @@ class Renewals:
 
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Renew ``lease`` now with another ttl."""
-        lease.ttl_ms = ttl  # at once: a renewal that follows this one on the wire must not undo it
 
-        def renewed(call: Call) -> None:
+        def executed(call: Call) -> None:
+            lease.ttl_ms = ttl
             permit = lease.permit
+            renewed = call.error is None and read_renew(call.reply) is Renewed.RENEWED
+            if not renewed or lease.state is not State.HELD:
+                return
             if lease.reader in (None, permit):  # else it ends with that task's share of the permit, as before
                 for extended in (lease, permit):  # also beyond `max_hold`
                     extended.until = max(extended.until, call.sent + ttl / 1000)
 
-        await self._renew_now(lease, ttl, renewed)
+        await self._renew_now(lease, ttl, executed)
 
     async def reserve(self, lease: Lease, fences: int) -> None:
         """Let nobody have the ``fences`` next fences after that of ``lease``; it ends as before."""
@@ -263,14 +216,18 @@ class Renewals:
         await self._renew_now(lease, max(1, left_ms), lambda _: None, (fences,))
 
     async def _renew_now(
-        self, lease: Lease, ttl: int, held: Callable[[Call], None], more: tuple[Argument, ...] = ()
+        self, lease: Lease, ttl: int, executed: Callable[[Call], None], more: tuple[Argument, ...] = ()
     ) -> None:
+        """Renew ``lease`` by ``ttl`` milliseconds from now.
+
+        ``executed`` is called with the answer, unless it is certain that nothing was changed.
+        """
         weight, sent = lease.weight, self.sends(lease, ttl)
 
         def answered(call: Call) -> SyncError | None:
             self.heard(lease, sent, call)
-            if call.error is None and lease.state is State.HELD and read_renew(call.reply) is Renewed.RENEWED:
-                held(call)
+            if not changed_nothing(call):
+                executed(call)
             return self.renewed(lease, ttl, call, weight)
 
         await self.ask(

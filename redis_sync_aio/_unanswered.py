@@ -3,6 +3,8 @@
 Of several renewals that are under way any may be the last one that the server executes, and a shorter one ends the
 lease sooner (P1): while it is not answered nothing that is heard of the others lets the lease last longer than it.
 
+What is known without these is kept while they have no answer: one that is refused, or was never sent, changed nothing.
+
 A copy of one whose connection was lost may be executed later, also when another copy of it was answered, unless it is
 known that this connection has ended at the server, too. So what is heard for a while lets the lease last no longer than
 that copy would from then on.
@@ -46,12 +48,41 @@ class Unanswered:
     def __init__(self) -> None:
         self._sent: WeakKeyDictionary[Lease, list[Sent]] = WeakKeyDictionary()
         self._stray: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()  # until when; seconds of the shortest
+        self._known: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()  # by an answer; of those that are cut
 
-    def add(self, permit: Lease, span: Span) -> Sent:
-        """Note that one is sent now."""
+    def add(self, permit: Lease, span: Span, known: Span | None) -> Sent:
+        """Note that one is sent now. ``known``: for how long the permit lasted before, if it may cut that."""
         sent = Sent(span)
         self._sent.setdefault(permit, []).append(sent)
+        if known is not None:
+            self._known.setdefault(permit, known)
         return sent
+
+    def without_effect(self, permit: Lease, sent: Sent) -> None:
+        """Forget ``sent``: it was not executed, nor will it be. Earlier ones that were given up may have been."""
+        found = self._sent.get(permit)
+        if found is not None and sent in found:
+            found.remove(sent)
+            if not found:
+                del self._sent[permit]
+
+    def learned(self, permit: Lease, span: Span) -> Span:
+        """The server let it last for ``span``: return for how long it does, as any other one may end it sooner."""
+        if permit in self._sent:
+            if permit in self._known:
+                self._known[permit] = span
+        else:
+            self._known.pop(permit, None)
+        return self.shortest(permit, span)
+
+    def known(self, permit: Lease) -> Span | None:
+        """Return for how long it lasts by what is known still; None if nothing had cut that."""
+        span = self._known.get(permit)
+        if span is None:
+            return None
+        if permit not in self._sent:
+            del self._known[permit]
+        return self.shortest(permit, span)
 
     def answered(self, permit: Lease, sent: Sent, ambiguous: bool, alone: bool) -> None:
         """The server has answered ``sent``: earlier ones that were given up are not under way here any more.

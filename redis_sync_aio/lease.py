@@ -69,8 +69,8 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     on_loss: Callable[[], None] | None = None
     doubtful = False
     """A release without an answer may have been executed."""
-    renewing = False
-    """A renewal is under way."""
+    renewing = 0
+    """So many renewals of it are in flight."""
     reader: Lease | None = None
     """Of a writer's lease that was got by an upgrade: the reader's, on the same permit, which still is underneath."""
     writer: Lease | None = None
@@ -193,8 +193,8 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
             LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
             NotHeld: it was released. ValueError: it has no end.
             Unreachable: no answer within ``retry_for`` of the coordinator, or by the deadline (the earlier one of both)
-                if that is sooner.
-            CommandRefused: the server answered with an error; the deadline stays as it was.
+                if that is sooner. The lease lasts until the earlier one.
+            CommandRefused: the server answered with an error; deadline and ttl stay as they were.
             WrongContext: in another event loop or process. TypeError, ValueError: ``ttl`` is no time, or out of range.
 
         On cancellation the extension may or may not happen.

@@ -1,0 +1,101 @@
+"""Until when leases last, by what was sent to the server and what it answered.
+
+A renewal that ends a lease sooner counts from the moment in which it is sent (P1): the server may execute it whatever
+becomes of the answer. If it is refused, or was never sent, the lease lasts as long as before.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from .._clock import now
+from .._link.call import Call
+from .._unanswered import Sent, Span, Unanswered
+from ..errors import CommandRefused
+from ..lease import Lease, State
+
+
+class Deadlines(ABC):
+    """Moves the deadlines of the leases of a coordinator."""
+
+    def __init__(self, alone: Callable[[], bool]) -> None:
+        """``alone``: whether no copy of a command can still arrive by an earlier connection."""
+        self._alone = alone
+        self._unanswered = Unanswered()
+
+    @abstractmethod
+    def keep(self, lease: Lease) -> None:
+        """Look at ``lease`` in time: it has another deadline."""
+
+    def sends(self, lease: Lease, ttl: int) -> Sent:
+        """Note that a renewal of ``lease`` is sent now.
+
+        While it has no answer no other one is due: that would undo what this one asks for.
+        """
+        permit, span, known = lease.permit, (now(), ttl / 1000), None
+        if sum(span) < max(lease.deadline, permit.deadline):
+            latest = lease if lease.deadline > permit.deadline else permit
+            known = latest.deadline - latest.period, latest.period
+            self._last(lease, span)
+        lease.renewing += 1
+        return self._unanswered.add(permit, span, known)
+
+    def heard(self, lease: Lease, sent: Sent, call: Call) -> None:
+        """Note that ``call``, which sent it, has ended: with an answer, or without."""
+        lease.renewing -= 1
+        permit, nothing = lease.permit, changed_nothing(call)
+        if nothing:
+            self._unanswered.without_effect(permit, sent)
+        elif call.error is None:
+            self._unanswered.answered(permit, sent, call.ambiguous, self._alone())
+        sent.given_up = True
+        if lease.state is State.HELD:
+            known = self._unanswered.known(permit) if nothing else None
+            if known is not None and sum(known) > lease.deadline:
+                self._last(lease, known)
+            self.keep(lease)
+
+    def learned(self, lease: Lease, span: Span) -> None:
+        """Let ``lease`` last for ``span``, as the server does, unless what has no answer ends it sooner."""
+        self._last(lease, self._unanswered.learned(lease.permit, span))
+
+    def _last(self, lease: Lease, span: Span) -> None:
+        """Let it last that long, and with it what is on the same permit."""
+        since, lease.period = span
+        lease.deadline = since + lease.period
+        lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
+        lease.prolonged()
+        self.keep(lease)
+        if lease.reader is not None:
+            self._follow(lease.reader.permit, lease)
+            lease.deadline = min(lease.deadline, lease.until)
+        self.writer_follows(lease)
+
+    def writer_follows(self, permit: Lease) -> None:
+        """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
+        writer = permit.writer
+        if writer is not None and writer.reader is not None and writer.state is State.HELD:
+            writer.until = writer.reader.ends_by()
+            self._follow(writer, permit)
+
+    def upgraded(self, lease: Lease, writer: Lease) -> None:
+        """``writer`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
+        permit = lease.permit
+        writer.reader, writer.until = lease, lease.ends_by()
+        permit.writer = lease.writer = writer
+        # A renewal that is not answered yet may be executed after the grant.
+        writer.deadline = min(writer.deadline, writer.until, self._unanswered.bound(permit))
+        if writer.deadline > permit.deadline:
+            self._follow(permit, writer)
+
+    def _follow(self, lease: Lease, other: Lease) -> None:
+        lease.follow(other)
+        lease.prolonged()
+        self.keep(lease)
+
+
+def changed_nothing(call: Call) -> bool:
+    """Return whether ``call`` ended with an error and was certainly not executed: refused, or never sent."""
+    refused = isinstance(call.error, CommandRefused) and not call.ambiguous
+    return refused or (call.error is not None and not call.attempts)
