@@ -210,7 +210,7 @@ class Transaction(AsyncCoreCommands):
         """Run one command of the body; its error comes out as from the client."""
         if not known_to_read(words) and not await self._only_reads(words):
             raise TransactionMisuse(
-                f"{first_word(words[0])} before multi() would run in each attempt, committed or not: call tx.multi() first"
+                f"{first_word(words[0])} before multi() would run in each attempt, committed or not. Call tx.multi()"
             )
         (reply,) = await self._send([without_effect(words)], raw=NEVER_DECODE in options)
         if isinstance(reply, redis.exceptions.ResponseError):

@@ -355,14 +355,15 @@ async def test_a_turn_that_was_lost_is_taken_again(redis: Redis, make_client: Ma
 
 async def test_who_waits_in_vain_for_a_turn_blames_those_who_have_it(redis: Redis) -> None:
     """Nobody changed the key."""
-    async with AsyncLock(redis, "{k}:turn", ttl=5):
+    theirs = await asyncio.create_task(AsyncLock(redis, "{k}:turn", ttl=5).acquire())
 
-        async def body(tx: Transaction) -> None:
-            await tx.get("k")
-            tx.multi()
+    async def body(tx: Transaction) -> None:
+        await tx.get("k")
+        tx.multi()
 
-        with pytest.raises(Conflict, match="others had the turn on 'k'"):
-            await transaction(redis, body, "k", escalate_after=1, deadline=0.2)
+    with pytest.raises(Conflict, match="others had the turn on 'k'"):
+        await transaction(redis, body, "k", escalate_after=1, deadline=0.2)
+    await theirs.release()
 
 
 # -- guarded commits -----------------------------------------------------------------------------------------
