@@ -6,23 +6,14 @@ Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queu
 - A cancelled ``acquire()`` leaves nothing behind, and a cancelled ``release()`` still releases.
 - A lost connection makes neither a taken lock of an acquire that answers False, nor a LockNotOwnedError of a release
   that was done: commands are repeated with their token until the answer is known, for 10 seconds.
-- A task whose lock ran out can not release, extend or own what another task holds by now through the same object.
+- A task whose lock ran out cannot release, extend or own what another task holds by now through the same object.
 - An error of the release does not replace the error of the ``async with`` body; it becomes a note on it.
 
 What stays: possession is a token on the lock object, and a lock lasts until it is released or its ``timeout`` is
 over. It is not renewed, the body is not cancelled when it is lost, and closing the client does not release it.
 `redis_sync_aio.AsyncLock` does all that, and gives fences. Locks of all three kinds exclude each other.
 
-What else differs:
-
-- ``sleep`` only matters with ``token=``: that token may be in use elsewhere at the same time, which a queue can not
-  tell apart, so such an acquire asks every ``sleep`` seconds.
-- ``blocking_timeout`` is used up before False is returned; redis-py returns when less than ``sleep`` is left.
-- A ``timeout`` (other than None and 0) below 10 ms or above ten years, an empty name or token, and a name whose braces
-  break its hash tag are a ValueError. ``timeout=0`` means none for `Lock.extend` and `Lock.reacquire`, too.
-- A key that holds something else than a lock is a ResponseError, not a lock that is taken for ever.
-- Commands go over one connection beside the client's pool (of a RedisCluster, one to each shard). ``do_acquire``,
-  ``lua_release`` and the like, which redis-py does not document, are not used.
+What else differs stands in docs/compat.md.
 """
 
 from __future__ import annotations
@@ -31,10 +22,14 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from numbers import Real
 from types import SimpleNamespace
-from typing import Literal, NamedTuple, Self, cast
+from typing import Any, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary, ref
 
 from redis import exceptions
@@ -66,8 +61,9 @@ class Lock(RedisLock):
     """A distributed lock with the interface of `redis.asyncio.lock.Lock`; see the top of this module.
 
     The token is stored on the object, as ``lock.local.token`` (bytes; None when not held), and may be set by hand to
-    pass a held lock on to another object or process. A task that acquired through this object acts on its own token
-    as long as another living task holds the lock through it; otherwise every task acts on the object's token.
+    pass a held lock on to another object or process. A task that acquired through this object, and whose lock was not
+    released, acts on its own token as long as another living task holds the lock through it; otherwise every task acts
+    on the object's token.
 
     Errors are redis-py's: LockError and LockNotOwnedError as documented there, ConnectionError when Redis is out of
     reach, ResponseError or a subclass when it refuses a command. TypeError and ValueError are for bad arguments.
@@ -80,9 +76,35 @@ class Lock(RedisLock):
         blocking, blocking_timeout: whether `acquire` waits, and for how many seconds; None: for ever.
         thread_local: keep the token in thread-local storage, so that only this thread sees it.
         raise_on_release_error: raise when the lock is lost at the end of ``async with``; False: log a warning.
+
+    All of these are attributes that may be changed. Seconds are real numbers of any type, or a timedelta.
+
+    Subclasses may override `acquire`, `release`, `extend` and `reacquire`. To override what redis-py's lock has inside
+    (``do_acquire``, ``lua_release`` …) is a TypeError when the class is made: it would never be called.
     """
 
     local: threading.local | SimpleNamespace
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        unused = [name for name in _INSIDE if getattr(cls, name) is not getattr(Lock, name)]
+        if unused:
+            raise TypeError(
+                f"{cls.__name__} overrides {', '.join(unused)}, which redis_sync_aio.compat.Lock does not use: "
+                "override acquire(), release(), extend() or reacquire()"
+            )
+
+    def _inside(self, *args: object, **options: object) -> NoReturn:
+        raise NotImplementedError(
+            f"this is an inside of redis-py's lock that {type(self).__name__} does not have: use acquire(), release(), "
+            "extend() or reacquire()"
+        )
+
+    do_acquire: Any = _inside
+    do_release: Any = _inside
+    do_extend: Any = _inside
+    do_reacquire: Any = _inside
+    register_scripts: Any = _inside
 
     def __init__(
         self,
@@ -93,14 +115,23 @@ class Lock(RedisLock):
         # Not RedisLock.__init__, which would tie the class to the scripts of the first client.
         check_client(redis)
         self.redis: Client = redis
-        self.name, self.timeout, self.sleep = name, timeout, sleep
+        self.name, self.timeout, self.sleep = name, timeout, sleep  # the name's setter needs the client
         self.blocking, self.blocking_timeout = blocking, blocking_timeout
         self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
         self.local = threading.local() if self.thread_local else SimpleNamespace()
         self.local.token = None
-        self._keys = lock_keys(encode(redis, bytes(name) if isinstance(name, memoryview) else name, "name"))
         self._ttl_ms()
-        self._mine: WeakKeyDictionary[asyncio.Task[object], bytes] = WeakKeyDictionary()
+
+    @property
+    def name(self) -> str | bytes | memoryview:
+        """The key. Another one may be set: what is held stays held under the old one, as with redis-py's lock."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str | bytes | memoryview) -> None:
+        self._keys = lock_keys(encode(self.redis, bytes(name) if isinstance(name, memoryview) else name, "name"))
+        self._name = name
+        self._mine: WeakKeyDictionary[asyncio.Task[object], _Acquired] = WeakKeyDictionary()
         self._latest = _Acquired(b"", 0.0, None)
         self._doubtful: bytes | None = None  # a release of this token was given up, but goes on
 
@@ -137,7 +168,7 @@ class Lock(RedisLock):
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
         wait = self.blocking if blocking is None else blocking
-        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        limit = _seconds(self.blocking_timeout if blocking_timeout is None else blocking_timeout, "blocking_timeout")
         chosen = None if token is None else encode(self.redis, token, "token")
         if wait and limit is None and chosen is None:
             return await self._request(wait=True)
@@ -151,9 +182,10 @@ class Lock(RedisLock):
         try:
             if chosen is None:
                 return await self._request(wait=True, timeout=timeout)
+            sleep = max(_seconds(self.sleep, "sleep") or 0.0, 0.001)
             async with asyncio.timeout(None if timeout is None else timeout + LAST_LOOK):
                 while left > 0:
-                    await asyncio.sleep(min(max(self.sleep, 0.001), left))
+                    await asyncio.sleep(min(sleep, left))
                     if await self._request(chosen):
                         return True
                     left = give_up - now()
@@ -174,9 +206,10 @@ class Lock(RedisLock):
         if lease is None:
             return False
         local.drop(lease)  # not kept for the caller: only a release or its timeout ends it
-        task = cast("asyncio.Task[object]", asyncio.current_task())
-        self.local.token = self._mine[task] = lease.wire_token
-        self._latest, self._doubtful = _Acquired(lease.wire_token, lease.deadline, ref(task)), None
+        task = _task()
+        self.local.token = lease.wire_token
+        self._latest = self._mine[task] = _Acquired(lease.wire_token, lease.deadline, ref(task))
+        self._doubtful = None
         return True
 
     async def release(self) -> None:
@@ -190,18 +223,36 @@ class Lock(RedisLock):
         token = self._token()
         if token is None:
             raise self._error("Cannot release a lock that's not owned or is already unlocked.")
+        if not await self._give_back(token, forget=True):
+            raise self._error("Cannot release a lock that's no longer owned", LockNotOwnedError)
+
+    async def _give_back(self, token: bytes, *, forget: bool) -> bool:
+        """End the lock if it has this token, and return whether it had. ``forget``: the object's token, too."""
         local = coordinator_for(self.redis).local(self._keys)
         outcome: asyncio.Future[Call] = local.hub.loop.create_future()
+        latest, mine = self._latest, self._mine.get(_task())
+        doubtful, self._doubtful = self._doubtful == token, token
+
+        def was_ours(call: Call) -> bool:
+            # An earlier copy of this release may have been executed, and its answer lost or not waited for. Before our
+            # deadline nobody but us can have ended the lock, so then it was that copy (P4).
+            surely_ours = latest.token == token and call.sent < latest.deadline
+            return call.reply == Released.RELEASED or (surely_ours and (call.ambiguous or doubtful))
 
         def answered(call: Call) -> None:
             local.forget_if_idle()
-            if call.error is None and self._stored() == token:
-                self.local.token = None
+            if call.error is None:
+                if forget and self._stored() == token:
+                    self.local.token = None
+                for it in (latest, mine):
+                    if it is not None and it.token == token:
+                        it.released |= was_ours(call)
+                if self._doubtful == token:
+                    self._doubtful = None
             if not outcome.done():
                 outcome.set_result(call)
 
         local.undo(token, b"", done=answered)
-        doubtful, self._doubtful = self._doubtful == token, token
         try:
             async with asyncio.timeout(local.hub.retry_for):
                 call = await outcome
@@ -211,42 +262,46 @@ class Lock(RedisLock):
         if call.error is not None:
             with _redis_errors():
                 raise call.error
-        # An earlier copy of this release may have been executed, and its answer lost or not waited for. Before our
-        # deadline nobody but us can have ended the lock, so then it was that copy (P4).
-        surely_ours = self._latest.token == token and call.sent < self._latest.deadline
-        if call.reply != Released.RELEASED and not (surely_ours and (call.ambiguous or doubtful)):
-            raise self._error("Cannot release a lock that's no longer owned", LockNotOwnedError)
+        return was_ours(call)
 
-    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
         """Let the lock end ``additional_time`` seconds later, or with ``replace_ttl`` that long from now.
 
-        To add takes two round trips: one asks the server for the time left (another hand may have changed it), one
-        sets the sum. Repeated, it is not added twice. But of two additions at the same moment one may be lost.
+        To add takes two round trips: one asks the server for the time left (another client may have changed it), one
+        sets the sum. Repeated, it is not added twice. But of two additions at the same moment one may be lost. When no
+        time is left the lock ends, and the next waiter has it.
 
         Raises LockError when nothing was acquired or the lock has no timeout, LockNotOwnedError as `release` does.
         """
-        token = self._token_to("extend")
-        if not math.isfinite(additional_time):
+        more = _seconds(additional_time, "additional_time")
+        if more is None or not math.isfinite(more):
             raise ValueError(f"additional_time must be finite, not {additional_time!r}")
+        return self._extend(self._token_to("extend"), more, replace_ttl)
+
+    async def _extend(self, token: bytes, more: float, replace_ttl: bool) -> Literal[True]:
         asked, left = now(), 0.0
         if not replace_ttl:
             view = await self._look()
             if view.holder != token or view.left is None:
                 raise self._error("Cannot extend a lock that's no longer owned", LockNotOwnedError)
             left = view.left - (now() - asked)
-        return await self._set(token, left + additional_time, "extend")
+        return await self._set(token, left + more, "extend")
 
-    async def reacquire(self) -> Literal[True]:
+    def reacquire(self) -> Awaitable[Literal[True]]:
         """Let the lock end ``timeout`` seconds from now. Raises as `extend` does."""
-        return await self._set(self._token_to("reacquire"), self._ttl_ms() / 1000, "reacquire")
+        return self._set(self._token_to("reacquire"), self._ttl_ms() / 1000, "reacquire")
 
     async def _set(self, token: bytes, duration: float, what: str) -> Literal[True]:
-        ms, sent = max(1, round(duration * 1000)), now()
-        reply = await self._ask(lambda engine, *call: engine.renew(self._keys, token, ms, *call))
-        if read_renew(reply) is not Renewed.RENEWED:
+        ms, sent = round(duration * 1000), now()
+        if ms > 0:
+            reply = await self._ask(lambda engine, *call: engine.renew(self._keys, token, ms, *call))
+            done = read_renew(reply) is Renewed.RENEWED
+        else:
+            done = await self._give_back(token, forget=False)
+        if not done:
             raise self._error(f"Cannot {what} a lock that's no longer owned", LockNotOwnedError)
         if self._latest.token == token:
-            self._latest = self._latest._replace(deadline=sent + ms / 1000)
+            self._latest.deadline = sent + ms / 1000
         return True
 
     async def locked(self) -> bool:
@@ -271,11 +326,12 @@ class Lock(RedisLock):
 
     def _token(self) -> bytes | None:
         """Return the token on which the current task may act; see the class."""
-        stored, latest = self._stored(), self._latest
-        mine = self._mine.get(cast("asyncio.Task[object]", asyncio.current_task()))
-        holder = latest.task() if latest.task is not None and latest.token == stored else None
+        stored, latest, mine = self._stored(), self._latest, self._mine.get(_task())
+        if mine is None or mine.released or latest.task is None or latest.token != stored:
+            return stored
+        holder = latest.task()
         # Python 3.11 runs `wait_for(lock.acquire(), 5)` in a task of its own: what an ended task acquired is for all.
-        return stored if mine is None or holder is None or holder.done() else mine
+        return stored if holder is None or holder.done() else mine.token
 
     def _token_to(self, what: str) -> bytes:
         token = self._token()
@@ -289,13 +345,41 @@ class Lock(RedisLock):
         return kind(message, lock_name=text(self._keys.name))
 
     def _ttl_ms(self) -> int:
-        return ttl_ms(self.timeout, "timeout") if self.timeout else FOR_EVER
+        return ttl_ms(_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOR_EVER
 
 
-class _Acquired(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Acquired:
     token: bytes
     deadline: float  # local clock
     task: ref[asyncio.Task[object]] | None
+    released: bool = False  # through the object by which it was acquired
+
+
+def _task() -> asyncio.Task[object]:
+    return cast("asyncio.Task[object]", asyncio.current_task())
+
+
+def _seconds(value: object, what: str) -> float | None:
+    """Return seconds as redis-py's lock takes them, real numbers of any type; also of a timedelta. None stays None."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is None:
+        return None
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"{what} must be a number of seconds, not {value!r}")
+    seconds = float(value)
+    if math.isnan(seconds):
+        raise ValueError(f"{what} must be a number of seconds, not {value!r}")
+    return seconds
+
+
+_INSIDE = (
+    *("do_acquire", "do_release", "do_extend", "do_reacquire", "register_scripts"),
+    *("lua_release", "lua_extend", "lua_reacquire"),
+    *("LUA_RELEASE_SCRIPT", "LUA_EXTEND_SCRIPT", "LUA_REACQUIRE_SCRIPT"),
+)
+"""What redis-py's lock has beside its documented methods."""
 
 
 _CLASSES: dict[str, type[RedisError]] = {
