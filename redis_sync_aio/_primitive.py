@@ -29,7 +29,7 @@ from ._waiting.local import LocalName
 from ._waiting.request import Request, never_refused
 from ._waiting.ticket import acquire
 from .coordinator import Coordinator
-from .errors import AcquireTimeout, NotHeld, SyncError
+from .errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 from .lease import Lease
 
 SHOWN = 100
@@ -196,7 +196,7 @@ class Primitive(Enterable[Lease]):
             sent.append(call)
             return call
 
-        found = await coordinator_for(self._source).ask(send, goes_on=True)
+        found = await self._at_work().ask(send, goes_on=True)
         # P4: a copy of this very release may have been executed, and its answer lost.
         if found != Released.RELEASED and not sent[0].ambiguous:
             instead = await self._holders()
@@ -226,16 +226,23 @@ class Primitive(Enterable[Lease]):
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _at_work(self) -> Coordinator:
+        """Return the coordinator that does it here and now."""
+        try:
+            return coordinator_for(self._source)
+        except WrongContext as error:
+            raise error.about(repr(self)) from None
+
     def _local(self) -> LocalName:
         coordinator = self._coordinator
         if coordinator is None or not coordinator.usable():
-            coordinator = self._coordinator = coordinator_for(self._source)
+            coordinator = self._coordinator = self._at_work()
         local = self._local_name = coordinator.local(self._keys, self._local_name)
         return local
 
     def _known(self) -> LocalName | None:
         """Return the name as this process sees it, if there is anything to see."""
-        return coordinator_for(self._source).known(self._keys)
+        return self._at_work().known(self._keys)
 
     def _behind_tickets(self) -> int:
         """Return how many tasks of this process wait without a ticket of their own."""
@@ -243,7 +250,7 @@ class Primitive(Enterable[Lease]):
         return 0 if local is None else local.behind_tickets()
 
     async def _ask(self, send: Send) -> Reply:
-        return await coordinator_for(self._source).ask(send)
+        return await self._at_work().ask(send)
 
     def _encode(self, value: Name, what: str) -> bytes:
         return encode(self._client, value, what)

@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ._core.display import shown
 from ._types import is_async
 
 Names = Callable[[Sequence[Any], Mapping[str, Any]], tuple[str, ...]]
@@ -15,7 +16,7 @@ Names = Callable[[Sequence[Any], Mapping[str, Any]], tuple[str, ...]]
 def check_template(template: object, what: str) -> str:
     """Return ``template`` if it is text with whole fields, else raise TypeError or ValueError."""
     if not isinstance(template, str):
-        raise TypeError(f"{what} must be str, not {template!r}")
+        raise TypeError(f"{what} must be str, not {shown(template)}")
     try:
         _fields(template)
     except ValueError as error:

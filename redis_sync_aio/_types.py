@@ -9,6 +9,8 @@ from inspect import iscoroutinefunction
 from itertools import islice
 from typing import TypeAlias
 
+from ._core.display import shown
+
 Seconds: TypeAlias = float | timedelta
 """A duration: seconds as int or float, or a timedelta."""
 
@@ -34,13 +36,13 @@ def seconds(value: object, what: str) -> float:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{what} must be seconds (int, float) or a timedelta, not {value!r}")
+        raise TypeError(f"{what} must be seconds (int, float) or a timedelta, not {shown(value)}")
     try:
         result = float(value)
     except OverflowError:  # an int beyond the floats
         result = math.inf
     if not math.isfinite(result) or result < 0:
-        raise ValueError(f"{what} must be finite and not negative, not {value!r}")
+        raise ValueError(f"{what} must be finite and not negative, not {shown(value)}")
     return result
 
 
@@ -65,14 +67,14 @@ def ttl_ms(value: object, what: str = "ttl") -> int:
     duration = seconds(value, what)
     ms = math.ceil(round(min(duration, MAX_TTL_MS) * 1000, 6))  # min: the product must stay finite
     if not MIN_TTL_MS <= ms <= MAX_TTL_MS:
-        raise ValueError(f"{what} must be between 0.01 seconds and ten years, not {value!r}")
+        raise ValueError(f"{what} must be between 0.01 seconds and ten years, not {shown(value)}")
     return ms
 
 
 def require_bool(value: object, what: str) -> bool:
     """Return ``value`` if it is a bool, else raise TypeError."""
     if not isinstance(value, bool):
-        raise TypeError(f"{what} must be True or False, not {value!r}")
+        raise TypeError(f"{what} must be True or False, not {shown(value)}")
     return value
 
 
@@ -85,9 +87,9 @@ def is_async(function: object) -> bool:
 def count(value: object, what: str, least: int = 0) -> int:
     """Return ``value`` if it is a whole number from ``least`` on; raises TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
+        raise TypeError(f"{what} must be a whole number, not {shown(value)}")
     if value < least:
-        raise ValueError(f"{what} must be {least} or more, not {value!r}")
+        raise ValueError(f"{what} must be {least} or more, not {shown(value)}")
     return value
 
 
@@ -95,14 +97,14 @@ def permits(value: object, what: str) -> int:
     """Return ``value`` if it can be a number of permits, 1 to 1,000,000,000; raises TypeError or ValueError."""
     number = count(value, what, 1)
     if number > MAX_PERMITS:
-        raise ValueError(f"{what} must be {MAX_PERMITS:,} or less, not {value!r}")
+        raise ValueError(f"{what} must be {MAX_PERMITS:,} or less, not {shown(value)}")
     return int(number)  # an int of another type (IntEnum) can not be sent
 
 
 def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
     """Raise ValueError unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {value!r}")
+        raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {shown(value)}")
 
 
 def shown_within(within: float | None) -> str:

@@ -16,6 +16,7 @@ import anyio
 
 from ._clock import now
 from ._core import logs
+from ._core.display import shown
 from ._types import is_async
 from .errors import SyncError, UndoFailed, UnknownStep
 
@@ -59,9 +60,9 @@ class UndoSteps(Mapping[str, UndoStep]):
             ValueError: the name is taken, or empty.
         """
         if not isinstance(name, str):
-            raise TypeError(f'a step needs a name, as in @steps.step("refund"), not {name!r}')
+            raise TypeError(f'a step needs a name, as in @steps.step("refund"), not {shown(name)}')
         if not name or name in self._steps:
-            raise ValueError(f"the name of a step must be new and not empty, not {name!r}")
+            raise ValueError(f"the name of a step must be new and not empty, not {shown(name)}")
 
         def register(function: F) -> F:
             self._steps[name] = check_function(function, name)
@@ -82,7 +83,7 @@ class UndoSteps(Mapping[str, UndoStep]):
 def check_function(function: F, what: str) -> F:
     """Return ``function``, or raise TypeError unless it is a coroutine function, or an object called as one."""
     if not is_async(function):
-        raise TypeError(f"the undo step {what} must be a coroutine function (async def), not {function!r}")
+        raise TypeError(f"the undo step {what} must be a coroutine function (async def), not {shown(function)}")
     return function
 
 
@@ -101,7 +102,7 @@ def check_arguments(function: Callable[..., object], what: str, /, *args: object
 def check_registry(registry: Mapping[str, UndoStep]) -> Mapping[str, UndoStep]:
     """Return ``registry``, or raise TypeError unless it maps names to coroutine functions."""
     if not isinstance(registry, Mapping):
-        raise TypeError(f"expected UndoSteps, or a dict of names and coroutine functions, not {registry!r}")
+        raise TypeError(f"expected UndoSteps, or a dict of names and coroutine functions, not {shown(registry)}")
     for name, function in registry.items():
         check_function(function, name)
     return registry

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ._clock import now
 from ._engine.lua import WHOLE, Answer, Outcome, Released
 from ._hold import Hold, OnLost
-from ._implicit import coordinator_for
 from ._keys import upgrade_keys
 from ._link.call import Call
 from ._renewal import Renewals
@@ -45,7 +44,7 @@ class UpgradeSide:
                 permit.upgrader = None
                 raise
             # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
-            coordinator_for(self._read._source).renewals.upgraded(lease, upgraded)
+            self._read._at_work().renewals.upgraded(lease, upgraded)
             if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
                 upgraded.give_back()
                 self._check(lease, 1, "reader")
@@ -62,7 +61,7 @@ class UpgradeSide:
             if first is not lease:
                 raise self._deadlock()
             raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
-        known = coordinator_for(self._read._source).known(self._keys)  # another lease of the same identity
+        known = self._read._at_work().known(self._keys)  # another lease of the same identity
         if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
             raise self._deadlock()
 
@@ -87,7 +86,7 @@ class UpgradeSide:
             upgrade=True,
             refused=lambda answer, _: self._refused(answer, lease),
         )
-        local = coordinator_for(self._read._source).local(self._keys)
+        local = self._read._at_work().local(self._keys)
         try:
             upgraded = await acquire(local, request)
         except AcquireTimeout as error:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TypeVar, overload
 
 from ._cancellation import insisting
+from ._core.display import shown
 from ._types import Seconds, count, seconds, timeout_seconds
 
 T = TypeVar("T")
@@ -54,16 +55,16 @@ class Backoff:
 
     def __post_init__(self) -> None:
         if isinstance(self.factor, timedelta):
-            raise TypeError(f"factor must be a number, not {self.factor!r}")
+            raise TypeError(f"factor must be a number, not {shown(self.factor)}")
         for name in ("initial", "factor", "cap"):
             object.__setattr__(self, name, seconds(getattr(self, name), name))
         object.__setattr__(self, "deadline", timeout_seconds(self.deadline, "deadline"))
         if not self.initial > 0:
-            raise ValueError(f"initial must be more than 0 seconds, not {self.initial!r}")
+            raise ValueError(f"initial must be more than 0 seconds, not {shown(self.initial)}")
         if self.factor < 1:
-            raise ValueError(f"factor must be at least 1, not {self.factor!r}")
+            raise ValueError(f"factor must be at least 1, not {shown(self.factor)}")
         if self.cap < self.initial:
-            raise ValueError(f"cap must be at least initial ({self.initial!r} s), not {self.cap!r}")
+            raise ValueError(f"cap must be at least initial ({self.initial!r} s), not {shown(self.cap)}")
         if self.attempts is not None:
             count(self.attempts, "attempts")
 

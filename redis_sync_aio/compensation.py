@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, overload
 
 from ._cancellation import stay_due
+from ._core.display import shown
 from ._robust import Step, checked
 from ._types import Seconds, positive_seconds
 from ._undo import Undoing, UndoStep, check_arguments, check_function, check_names, check_registry, undo_recorded
@@ -82,7 +83,7 @@ class Compensation:
         if (lease is None) != (registry is None):
             raise TypeError("give both a lease and a registry of undo steps (to record steps), or neither")
         if lease is not None and not isinstance(lease, Lease):
-            raise TypeError(f"lease must be a Lease, not {lease!r}")
+            raise TypeError(f"lease must be a Lease, not {shown(lease)}")
         self._lease = lease
         self._record = None if lease is None else lease.robust()
         self._registry = {} if registry is None else check_registry(registry)

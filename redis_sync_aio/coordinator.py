@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 from ._cancellation import finished
 from ._clock import now
 from ._core import logs
+from ._core.display import shown
 from ._engine.lua import LuaEngine, Send
 from ._engine.watch import talk
 from ._keys import Keys, KnownAs
@@ -127,7 +128,7 @@ class Coordinator(Names):
         self.retry_for = positive_seconds(retry_for, "retry_for")
         self.poll_cap = min(positive_seconds(poll_cap, "poll_cap"), MOST_POLL_CAP)
         if poll is not None and not isinstance(poll, Backoff):
-            raise TypeError(f"poll must be a Backoff or None, not {poll!r}")
+            raise TypeError(f"poll must be a Backoff or None, not {shown(poll)}")
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
         self._response_timeout = client_response_timeout(client, response_timeout)
         self.asked_response_timeout = None if response_timeout is None else self._response_timeout

@@ -275,6 +275,10 @@ class CoordinatorClosed(SyncError):
 class WrongContext(SyncError, RuntimeError):
     """Used from another event loop, or from another process after a fork."""
 
+    def about(self, what: str) -> WrongContext:
+        """Return the same error, naming ``what`` was used."""
+        return WrongContext(f"{what} cannot be used here: {self}")
+
 
 class Conflict(SyncError):
     """Others changed the watched keys in each attempt, until attempts or time were used up: nothing was done.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ._core.display import shown
 from ._implicit import client_of, coordinator_for
 from ._keys import gate_keys
 from ._link.call import Reply
@@ -111,7 +112,7 @@ def _fence(value: int | Lease) -> int:
         )
     number = value.fence if isinstance(value, Lease) else value
     if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"fence must be a Lease or the whole number in its fence, not {value!r}")
+        raise TypeError(f"fence must be a Lease or the whole number in its fence, not {shown(value)}")
     if not 0 < number < BELOW:
-        raise ValueError(f"fence must be between 0 and 10^16, both excluded, not {number!r}")
+        raise ValueError(f"fence must be between 0 and 10^16, both excluded, not {shown(number)}")
     return number

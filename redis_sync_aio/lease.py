@@ -31,7 +31,7 @@ from ._link.servers import servers_of
 from ._lost import Lost
 from ._recorded import Recorded
 from ._types import Seconds, text, ttl_ms
-from .errors import LossReason, NotHeld, copied
+from .errors import LossReason, NotHeld, WrongContext, copied
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -145,7 +145,10 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
 
     def check_place(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
-        self._keeper.check_place()
+        try:
+            self._keeper.check_place()
+        except WrongContext as error:
+            raise error.about(f"the lease on {self.name!r}") from None
 
     @property
     def client(self) -> Client:
@@ -200,7 +203,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         On cancellation the extension may or may not happen.
         """
         ms = ttl_ms(ttl)
-        self._keeper.check_place()
+        self.check_place()
         self.check()
         if self.deadline == math.inf or self.period == math.inf:
             raise ValueError(f"the lease on {self.name!r} has no end (ttl=None): there is nothing to extend")
@@ -236,7 +239,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
                 tx.multi()
                 tx.set("balance", balance - 10)
         """
-        self._keeper.check_place()
+        self.check_place()
         return GuardedTransaction(servers_of(self.client), self, self._keeper.members_of(self))
 
     async def release(self) -> None:
@@ -257,7 +260,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         if self.state is State.RELEASED:
             return
         keeper = self._keeper
-        keeper.check_place()
+        self.check_place()
         if self.state is HELD and now() >= self.deadline:
             self.lose("expired")
         if self.state is State.LOST:

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from ._core.arguments import explains_words_of_redis_py
 from ._engine.lua import read_inspect
 from ._hold import OnLost
 from ._keys import Engine, lock_keys, robust_keys
@@ -97,6 +98,7 @@ class AsyncLock(Primitive):
             await write_order(fence=lease.fence)
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | Coordinator,

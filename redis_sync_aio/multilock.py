@@ -11,6 +11,8 @@ from types import MappingProxyType
 from ._bundle import Bundle, Share
 from ._cancellation import undo_in
 from ._clock import now
+from ._core.arguments import explains_words_of_redis_py
+from ._core.display import shown
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._leases.choice import to_release
@@ -76,6 +78,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
             await transfer(fences=lease.fences)
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | Coordinator,
@@ -88,7 +91,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
         engine: Engine = "auto",
     ) -> None:
         if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-            raise TypeError(f"names must be several names, as in ['a', 'b'], not {names!r}; AsyncLock takes one")
+            raise TypeError(f"names must be several names, as in ['a', 'b'], not {shown(names)}; AsyncLock takes one")
         locks: dict[bytes, AsyncLock] = {}
         for name in names:
             lock = AsyncLock(

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 
 from ._bundle import Bundle, Share
 from ._clock import now
 from ._core import logs
+from ._core.arguments import explains_words_of_redis_py
 from ._guarded import GuardedTransaction
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._leases.choice import to_release
 from ._link.client import Same, running_loop
+from ._primitives.independent import check_apart, several
 from ._quorum import Quorum, majority
 from ._types import Name, Seconds, positive_seconds, shown_within, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
@@ -123,6 +125,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
             await write_order(fence=lease.fence)
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         clients: Iterable[Redis | Coordinator],
@@ -135,23 +138,14 @@ class AsyncRedlock(Enterable[RedlockLease]):
         engine: Engine = "auto",
         answer_within: Seconds = 0.25,
     ) -> None:
-        if isinstance(clients, (Redis, RedisCluster, Coordinator)) or not isinstance(clients, Iterable):
-            raise TypeError(f"clients must be several, one for each server, not {clients!r}; AsyncLock takes one")
-        sources = tuple(clients)
+        sources = several(clients)
         if ttl is None:
             raise TypeError("ttl must be seconds or a timedelta: without an end a lost server would hold it for ever")
         self._locks = tuple(
             AsyncLock(one, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine)
             for one in sources
         )
-        if any(isinstance(lock._client, RedisCluster) for lock in self._locks):
-            raise TypeError(
-                "clients must be of servers that know nothing of each other; AsyncLock takes a RedisCluster"
-            )
-        if not self._locks:
-            raise ValueError("clients is empty: it needs one for each server")
-        if len({id(lock._client) for lock in self._locks}) < len(self._locks):
-            raise ValueError("clients has one of them twice: each server counts once")
+        check_apart([lock._client for lock in self._locks])
         super().__init__(on_lost)
         self._answer_within = positive_seconds(answer_within, "answer_within")
         self._quorum = majority(len(self._locks))

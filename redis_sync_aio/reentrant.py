@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from weakref import ref
 
 from ._bundle import Bundle, Share
+from ._core.arguments import explains_words_of_redis_py
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._link.client import Client, Same, running_loop
@@ -52,6 +53,7 @@ class AsyncReentrantLock(Enterable[Lease]):
                 await withdraw(await balance())
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | Coordinator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ._core.arguments import explains_words_of_redis_py
 from ._engine.lua import WHOLE
 from ._hold import Hold, OnLost
 from ._keys import Engine, PermitKeys, permit_keys
@@ -141,6 +142,7 @@ class AsyncReadWriteLock:
             await store(value, fence=lease.fence)
     """
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | Coordinator,

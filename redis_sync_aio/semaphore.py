@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from ._core.arguments import explains_words_of_redis_py
 from ._engine.lua import Answer, LuaEngine, Outcome
 from ._hold import Hold, OnLost
-from ._implicit import coordinator_for
 from ._keys import Engine, permit_keys
 from ._link.call import Call
 from ._link.client import Client
@@ -149,6 +149,7 @@ class AsyncSemaphore(PermitPrimitive):
 
     _weight = 1
 
+    @explains_words_of_redis_py
     def __init__(
         self,
         client: Client | Coordinator,
@@ -264,7 +265,7 @@ class AsyncSemaphore(PermitPrimitive):
         On cancellation it goes on: the limit may or may not be set, and this object uses it as soon as it is.
         """
         new = permits(limit, "limit")
-        coordinator = coordinator_for(self._source)
+        coordinator = self._at_work()
 
         def send(engine: LuaEngine, sent: float, expires: float, done: Callable[[Call], None]) -> Call:
             def answered(call: Call) -> None:

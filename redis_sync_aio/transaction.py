@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ._attempts import Attempt, Attempts
+from ._core.display import shown
 from ._implicit import client_of
 from ._keys import turn_key
 from ._link.call import RETRY_FOR
@@ -122,7 +123,7 @@ async def transaction(
         print(done.value, done.conflicts)
     """
     if not callable(body):
-        raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {body!r}")
+        raise TypeError(f"body must be a coroutine function of one argument, the transaction, not {shown(body)}")
     terms = _terms(client, keys, attempts, deadline, backoff, idempotent, exactly_once, escalate_after)
     return await _run(_attempts(client, terms), body)
 
@@ -275,7 +276,7 @@ def _terms(
     escalate_after: int | None,
 ) -> Bounds:
     if backoff is not None and not isinstance(backoff, Backoff):
-        raise TypeError(f"backoff must be a Backoff or None, not {backoff!r}")
+        raise TypeError(f"backoff must be a Backoff or None, not {shown(backoff)}")
     if require_bool(idempotent, "idempotent") and require_bool(exactly_once, "exactly_once"):
         raise ValueError(
             "idempotent and exactly_once exclude each other: either running twice does no harm, or it must not"

@@ -74,6 +74,13 @@ def renewal_refused(lock: str, error: Exception, left: float) -> None:
     )
 
 
+def coordinator_dropped(coordinator: str) -> str:
+    """Log a coordinator that was forgotten; return what was said."""
+    message = f"{coordinator} was dropped without close(): use `async with`, or await its close()"
+    _warn("coordinator_dropped", "redis_sync_aio: %(what)s", what=message, coordinator=coordinator)
+    return message
+
+
 # -- connections -------------------------------------------------------------------------------------------
 
 

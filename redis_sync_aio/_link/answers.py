@@ -28,6 +28,11 @@ _WRAPPED = re.compile(r"^(?:ERR )?(?:Error running script.*?|@user_script: ?\d+)
 _DISCARDED = re.compile(r"^(?:EXECABORT )?Transaction discarded because of: -?(.*)$", re.DOTALL)
 # A command that the user may not run, called by a script that he may: Valkey and Redis 7; Redis 6.2.
 _NOT_IN_A_SCRIPT = re.compile(r"ACL failure in script|The user executing the script can't")
+# Which script it was, by its hash, and in which line: of no use to anybody who reads the error.
+_OF_A_SCRIPT = re.compile(
+    r"^(?:ERR )?Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?-?"
+    r"|^@user_script: ?\d+: -?|,? script: ?[0-9a-f]*,? on @user_script: ?\d+\.?"
+)
 _NO_SCRIPTS = re.compile(r"run the 'evalsha?'|unknown command ['`]?evalsha?\b", re.IGNORECASE)
 
 
@@ -65,6 +70,7 @@ def refusal(
     """
     message = _passed_on(message)
     code = error_code(message)
+    message = _OF_A_SCRIPT.sub("", message)
     if no_scripts and code == "NOPERM":
         message += f"; and before that, of scripts: {no_scripts}"
     if code == "WRONGTYPE" and keys:

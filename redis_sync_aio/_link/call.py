@@ -106,7 +106,7 @@ class Call:
         self.keys = keys
         self.script = script
         self.arguments = arguments
-        self.sent = sent  # local clock, from before the last copy was sent (P6)
+        self.begun = self.sent = sent  # local clock; `sent`: from before the last copy was sent (P6)
         self.expires = expires  # local clock: stop trying then
         self.done = done
 

@@ -9,7 +9,9 @@ from weakref import ReferenceType, ref
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import Pipeline
+from redis.asyncio.connection import SSLConnection
 
+from .._core.display import shown
 from .._types import Name, Seconds, positive_seconds
 from ..errors import WrongContext
 
@@ -72,7 +74,12 @@ def check_client(client: object) -> None:
             f"{type(client).__name__} from {type(client).__module__} is a synchronous client: "
             "pass a redis.asyncio.Redis or RedisCluster"
         )
-    raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {client!r}")
+    if isinstance(client, (list, tuple, set)):
+        raise TypeError(
+            f"expected one client, not {len(client)}: AsyncRedlock is a lock on several servers. Nothing else is on "
+            "several: a majority for each permit of a semaphore would not bound how many are held in all"
+        )
+    raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {shown(client)}")
 
 
 def _options(client: Client) -> dict[str, Any]:
@@ -99,6 +106,13 @@ def address_of(client: Client) -> str:
     return f"{where}, db {options['db']}" if options.get("db") else where
 
 
+def uses_tls(client: Client) -> bool:
+    """Return whether ``client`` connects with TLS."""
+    if isinstance(client, RedisCluster):
+        return bool(client.connection_kwargs.get("ssl"))
+    return issubclass(client.connection_pool.connection_class, SSLConnection)
+
+
 def client_response_timeout(client: Client, given: Seconds | None) -> float:
     """Return how long an answer may take, in seconds."""
     if given is not None:
@@ -119,7 +133,7 @@ def encode(client: Client, value: Name, what: str) -> bytes:
         untyped: Any = client
         value = untyped.get_encoder().encode(value)
     if not isinstance(value, bytes):
-        raise TypeError(f"{what} must be str or bytes, not {value!r}")
+        raise TypeError(f"{what} must be str or bytes, not {shown(value)}")
     if not value:
         raise ValueError(f"{what} must not be empty")
     return value

@@ -82,7 +82,7 @@ class Link:
     @property
     def trouble(self) -> Exception | None:
         """Why there is no connection, if there is none."""
-        return None if self._wire is not None else self._trouble
+        return None if self._wire is not None else self._trouble or self._outage.silence()
 
     def trouble_of(self, keys: Keys) -> Exception | None:
         """Return why there is no connection, if there is none."""
@@ -200,7 +200,7 @@ class Link:
                     self._refuse(error)
                     return
                 except troubles.MAYBE_LATER as error:
-                    self._trouble = error
+                    self._trouble = self._outage.failed(error, self._connect_timeout)
                     self._expire_calls()
                     if self._closed or not (self._unsent or self._retries.delayed or self._needed()):
                         return
@@ -325,7 +325,7 @@ class Link:
         """Look for overdue answers, silent connections, calls whose time is up."""
         self._ticking = None
         wire, time = self._wire, now()
-        self._outage.look(self._trouble)
+        self._outage.look(self.trouble)
         self._expire_calls()
         if wire is not None:
             oldest = wire.oldest(self._pinged)
@@ -347,7 +347,7 @@ class Link:
                 call.ambiguous |= perhaps
         for call in (*self._unsent, *self._retries.calls(), *under_way):
             if not call.over and time >= call.expires:
-                call.fail(troubles.time_is_up(call, self._trouble))
+                call.fail(troubles.time_is_up(call, self.trouble))
         self._unsent = deque(call for call in self._unsent if not call.over)
 
     # -- the end ---------------------------------------------------------------------------------------

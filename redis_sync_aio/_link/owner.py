@@ -8,18 +8,16 @@ answer refer to it. So when it is collected nothing is left but the connection, 
 from __future__ import annotations
 
 import asyncio
-import logging
 import warnings
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Protocol
 from weakref import ReferenceType, finalize, ref
 
+from .._core import logs
 from .._keys import Keys
 from ..errors import SyncError
 from .call import Call, LinkOwner
-
-logger = logging.getLogger("redis_sync_aio")
 
 
 class WeakOwner:
@@ -109,6 +107,4 @@ def _dropped(shown: str, loop: asyncio.AbstractEventLoop, link: _Link | None) ->
             loop.call_soon_threadsafe(link.part)
         except RuntimeError:  # its loop is closed
             link.bury()
-    message = f"{shown} was dropped without close(): use `async with`, or await its close()"
-    logger.warning("redis_sync_aio: %s", message)
-    warnings.warn(message, ResourceWarning, stacklevel=2)
+    warnings.warn(logs.coordinator_dropped(shown), ResourceWarning, stacklevel=2)

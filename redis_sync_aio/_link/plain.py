@@ -82,7 +82,7 @@ class PlainExecutor:
     def _expire(self, call: Call) -> None:
         del self._timers[call]
         if not call.over:
-            call.fail(self._queues[call.name][0].trouble or unanswered(call.name))
+            call.fail(self._queues[call.name][0].trouble or time_is_up(call))
 
     def _start(self, name: bytes) -> None:
         # Not by the loop's factory: an eager task would run inside `send`.
@@ -219,7 +219,8 @@ class PlainExecutor:
         call.ambiguous |= refused is None
         if call.over:
             return
-        call.trouble = refused or unanswered(call.name, error, call.trouble)
+        waited = round(now() - call.begun, 1)
+        call.trouble = refused or unanswered(call.name, error, call.trouble, within=waited)
         definite = refused is not None and refused.code not in TRANSIENT
         if definite or call.once:
             call.fail(call.trouble)

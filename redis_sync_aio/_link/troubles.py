@@ -6,6 +6,7 @@ import asyncio
 
 import redis.exceptions
 
+from .._clock import now
 from .._types import shown_within, text
 from ..errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable
@@ -69,7 +70,7 @@ def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     """Return the error for a call that is not sent again: why, or that nobody knows what became of it."""
     trouble = call.trouble
     if trouble is None or (call.ambiguous and isinstance(trouble, CommandRefused)):
-        return unanswered(call.name, cause, trouble)
+        return unanswered(call.name, cause, trouble, within=round(now() - call.begun, 1))
     return trouble
 
 

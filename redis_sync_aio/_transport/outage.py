@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import redis.exceptions
+
 from .._clock import now
 from .._core import logs
 from .._link.answers import error_code
-from .._link.client import Client, address_of
+from .._link.client import Client, address_of, uses_tls
 from ..backoff import Backoff
 
 RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
 RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
 
+SILENT = 0.5
+"""Seconds after which a TLS handshake that got no answer is an explanation."""
 LASTS = 1.0
 """Seconds without a connection after which the log is told; most reconnects take far less."""
 QUIET = 5.0
@@ -54,6 +58,28 @@ class Outage:
         self._told = True
         reason = "no answer yet" if why is None else f"{type(why).__name__}: {why}".rstrip(".")
         logs.connection_lost(self._server(), now() - self._since, reason)
+
+    def failed(self, error: Exception, timeout: float) -> Exception:
+        """Return why an attempt to connect failed, in words that help where redis-py has none."""
+        message = str(error)
+        if isinstance(error, TimeoutError) and not message:
+            message = f"no connection to {self._server()} within {timeout:g} seconds" + self._tls_hint()
+        elif "WRONG_VERSION_NUMBER" in message or "record layer failure" in message:
+            message += self._tls_hint()
+        else:
+            return error
+        found = redis.exceptions.ConnectionError(message)
+        found.__cause__ = error
+        return found
+
+    def silence(self) -> Exception | None:
+        """Return why nothing was heard for long while the first connection is opened; None if that is not known."""
+        if not uses_tls(self._client) or self._since is None or now() - self._since < SILENT:
+            return None
+        return redis.exceptions.ConnectionError(f"no TLS handshake with {self._server()} yet{self._tls_hint()}")
+
+    def _tls_hint(self) -> str:
+        return "; if that is a port without TLS, use redis:// instead of rediss://" if uses_tls(self._client) else ""
 
     def rest(self) -> None:
         """Note that nobody needs a connection any more. What was told is taken back when there is one again."""

@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("coordinator",),
     ("_implicit",),
-    ("_primitive",),
+    ("_primitive", "_primitives"),
     (
         *("lock", "semaphore", "rwlock", "reentrant", "multilock", "redlock", "_synchronized", "compat", "transaction"),
         *("_upgrade", "fencegate", "compensation", "types"),
