@@ -17,13 +17,16 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError
 
+from redis_sync_aio._scripts import load
 from redis_sync_aio.compat import Lock
+from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.compat import NAME, MakeLock, is_free, near, queue_is_empty, started, until
+from ..support.compat import NAME, MakeLock, is_free, near, queue_is_empty, started, through_proxy, until
 from ..support.compat import client as client
 from ..support.compat import kind as kind
 from ..support.compat import lock as lock
 from ..support.compat import make as make
+from ..support.proxy import DELAY_REPLY, script
 
 # -- the same through several tasks ------------------------------------------------------------------------
 
@@ -139,6 +142,19 @@ async def test_then_the_next_one_has_it_immediately(lock: RedisLock, client: Red
     await lock.extend(-1000)
     assert await asyncio.wait_for(waiting, 1.5)
     assert await waiter.owned()
+
+
+async def test_extend_counts_from_when_the_time_left_was_true(server: EmbeddedServer, redis: Redis) -> None:
+    """The time that the server's answer takes is not a gift: 10 seconds, 2 of which passed, and 10 more are 18."""
+    async with through_proxy(server) as (proxy, client):
+        lock = client.lock(NAME, timeout=10, lock_class=Lock)
+        await lock.acquire()
+        assert await lock.owned()  # the server knows the script
+        slow = proxy.on(script(load("inspect").sha), DELAY_REPLY(2), times=1)
+        assert await lock.extend(10)
+        assert slow.acted
+        assert 10_000 < await redis.pttl(NAME) <= 18_000
+        await lock.release()
 
 
 # -- attributes and methods --------------------------------------------------------------------------------

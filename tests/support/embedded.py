@@ -48,6 +48,15 @@ def alive(pid: int) -> bool:
     return True
 
 
+def group_exists(leader: int) -> bool:
+    """Tell whether a process of this group is left, a zombie that init has yet to reap included."""
+    try:
+        os.killpg(leader, 0)
+    except (ProcessLookupError, PermissionError):  # macOS: EPERM if the group has only zombies
+        return False
+    return True
+
+
 def ping(unix_socket: str, *, timeout: float = 5.0) -> bytes:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout)

@@ -10,7 +10,7 @@ import pytest
 
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.embedded import alive, eventually, output, ping, python
+from ..support.embedded import alive, eventually, group_exists, output, ping, python
 from ..support.embedded import base as base
 
 
@@ -153,6 +153,30 @@ def test_the_server_dies_with_a_killed_parent(script: str) -> None:
         assert eventually(lambda: not alive(int(pid)))
         assert eventually(lambda: not os.path.exists(directory))
         assert all(alive(int(worker)) for worker in workers)
+
+
+def test_a_child_that_saves_dies_with_the_server() -> None:
+    """It would go on writing to a directory that is gone: for a minute a key, here."""
+    script = """
+import redis
+client = redis.Redis(unix_socket_path=server.unix_socket)
+client.config_set("rdb-key-save-delay", 60_000_000)
+client.set("key", "value")
+client.bgsave()
+workers = [client.info("persistence")["rdb_bgsave_in_progress"]]
+"""
+    with python(START + script + TELL) as parent:
+        assert parent.stdout is not None
+        pid, directory, saving = parent.stdout.readline().split()
+        assert saving == "1"
+        os.kill(parent.pid, signal.SIGKILL)
+        try:
+            assert eventually(lambda: not alive(int(pid)))
+            assert eventually(lambda: not group_exists(int(pid)))
+            assert eventually(lambda: not os.path.exists(directory))
+        finally:
+            if group_exists(int(pid)):
+                os.killpg(int(pid), signal.SIGKILL)
 
 
 def test_the_server_dies_with_a_parent_that_forgot_it() -> None:
