@@ -21,7 +21,7 @@ from ._hold import Enterable, Hold, OnLost
 from ._implicit import client_of, coordinator_for
 from ._keys import Engine, Keys
 from ._leases.choice import current_ref, to_release
-from ._link.call import Argument, Call, Reply
+from ._link.call import Argument, Call, Reply, understood
 from ._link.client import Client, encode
 from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
 from ._waiting.cohort import Cohort
@@ -329,7 +329,8 @@ class PermitPrimitive(Primitive):
     """Base of what consists of permits."""
 
     async def _view(self, shown: int = SHOWN) -> PermitsView:
-        return read_permits(await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest)))
+        reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest))
+        return understood(read_permits, self._keys.name, reply)
 
     async def _holders(self) -> str:
         return ", ".join(repr(text(permit.token)) for permit in (await self._view()).permits[:5])

@@ -10,6 +10,7 @@ from ._core.arguments import explains_words_of_redis_py
 from ._engine.lua import read_inspect
 from ._hold import OnLost
 from ._keys import Engine, lock_keys, robust_keys
+from ._link.call import understood
 from ._link.client import Client
 from ._primitive import SHOWN, Primitive
 from ._robust import adopting
@@ -153,7 +154,7 @@ class AsyncLock(Primitive):
         ignored.
         """
         reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest))
-        view, local = read_inspect(reply), self._known()
+        view, local = understood(read_inspect, self._keys.name, reply), self._known()
         return LockStatistics(
             holder=None if view.holder is None else text(view.holder),
             remaining=view.left,

@@ -43,6 +43,8 @@ class Deadlines(ABC):
 
     def heard(self, lease: Lease, sent: Sent, call: Call) -> None:
         """Note that ``call``, which sent it, has ended: with an answer, or without."""
+        if sent.given_up:  # it has ended already: nobody could make use of the answer, and this is the error
+            return
         lease.renewing -= 1
         permit, nothing = lease.permit, changed_nothing(call)
         if nothing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .._core import logs
 from .._keys import Keys, KnownAs
@@ -12,6 +12,8 @@ from .._scripts import Script
 from .._types import text
 from ..backoff import Backoff
 from ..errors import SyncError
+
+T = TypeVar("T")
 
 Reply: TypeAlias = Any
 """What hiredis made of the server's answer: int, bytes, None, list, dict …; decoded by the engine."""
@@ -173,6 +175,14 @@ def not_understood(name: bytes, error: Exception) -> SyncError:
     )
     found.__cause__ = error
     return found
+
+
+def understood(read: Callable[[Reply], T], name: bytes, reply: Reply) -> T:
+    """Return what ``read`` makes of an answer about ``name``; raises SyncError if it cannot be used."""
+    try:
+        return read(reply)
+    except (ValueError, TypeError) as error:
+        raise not_understood(name, error) from error
 
 
 class Executor(Protocol):

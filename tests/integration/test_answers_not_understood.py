@@ -150,8 +150,9 @@ async def test_keys_of_another_program_end_a_talk_under_watch_and_no_other(
             await client.set(lock_keys(b"{slot}one").fence, "no fence at all")
             async with asyncio.timeout(10):
                 for _ in range(2):
-                    with pytest.raises(SyncError, match="slot}one"):
-                        await lock.acquire()
+                    for asks in (lock.acquire, lock.try_acquire, lock.statistics, lock.locked):
+                        with pytest.raises(SyncError, match="slot}one"):
+                            await asks()
                 await held.extend(20)
                 await client.delete(lock_keys(b"{slot}one").fence)
                 async with lock:
@@ -196,7 +197,7 @@ async def test_a_malformed_message_in_the_inbox_is_ignored_and_logged(
     for channel in await redis.pubsub_channels("rsa:*"):
         await redis.publish(channel, found)
     await sync.lock("elsewhere").locked()  # behind the message on the connection
-    assert [r for r in caplog.records if "ignores a message in its inbox" in r.getMessage()]
+    assert [record for record in caplog.records if "ignored a message in its inbox" in record.getMessage()]
     assert not waiting.done()
     await holder.release()
     async with asyncio.timeout(5):
