@@ -108,7 +108,8 @@ async def transaction(
         What the body raises comes out as it is; nothing was written in that run. If an earlier run of an idempotent
         body may have been committed, the error has a note that says so.
 
-    On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing.
+    On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing. An earlier run of an
+    idempotent body may have been committed before.
 
     Example:
         async def deduct(tx: Transaction) -> int:

@@ -127,9 +127,12 @@ def _streams(writer: Any) -> TypeGuard[asyncio.StreamWriter]:
     return isinstance(writer, asyncio.StreamWriter)
 
 
-def stream(connection: Any) -> object:
-    """Return an object that lives as long as the connection stays open; another one is opened with another object."""
-    return connection._writer
+def stream(connection: Any) -> object | None:
+    """Return an object that stands for the connection while it is open; None when it is closed.
+
+    When it is opened again it is another object.
+    """
+    return cast("object | None", connection._writer)
 
 
 def dead_end_pool(client: Redis) -> None:

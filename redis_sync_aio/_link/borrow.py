@@ -99,10 +99,11 @@ class Borrowed:
 
     def check_executes(self, multi: Reply, executed: Reply) -> None:
         """Take the answers to a MULTI and EXEC with nothing in between, which were sent to find out."""
-        if isinstance(multi, redis.exceptions.ResponseError):
+        writer = stream(self._connection)
+        if isinstance(multi, redis.exceptions.ResponseError) or writer is None:  # None: closed since
             return
         if not isinstance(executed, redis.exceptions.ResponseError):
-            _proven.add(stream(self._connection))
+            _proven.add(writer)
         elif not isinstance(executed, redis.exceptions.ExecAbortError):
             self.in_step = False  # MULTI is open still
 

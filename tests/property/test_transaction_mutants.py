@@ -34,7 +34,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "what was not sent is not known": Mutant(Transaction, "_execute", "not connection.written or ", ""),
     "nobody asks whether MULTI is allowed": Mutant(Transaction, "_send", "if connection.executes", "if True"),
-    "it asks each time": Mutant(Borrowed, "check_executes", "_proven.add(stream(self._connection))"),
+    "it asks each time": Mutant(Borrowed, "check_executes", "_proven.add(writer)"),
     "a refused EXEC leaves MULTI open": Mutant(
         Transaction, "_execute", "isinstance(executed, redis.exceptions.ExecAbortError)", "True"
     ),
