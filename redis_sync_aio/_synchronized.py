@@ -18,7 +18,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OnBusy: TypeAlias = Literal["raise", "skip"]
-Source: TypeAlias = Client | Coordinator | Callable[[], Client | Coordinator]
+"""What a call does that did not get the lock in time."""
+ClientSource: TypeAlias = Client | Coordinator | Callable[[], Client | Coordinator]
+"""A client, or a function that returns the client of a call."""
 
 
 class Synchronize(Protocol):
@@ -35,7 +37,7 @@ class SynchronizeOrSkip(Protocol):
 
 @overload
 def synchronized(
-    client: Source,
+    client: ClientSource,
     name: str,
     *,
     ttl: Seconds | None = 30.0,
@@ -44,7 +46,7 @@ def synchronized(
 ) -> Synchronize: ...
 @overload
 def synchronized(
-    client: Source,
+    client: ClientSource,
     name: str,
     *,
     ttl: Seconds | None = 30.0,
@@ -52,7 +54,7 @@ def synchronized(
     on_busy: Literal["skip"],
 ) -> SynchronizeOrSkip: ...
 def synchronized(
-    client: Source,
+    client: ClientSource,
     name: str,
     *,
     ttl: Seconds | None = 30.0,
@@ -116,7 +118,7 @@ def synchronized(
     return decorate
 
 
-def _checked(client: Source, name: str, ttl: Seconds | None) -> Callable[[], Client | Coordinator]:
+def _checked(client: ClientSource, name: str, ttl: Seconds | None) -> Callable[[], Client | Coordinator]:
     """Check what can be checked before the first call, and return the function that gives the client of a call."""
     if not callable(client) or isinstance(client, type):  # a class: somebody forgot to call it
         given = cast("Client | Coordinator", client)

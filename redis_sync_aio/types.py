@@ -7,6 +7,7 @@ from ._hold import OnLost
 from ._keys import Engine
 from ._link.client import Client
 from ._lost import Lost
+from ._synchronized import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
 from ._types import Json, Name, Seconds
 from ._undo import UndoStep
 from .coordinator import Push
@@ -16,14 +17,18 @@ from .semaphore import OnMismatch
 __all__ = [
     "Attempts",
     "Client",
+    "ClientSource",
     "Engine",
     "Json",
     "LossReason",
     "Lost",
     "Name",
+    "OnBusy",
     "OnLost",
     "OnMismatch",
     "Push",
     "Seconds",
+    "Synchronize",
+    "SynchronizeOrSkip",
     "UndoStep",
 ]
