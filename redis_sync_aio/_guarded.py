@@ -45,7 +45,8 @@ class GuardedTransaction(Transaction):
         self._members = members
         self._possessions = [Possession(member.keys, member.wire_token) for member in members]
         self._guards = tuple(key for it in self._possessions for key in it.watched())
-        super().__init__(servers.client_of(*self._guards), self._guards)
+        response_timeout = lease._keeper.response_timeout
+        super().__init__(servers.client_of(*self._guards), self._guards, response_timeout=response_timeout)
         self._state = State.NEW
 
     async def __aenter__(self) -> Self:

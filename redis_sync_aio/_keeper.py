@@ -35,6 +35,8 @@ class Keeper(Protocol):
     loop: asyncio.AbstractEventLoop
     client: Client
     patience: float
+    response_timeout: float | None
+    """Seconds that the caller gives an answer; None: as its client does."""
     retry_for: float
 
     def check_place(self) -> None: ...

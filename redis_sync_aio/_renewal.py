@@ -35,6 +35,8 @@ NEAR = 0.005
 class Renewals(Deadlines):
     """The keeper of all leases of a coordinator."""
 
+    response_timeout: float | None = None
+
     def __init__(
         self,
         engine: Callable[[], LuaEngine],

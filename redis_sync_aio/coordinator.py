@@ -168,6 +168,7 @@ class Coordinator(Names):
             self.check_place,
             self._client,
         )
+        self.renewals.response_timeout = self.asked_response_timeout
         self._witness = Witness(self._servers.clients()[0], self._client_closes)
         self._unclosed = Unclosed(self, self._link)
         living.add(self)

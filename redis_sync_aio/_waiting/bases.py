@@ -42,6 +42,7 @@ class Bases(ABC):
         """In which bases are handed on while the loop runs there; 0 when that has ended for good."""
         self.client: Client = hub.renewals.client
         self.patience = hub.renewals.patience
+        self.response_timeout = hub.renewals.response_timeout
         self.retry_for = hub.renewals.retry_for
         self.line: deque[Waiting] = deque()
         self.bases: list[Base] = []

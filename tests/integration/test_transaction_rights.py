@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
+    AsyncMultiLock,
     Coordinator,
     OutcomeUnknown,
     PartlyApplied,
@@ -202,6 +203,12 @@ async def test_the_limit_of_a_coordinator_is_an_argument(server: EmbeddedServer)
         with pytest.raises(OutcomeUnknown):
             async with asyncio.timeout(4):
                 await transaction(sync, it.body, it.key)
+        await prove(it.client)
+        async with AsyncMultiLock(sync, ["{l}:1", "{l}:2"]) as lease:
+            it.proxy.on("EXEC", SWALLOW_REPLY)
+            with pytest.raises(OutcomeUnknown):
+                async with asyncio.timeout(4), lease.transaction() as tx:
+                    await it.body(tx)
 
 
 @pytest.mark.usefixtures("hurry")
