@@ -125,7 +125,9 @@ class Primitive(Enterable[Lease]):
                 undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))
                 raise
             assert lease is not None  # it waits
-            lease.acquirer = ref(task)
+            by = lease.acquirer = ref(task)
+            if cohort.listed:
+                cohort.local.leases.note(by, lease)
             return lease
         return await self._acquire(self._request(ttl, identity, timeout))
 
@@ -172,15 +174,18 @@ class Primitive(Enterable[Lease]):
         """
         if identity is None:
             local = self._known()
-            own = None if local is None else local.leases.latest(current_ref(), self._side)
+            own = None
+            if local is not None:
+                local.list_shares()
+                own = local.leases.latest(current_ref(), self._side)
             await (own or to_release(self._held(), repr(self.name))).release()
             return
         token = self._encode(identity, "identity")
         local = self._known()
-        for lease in () if local is None else local.leases_of(token):
+        here = None if local is None else local.namesakes
+        for lease in () if here is None else here.leases_of(token):
             await lease.release()
             return
-        here = None if local is None else local.namesakes
         sent: list[Call] = []
 
         def send(engine: LuaEngine, time: float, expires: float, done: Callable[[Call], None]) -> Call:

@@ -11,7 +11,7 @@ import asyncio
 import math
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
-from weakref import ReferenceType
+from weakref import ReferenceType, ref
 
 from ._clock import now
 from ._core import logs
@@ -39,6 +39,7 @@ class Sharing(Keeper, Protocol):
 
     thread: int
     local: LocalName
+    listed: bool
 
     def passed_on(self, lease: SharedLease) -> bool: ...
     def lost(self, base: Base) -> None: ...
@@ -135,14 +136,14 @@ class Base(Lease):
         for share in [share for share in self.shares if share.ownerless()]:
             self.cohort.part_with(self)
             self.shares.remove(share)
+            self.cohort.local.leases.discard(share)
             self._loose[weakly(share, self.cohort.loop, self._forgotten)] = None
 
     def tighten(self, share: SharedLease) -> None:
         """Know ``share``, which ends now, as any other."""
-        for reference in list(self._loose):
-            if reference() is share:
-                del self._loose[reference]
-                self.shares.append(share)
+        if self._loose and (reference := ref(share)) in self._loose:
+            del self._loose[reference]
+            self.shares.append(share)
 
     def _forgotten(self, reference: ReferenceType[SharedLease]) -> None:
         """Stop renewing for a share that nothing refers to."""
@@ -352,6 +353,8 @@ class SharedLease(Lease):
 
     def leave(self) -> None:
         """End it: the base may have another one now."""
+        if self._keeper.listed:
+            self._keeper.local.leases.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

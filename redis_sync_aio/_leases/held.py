@@ -43,6 +43,10 @@ class HeldLeases(dict["Lease", None]):
     def acquired(self, lease: Lease, task: asyncio.Task[object]) -> None:
         """Note that ``task`` acquired ``lease``."""
         by = lease.acquirer = ref(task)
+        self.note(by, lease)
+
+    def note(self, by: TaskRef, lease: Lease) -> None:
+        """Know that ``lease`` is the latest that the task ``by`` acquired."""
         found = self._by_task.setdefault(by, lease)
         if found is not lease:
             if not isinstance(found, dict):
@@ -84,7 +88,10 @@ class HeldLeases(dict["Lease", None]):
         self.pop(lease, None)
         by = lease.acquirer
         if by is not None:
-            found = self._by_task.get(by)
+            try:
+                found = self._by_task.get(by)
+            except TypeError:  # its task has ended, and nobody asked for its hash before: it was not noted
+                found = None
             if found is lease:
                 del self._by_task[by]
             elif isinstance(found, dict):
@@ -92,4 +99,4 @@ class HeldLeases(dict["Lease", None]):
                 if not found:
                     del self._by_task[by]
         if self._loose:
-            self._loose = {other: None for other in self._loose if other() is not lease}
+            self._loose.pop(ref(lease), None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from .._clock import now
 from .._engine.outcomes import WHOLE
+from .._leases.choice import ended
 from .._shared import Base, LastShare, SharedLease
 from ..lease import Lease
 from .request import Request
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 UNKNOWN_LIMIT = 16
 """So many permits are asked for at once when only the server knows the limit; what was granted does not count."""
+
+FEW = 64
+"""So many shares are looked through for those of a task. To list them by task costs each grant in the process 10 %."""
 
 Awaited: TypeAlias = asyncio.Future[SharedLease | None]
 Waiting: TypeAlias = tuple[Awaited, Request, int]
@@ -45,13 +49,15 @@ class Bases(ABC):
         self.response_timeout = hub.renewals.response_timeout
         self.retry_for = hub.renewals.retry_for
         self.line: deque[Waiting] = deque()
-        self.bases: list[Base] = []
-        self.resting: list[Base] = []
+        self.bases: dict[Base, None] = {}  # the oldest first
+        self.resting: dict[Base, None] = {}
         self._together = request.reads
         self._writes = request.limit == WHOLE and not request.reads
         self._weight = request.weight
         self._alone = not request.weight or request.limit == WHOLE
         """Who has it keeps others out, readers those who write."""
+        self.listed = False
+        """Which shares a task acquired is known without a look at all of them (`list_shares`)."""
         self.limit = request.limit
         """What its tickets say; 0: as the server knows it."""
         self._counts = self.limit > 0 or not self._weight
@@ -77,7 +83,7 @@ class Bases(ABC):
         """Begin with what was granted to the ticket of that number."""
         base.cohort, base.number = self, number
         base.sound = self.hub.pushes  # else nobody would tell us that others wait
-        self.bases.append(base)
+        self.bases[base] = None
         self.hub.bases[number] = base
         if self._counts:
             self._room -= 1
@@ -110,7 +116,7 @@ class Bases(ABC):
                     return False
                 self._rest(base, lease.linger, time)
         shares.remove(lease)
-        if lease._timer is not None:
+        if lease._timer is not None or self.listed:
             lease.leave()
         if base.share_ended is not None:
             base.one_left()
@@ -124,7 +130,7 @@ class Bases(ABC):
         return linger > 0
 
     def _rest(self, base: Base, linger: float, time: float) -> None:
-        self.resting.append(base)
+        self.resting[base] = None
         base.rests_since = time
         if base.wanted:
             if not base.turning:
@@ -175,6 +181,16 @@ class Bases(ABC):
         self._leave_room(base)
         self._ask()
 
+    def list_shares(self) -> None:
+        """Know from now on which shares each task acquired, if there are many: a release has to find one of them."""
+        if self.listed or (len(self.bases) <= FEW and sum(len(base.shares) for base in self.bases) <= FEW):
+            return
+        self.listed = True
+        shares = [share for base in self.bases for share in base.shares]
+        for share in sorted(shares, key=lambda share: share.since):
+            if share.acquirer is not None and not ended(share.acquirer):
+                self.local.leases.note(share.acquirer, share)
+
     def _leave_room(self, base: Base) -> None:
         if base.takes_room:  # once: it may end after that, or be left behind when it has ended
             base.takes_room = False
@@ -189,10 +205,10 @@ class Bases(ABC):
     def _forget(self, base: Base) -> None:
         base.sound = False
         if base in self.bases:
-            self.bases.remove(base)
+            del self.bases[base]
             self._leave_room(base)
         if base in self.resting:
-            self.resting.remove(base)
+            del self.resting[base]
         if base.rest is not None:
             base.rest.cancel()
             base.rest = None

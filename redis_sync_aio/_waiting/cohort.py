@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -106,8 +107,10 @@ class Cohort(Bases):
         except BaseException:
             undo_in(self.loop, partial(cohort.task_cancelled, answer, request))
             raise
-        if lease is not None:
-            lease.acquirer = None if task is None else ref(task)
+        if lease is not None and task is not None:
+            by = lease.acquirer = ref(task)
+            if cohort.listed:
+                cohort.local.leases.note(by, lease)
         return lease
 
     def enter(self, request: Request, task: Task | None) -> Awaited | None:
@@ -157,10 +160,10 @@ class Cohort(Bases):
     def _at_once(self, request: Request) -> SharedLease | None:
         """Take a base that rests, or join the readers."""
         time = now()
-        for base in [*self.resting, *(self.bases if self._together else ())]:
+        for base in chain(self.resting, self.bases if self._together else ()):
             if self._may_go_on(base, time):
                 if base in self.resting:
-                    self.resting.remove(base)
+                    del self.resting[base]
                 if not self._taken_at_once:
                     self.loop.call_soon(self._turn_ended)
                 self._taken_at_once += 1
@@ -173,7 +176,7 @@ class Cohort(Bases):
             time = now()
             for base in list(self.bases if self._together else self.resting):
                 if self._may_go_on(base, time) and self._hand_on(base) and base in self.resting:
-                    self.resting.remove(base)
+                    del self.resting[base]
             self._ask()
         tries, self._tries = self._tries, []
         for answer, request in tries:

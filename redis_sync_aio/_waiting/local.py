@@ -299,9 +299,10 @@ class LocalName:
             self.namesakes = Namesakes(self)
         return self.namesakes
 
-    def leases_of(self, identity: bytes) -> list[Lease]:
-        """Return the leases of an identity, the oldest first."""
-        return [] if self.namesakes is None else self.namesakes.leases_of(identity)
+    def list_shares(self) -> None:
+        """Know which leases each task has of those that tasks share, if there are many."""
+        for cohort in self.cohorts.values():
+            cohort.list_shares()
 
     def cohort(self, request: Request) -> Cohort:
         """Return the cohort of tasks that want the same."""

@@ -250,7 +250,7 @@ async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync
     assert waiting.cancelled()
     await turns(3)
     (cohort,) = next(iter(sync.locals.values())).cohorts.values()
-    assert (cohort.resting, cohort.waiting) == ([base], 0)
+    assert (list(cohort.resting), cohort.waiting) == ([base], 0)
     async with lock as lease:
         assert base_of(lease) is base
 

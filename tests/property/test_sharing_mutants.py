@@ -28,7 +28,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a loss hands on": Mutant(Bases, "lost", "self._ask()", "self._hand_on(base)"),
     "a loss is not told": Mutant(Bases, "lost", 'share.lose(base.reason or "expired")'),
     "handed to two": Mutant(Cohort, "_hand_on", "if not self._together:", "if False:"),
-    "handed on and kept resting": Mutant(Cohort, "_at_once", "self.resting.remove(base)"),
+    "handed on and kept resting": Mutant(Cohort, "_at_once", "del self.resting[base]"),
     "no end of its own": Mutant(SharedLease, "_limit", "self.end_in(request.ttl_ms / 1000)"),
     "no max_hold": Mutant(SharedLease, "_limit", "self.end_in(request.max_hold)"),
     # P2 turns
