@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any, NoReturn, get_args
 from weakref import ref
 
+from ._acquire.waits import data_instead
 from ._cancellation import undo_in
 from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, PermitsView, Released, Send, read_permits
 from ._hold import Enterable, Hold, OnLost
@@ -297,13 +298,20 @@ class Primitive(Enterable[Lease]):
 
     async def _acquire(self, request: Request) -> Lease:
         lease = await self._try(request)
-        return self._taken(request) if lease is None else lease
+        if lease is None:
+            self._taken(request, await self._data())
+        return lease
 
-    def _taken(self, request: Request) -> NoReturn:
+    async def _data(self) -> str | None:
+        """Return what the key of a lock has if that is no lock, and has no ttl."""
+        return None
+
+    def _taken(self, request: Request, data: str | None) -> NoReturn:
         permits = request.weight and request.limit != WHOLE
-        trouble = f"did not have {request.weight} of its permits free" if permits else "is taken"
+        why = f"did not have {request.weight} of its permits free" if permits else "is taken"
+        more = "timeout=0 does not wait: give it a timeout, or use try_acquire()"
         raise AcquireTimeout(
-            f"{self.name!r} {trouble}, and timeout=0 does not wait: give it a timeout, or use try_acquire()",
+            f"{self.name!r} {why}: {data_instead(data)}" if data is not None else f"{self.name!r} {why}, and {more}",
             name=self.name,
             remaining=None if self._local_name is None else self._local_name.holder_remaining(),
         )

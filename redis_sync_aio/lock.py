@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ._acquire.waits import data_in
 from ._core.arguments import explains_words_of_redis_py
 from ._engine.lua import read_inspect
 from ._hold import OnLost
@@ -19,6 +21,7 @@ from ._waiting.local import LocalName
 from ._waiting.request import Request
 from ._waiting.ticket import acquire
 from .coordinator import Coordinator
+from .errors import CommandRefused, Unreachable
 from .lease import Lease
 
 
@@ -168,6 +171,13 @@ class AsyncLock(Primitive):
     def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
         lease = acquire(local, request)
         return adopting(lease, local, request.timeout) if self._robust else lease
+
+    async def _data(self) -> str | None:
+        if self._local_name is None or self._local_name.held_until is not None:
+            return None  # it has a ttl
+        with suppress(Unreachable, CommandRefused):  # it is taken: that is known
+            return data_in(read_inspect(await self._ask(lambda engine, *rest: engine.inspect(self._keys, 0, *rest))))
+        return None
 
     async def _holders(self) -> str:
         holder = (await self.statistics()).holder

@@ -81,6 +81,22 @@ def coordinator_dropped(coordinator: str) -> str:
     return message
 
 
+def waiting_long(lock: str, seconds: float, holder: str, waiting: int, itself: bool) -> None:
+    """Log a wait that takes long; ``itself``: the task that holds it is one of those that wait."""
+    advice = "A task that holds it waits for it as well: it waits for itself. " if itself else ""
+    _warn(
+        "waiting_long",
+        "a task has waited for %(lock)r for %(seconds).0f seconds: %(holder)s; %(waiting)d wait for it. %(advice)s"
+        "Look at statistics(), or give acquire() a timeout",
+        lock=lock,
+        seconds=seconds,
+        holder=holder,
+        waiting=waiting,
+        itself=itself,
+        advice=advice,
+    )
+
+
 # -- connections -------------------------------------------------------------------------------------------
 
 

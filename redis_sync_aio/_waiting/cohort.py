@@ -27,6 +27,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from .._acquire.waits import Waits, timeout_error
 from .._cancellation import undo_in
 from .._clock import now
 from .._shared import Base, SharedLease, Task
@@ -136,6 +137,8 @@ class Cohort(Bases):
             if self._alone:
                 self._check_waits(request, task)
             self.line.append((answer, request, self._asked))
+            if self.local.waits is None:
+                self.local.waits = Waits(self.local)
             if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
                 self._ask()
         elif self.waiting or self._room <= 0:
@@ -269,7 +272,7 @@ class Cohort(Bases):
         if self.openings and not self.bases:
             future.set_exception(self.openings[0].ticket.timeout_error(within))
         else:
-            future.set_exception(self.local.timeout_error(within, self._weight, self.limit))
+            future.set_exception(timeout_error(self.local, within, self._weight, self.limit))
         self._gone += 1
         self._trim()
 

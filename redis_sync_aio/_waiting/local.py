@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from .._acquire.waits import Waits
 from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
 from .._engine.outcomes import WHOLE, Look
@@ -23,9 +24,9 @@ from .._leases.choice import current_ref, refuse_deadlock
 from .._leases.held import HeldLeases
 from .._link.call import Argument, Call
 from .._shared import Base, SharedLease
-from .._types import shown_within, text
+from .._types import text
 from ..backoff import Backoff
-from ..errors import AcquireTimeout, CoordinatorClosed, SyncError, copied
+from ..errors import CoordinatorClosed, copied
 from ..lease import Lease
 from .cohort import Cohort
 from .namesakes import Namesakes
@@ -86,6 +87,7 @@ class LocalName:
         "name",
         "namesakes",
         "tickets",
+        "waits",
     )
 
     def __init__(self, hub: Hub, keys: Keys) -> None:
@@ -106,6 +108,7 @@ class LocalName:
         self._polls: Iterator[float] | None = None
         self._last: list[Callable[[], None]] = []  # what ends with the answer to the present look
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
+        self.waits: Waits | None = None  # while anybody waits
 
     # -- tickets ---------------------------------------------------------------------------------------
 
@@ -136,6 +139,10 @@ class LocalName:
         ``look`` is a `Look`.
         """
         self.busy(left)
+        if self.waits is None:
+            self.waits = Waits(self)
+        if left is None:
+            self.waits.endless()
         delay = self._look_every
         if look == Look.SOON or not self.hub.pushes:  # nobody will wake us: poll, with back-off
             if self._polls is None:
@@ -164,32 +171,6 @@ class LocalName:
             if left:  # it is ours: renewed since anybody asked, perhaps
                 return None if left == math.inf else left
         return None if self.held_until is None else max(0.0, self.held_until - now())
-
-    def timeout_error(self, within: float | None, weight: int, permits: int, answered: bool = True) -> SyncError:
-        """Return the error for whoever waited ``within`` seconds because others have it, as was ``answered``.
-
-        ``weight`` and ``permits``: what was wanted, as `Request.weight` and `Request.limit`.
-        """
-        in_time = shown_within(within)
-        own = sum(lease.weight for lease in self.leases.all())
-        itself = "If it is the very task that asks, it waits for itself"
-        trouble = f"was not free {in_time}: "
-        if not answered:
-            trouble = f"was not granted {in_time}; Redis has not answered yet: allow more time"
-        elif own and not isinstance(self.keys, PermitKeys):
-            trouble += f"this process holds it. {itself}: use AsyncReentrantLock; else wait longer"
-        elif weight and permits != WHOLE:
-            of = f"of its {permits} permits" if permits else "of its permits"
-            trouble = f"did not have {weight} {of} free {in_time}: "
-            whose = f"this process holds {own} of them. {itself}; else" if own else "others hold them or wait for them;"
-            trouble += f"{whose} wait longer, or look at statistics() for the holders"
-        elif own:
-            use = "upgrade() that lease" if weight == WHOLE > own else "go on with that lease"
-            trouble += f"this process holds it. {itself}: {use}; else wait longer"
-        else:
-            trouble += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
-        remaining = self.holder_remaining()
-        return AcquireTimeout(f"{self.name!r} {trouble}", name=self.name, remaining=remaining, answered=answered)
 
     def announced(self, until: float) -> None:
         """We are next, and the present holder's lease ends at ``until`` (local clock)."""
@@ -398,3 +379,6 @@ class LocalName:
         """Let the coordinator forget this name when nobody waits for it or holds it."""
         if not self.tickets and self.leases.empty and not any(cohort.waiting for cohort in self.cohorts.values()):
             self.hub.forget(self)
+            if self.waits is not None:
+                self.waits.end()
+                self.waits = None

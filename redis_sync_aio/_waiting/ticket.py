@@ -18,6 +18,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from .._acquire.waits import timeout_error
 from .._cancellation import undo_in
 from .._clock import EARLY, now
 from .._engine.lua import ASK_AGAIN, Answer, Outcome, Pushed, plain_grant, read_acquire, ticket_member
@@ -303,7 +304,7 @@ class Ticket:
         trouble = local.hub.trouble_of(local.keys)
         if trouble is not None or unheard:
             return unanswered(local.keys.name, trouble, within=within)
-        return local.timeout_error(within, request.weight, request.limit, answered=self._queued)
+        return timeout_error(local, within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
+    AcquireTimeout,
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -124,3 +125,28 @@ async def test_no_script_is_named(redis: Redis, push: Any) -> None:
         assert not HASH.search(str(caught.value))
     assert "WRONGTYPE" in str(wrong.value)
     assert "OOM" in str(full.value)
+
+
+@pytest.mark.parametrize("engine", ["lua", "watch"])
+@pytest.mark.parametrize("push", ["auto", "never"])
+@pytest.mark.parametrize("timeout", [0, 0.5])
+async def test_data_under_the_name(redis: Redis, push: Any, engine: Any, timeout: float) -> None:
+    """A key without a ttl that is no lock of ours is never free by itself: the error says what it has."""
+    await redis.set(NAME, "my precious data")
+    async with Coordinator(redis, push=push) as sync:
+        lock = AsyncLock(sync, NAME, engine=engine)
+        with pytest.raises(AcquireTimeout, match="its key has the value 'my precious data' and no ttl") as caught:
+            await lock.acquire(timeout=timeout)
+        assert "If that is data, give the lock another name" in str(caught.value)
+        assert await lock.try_acquire() is None
+        await redis.set(NAME, "a lock of another kind", px=60_000)
+        with pytest.raises(AcquireTimeout) as caught:
+            await lock.acquire(timeout=timeout)
+        assert "no ttl" not in str(caught.value)
+    assert await redis.get(NAME) == b"a lock of another kind"
+
+
+async def test_a_lock_of_ours_without_a_ttl_is_no_data(sync: Coordinator, other: Coordinator) -> None:
+    async with AsyncLock(other, NAME, ttl=None):
+        with pytest.raises(AcquireTimeout, match="others hold it or wait for it"):
+            await AsyncLock(sync, NAME).acquire(timeout=0.5)

@@ -26,6 +26,7 @@ from redis_sync_aio import (
     LeaseLost,
     wait_until,
 )
+from redis_sync_aio._acquire import waits
 from redis_sync_aio.embedded import EmbeddedServer
 
 NAME = "told"
@@ -213,3 +214,89 @@ async def test_a_coordinator_says_where_it_leads_to() -> None:
     assert repr(Coordinator(sentinel)) == "<Coordinator of 'orders' of Sentinel>"
     cluster = RedisCluster("example.com", 7001, password="secret")
     assert repr(Coordinator(cluster)) == "<Coordinator of a cluster at example.com:7001>"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait is long after a second, so that a test need not wait for ten."""
+    monkeypatch.setattr(waits, "LONG", 1.0)
+    monkeypatch.setattr(waits, "EVERY", 0.25)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_long_wait_for_a_lock(
+    sync: Coordinator, other: Coordinator, told: Told, share: bool, elsewhere: bool
+) -> None:
+    """One line for many waiters: who holds it, and how many wait."""
+    holding = AsyncLock(other if elsewhere else sync, NAME, ttl=30, share=share)
+    lock = AsyncLock(sync, NAME, share=share)
+    held = await asyncio.create_task(holding.acquire())
+    waiting = [asyncio.create_task(lock.acquire()) for _ in range(3)]
+    await wait_until(lambda: bool(told("waiting_long")), FAST, timeout=30)
+    await asyncio.sleep(1.0)
+    (record,) = told("waiting_long")
+    assert (record.levelname, record.lock, record.itself) == ("WARNING", NAME, False)
+    assert record.seconds >= 1.0
+    assert held.token in record.holder
+    assert record.waiting == (1 if share and elsewhere else 3) or record.waiting == 3
+    assert ("of this process" in record.holder) is not elsewhere
+    await held.release()
+    for task in waiting:
+        await (await task).release()
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_task_that_waits_for_itself(sync: Coordinator, told: Told) -> None:
+    """The log says so: nothing else would ever happen."""
+    lock = AsyncLock(sync, NAME, ttl=30)
+
+    async def twice() -> None:
+        await lock.acquire()
+        await lock.acquire()
+
+    task = asyncio.create_task(twice(), name="the culprit")
+    await wait_until(lambda: bool(told("waiting_long")), FAST, timeout=30)
+    (record,) = told("waiting_long")
+    assert record.itself
+    assert "the culprit" in record.holder
+    assert "it waits for itself" in record.getMessage()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await lock.release()
+
+
+@pytest.mark.usefixtures("soon")
+async def test_long_waits_for_permits(sync: Coordinator, other: Coordinator, told: Told) -> None:
+    """Of a semaphore it is said how many permits are held; of a read/write lock, who reads or writes."""
+    rw = AsyncReadWriteLock(other, "config", ttl=30)
+    held = await AsyncSemaphore(other, NAME, limit=3, ttl=30).acquire(3), await rw.read().acquire()
+    waiting = [
+        asyncio.create_task(AsyncSemaphore(sync, NAME, limit=3).acquire()),
+        asyncio.create_task(AsyncReadWriteLock(sync, "config").write().acquire()),
+    ]
+    await wait_until(lambda: len(told("waiting_long")) == 2, FAST, timeout=30)
+    by_lock = {record.lock: record.holder for record in told("waiting_long")}
+    assert by_lock[NAME].startswith("3 of its 3 permits are held")
+    assert by_lock["config"] == f"{held[1].token!r} read"
+    for lease in held:
+        await lease.release()
+    for task in waiting:
+        await (await task).release()
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_queue_that_moves(sync: Coordinator, other: Coordinator, told: Told) -> None:
+    """Each waits long, none is the first for long: that is noticed, too. And short waits say nothing."""
+    lock = AsyncLock(sync, NAME, ttl=30)
+
+    async def work(seconds: float) -> None:
+        async with lock:
+            await asyncio.sleep(seconds)
+
+    await asyncio.gather(*(work(0.1) for _ in range(5)))
+    assert told("waiting_long") == []
+    await asyncio.gather(*(work(0.25) for _ in range(12)))
+    (record,) = told("waiting_long")
+    assert record.waiting > 1

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *(
             "lease",
             "_leases",
+            "_acquire",
             "_keeper",
             "_recorded",
             "_renewal",

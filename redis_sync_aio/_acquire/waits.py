@@ -1,0 +1,186 @@
+"""What is said of a wait: to the log when it is long, and to the waiter when its time is up.
+
+No waiter pays for it with a timer, or a look at the clock, of its own. While anybody waits for a name, its `Waits` mark
+the latest waiter every few seconds. As long as a marked waiter is there, it has been waiting for at least that long.
+
+A holder without a ttl may be no lock at all, but data under the same name. Nothing in an answer to a request tells, so
+the server is asked once for what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from .._clock import now
+from .._core import logs
+from .._core.display import shown
+from .._engine.lua import LockView, PermitsView, read_inspect, read_permits
+from .._engine.outcomes import WHOLE
+from .._keys import PermitKeys
+from .._link.call import Call
+from .._types import shown_within, text
+from ..errors import AcquireTimeout
+
+if TYPE_CHECKING:
+    from .._shared import SharedLease
+    from .._waiting.local import LocalName
+    from ..lease import Lease
+
+Waiter: TypeAlias = "asyncio.Future[Lease | None] | asyncio.Future[SharedLease | None]"
+
+LONG = 10.0
+"""Seconds of waiting after which the log is told."""
+EVERY = 2.5
+"""Seconds between two looks at the waiters."""
+SILENCE = 60.0
+"""Seconds after one line about a name before there is another."""
+LISTED = 5
+
+
+class Mark(NamedTuple):
+    """A waiter, and since when it has been known to wait (local clock)."""
+
+    since: float
+    waiter: Waiter
+
+
+class Waits:
+    """The waits of this process for one name; there while anybody waits."""
+
+    data: str | None = None
+    """What the key of a lock has, if that is no lock of ours and has no ttl."""
+    _asked = False
+    _quiet_until = -math.inf
+
+    def __init__(self, local: LocalName) -> None:
+        self._local = local
+        self._marks: list[Mark] = []
+        self._mark(list(self._waiters()))
+        self._timer = local.hub.loop.call_later(EVERY, self._look)
+
+    def end(self) -> None:
+        """Never look again."""
+        self._timer.cancel()
+
+    def endless(self) -> None:
+        """Find out what is there that has no ttl."""
+        if not self._asked and not isinstance(self._local.keys, PermitKeys):
+            self._asked = True
+            self._inspect(self._found_endless)
+
+    def _found_endless(self, call: Call) -> None:
+        if call.error is None:
+            self.data = data_in(read_inspect(call.reply))
+
+    def _waiters(self) -> Iterator[Waiter]:
+        for ticket in self._local.tickets.values():
+            waiter = ticket._taker
+            if isinstance(waiter, asyncio.Future) and not waiter.done():  # else a cohort's, whose line has the waiters
+                yield waiter
+        for cohort in self._local.cohorts.values():
+            yield from (future for future, *_ in cohort.line if not future.done())
+
+    def _mark(self, waiters: list[Waiter]) -> None:
+        if waiters and (not self._marks or self._marks[-1].waiter is not waiters[-1]):
+            self._marks.append(Mark(now(), waiters[-1]))
+
+    def _look(self) -> None:
+        waiters, time = list(self._waiters()), now()
+        if not waiters:
+            self._local.waits = None
+            return
+        self._timer = self._local.hub.loop.call_later(EVERY, self._look)
+        self._marks = [mark for mark in self._marks if not mark.waiter.done()]
+        self._mark(waiters)
+        longest = self._marks[0] if self._marks else None
+        if longest is not None and time - longest.since >= LONG and time >= self._quiet_until:
+            self._quiet_until = time + SILENCE
+            self._inspect(lambda call: self._report(call, longest))
+
+    def _inspect(self, done: Callable[[Call], None]) -> None:
+        local, time = self._local, now()
+        local.hub.engine.inspect(local.keys, LISTED, time, time + local.hub.retry_for, done)
+
+    def _report(self, call: Call, mark: Mark) -> None:
+        if mark.waiter.done():
+            return
+        local = self._local
+        waiters = list(self._waiters())
+        holding = [task for lease in local.leases.all() if lease.acquirer and (task := lease.acquirer()) is not None]
+        itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
+        waiting, holder = len(waiters), "who holds it is not known, as Redis did not answer"
+        if call.error is None and isinstance(local.keys, PermitKeys):
+            permits = read_permits(call.reply)
+            waiting, holder = max(waiting, permits.waiting), _permit_holders(permits)
+        elif call.error is None:
+            lock = read_inspect(call.reply)
+            waiting, holder = max(waiting, lock.waiting), _lock_holder(lock)
+        if local.leases:
+            names = ", ".join(sorted({task.get_name() for task in holding})[:LISTED]) or "no living task"
+            holder += f"; of this process: {names}"
+        logs.waiting_long(local.name, now() - mark.since, holder, waiting, itself)
+
+
+def _lock_holder(view: LockView) -> str:
+    if view.holder is None:
+        return "nobody holds it at this moment"
+    left = "without a ttl" if view.left is None else f"for {view.left:.1f} seconds more unless it renews"
+    return f"{shown(text(view.holder))} holds it {left}"
+
+
+def _permit_holders(view: PermitsView) -> str:
+    tokens = ", ".join(shown(text(permit.token)) for permit in view.permits)
+    if view.limit == WHOLE:
+        writes = any(permit.weight == WHOLE for permit in view.permits)
+        return f"{tokens} {'writes' if writes else 'read'}" if tokens else "nobody reads or writes at this moment"
+    return f"{view.used} of its {view.limit} permits are held, by {tokens or 'nobody'}"
+
+
+def data_in(view: LockView) -> str | None:
+    """Return the value of a lock's key if it has no ttl and this package did not write it."""
+    if view.holder is None or view.left is not None or view.holder == view.fence_token:
+        return None
+    return shown(text(view.holder))
+
+
+def data_instead(data: str) -> str:
+    """Return the sentence about a key with ``data``."""
+    return (
+        f"its key has the value {data} and no ttl, so it will not become free by itself. If that is data, give the "
+        "lock another name; if it is a lock that another program forgot, delete the key"
+    )
+
+
+def timeout_error(
+    local: LocalName, within: float | None, weight: int, permits: int, answered: bool = True
+) -> AcquireTimeout:
+    """Return the error for whoever waited ``within`` seconds because others have it, as was ``answered``.
+
+    ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
+    """
+    in_time = shown_within(within)
+    own = sum(lease.weight for lease in local.leases.all())
+    itself = "If it is the very task that asks, it waits for itself"
+    why = f"was not free {in_time}: "
+    if not answered:
+        why = f"was not granted {in_time}; Redis has not answered yet: allow more time"
+    elif own and not isinstance(local.keys, PermitKeys):
+        why += f"this process holds it. {itself}: use AsyncReentrantLock; else wait longer"
+    elif weight and permits != WHOLE:
+        of = f"of its {permits} permits" if permits else "of its permits"
+        why = f"did not have {weight} {of} free {in_time}: "
+        whose = f"this process holds {own} of them. {itself}; else" if own else "others hold them or wait for them;"
+        why += f"{whose} wait longer, or look at statistics() for the holders"
+    elif own:
+        use = "upgrade() that lease" if weight == WHOLE > own else "go on with that lease"
+        why += f"this process holds it. {itself}: {use}; else wait longer"
+    elif local.waits is not None and local.waits.data is not None:
+        why += data_instead(local.waits.data)
+    else:
+        why += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
+    return AcquireTimeout(
+        f"{local.name!r} {why}", name=local.name, remaining=local.holder_remaining(), answered=answered
+    )
