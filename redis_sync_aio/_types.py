@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from datetime import timedelta
+from decimal import Decimal
 from inspect import iscoroutinefunction
 from itertools import islice
+from numbers import Real
 from typing import TypeAlias
 
 from ._core.display import shown
@@ -43,6 +45,23 @@ def seconds(value: object, what: str) -> float:
         result = math.inf
     if not math.isfinite(result) or result < 0:
         raise ValueError(f"{what} must be finite and not negative, not {shown(value)}")
+    return result
+
+
+def real_seconds(value: object, what: str) -> float | None:
+    """Return seconds as redis-py's lock takes them, real numbers of any type; also of a timedelta. None stays None.
+
+    Raises TypeError for anything else, ValueError for NaN. Infinity and negative numbers are left to the caller.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is None:
+        return None
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"{what} must be a number of seconds, not {value!r}")
+    result = float(value)
+    if math.isnan(result):
+        raise ValueError(f"{what} must be a number of seconds, not {value!r}")
     return result
 
 

@@ -25,9 +25,6 @@ import threading
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from decimal import Decimal
-from numbers import Real
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary, ref
@@ -43,7 +40,7 @@ from ._implicit import coordinator_for
 from ._keys import lock_keys
 from ._link.call import Call, Reply
 from ._link.client import Client, check_client, encode
-from ._types import text, ttl_ms
+from ._types import real_seconds, text, ttl_ms
 from ._waiting.local import LAST_LOOK
 from ._waiting.request import Request
 from ._waiting.ticket import acquire
@@ -168,7 +165,9 @@ class Lock(RedisLock):
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
         """
         wait = self.blocking if blocking is None else blocking
-        limit = _seconds(self.blocking_timeout if blocking_timeout is None else blocking_timeout, "blocking_timeout")
+        limit = real_seconds(
+            self.blocking_timeout if blocking_timeout is None else blocking_timeout, "blocking_timeout"
+        )
         chosen = None if token is None else encode(self.redis, token, "token")
         if wait and limit is None and chosen is None:
             return await self._request(wait=True)
@@ -182,7 +181,7 @@ class Lock(RedisLock):
         try:
             if chosen is None:
                 return await self._request(wait=True, timeout=timeout)
-            sleep = max(_seconds(self.sleep, "sleep") or 0.0, 0.001)
+            sleep = max(real_seconds(self.sleep, "sleep") or 0.0, 0.001)
             async with asyncio.timeout(None if timeout is None else timeout + LAST_LOOK):
                 while left > 0:
                     await asyncio.sleep(min(sleep, left))
@@ -273,7 +272,7 @@ class Lock(RedisLock):
 
         Raises LockError when nothing was acquired or the lock has no timeout, LockNotOwnedError as `release` does.
         """
-        more = _seconds(additional_time, "additional_time")
+        more = real_seconds(additional_time, "additional_time")
         if more is None or not math.isfinite(more):
             raise ValueError(f"additional_time must be finite, not {additional_time!r}")
         return self._extend(self._token_to("extend"), more, replace_ttl)
@@ -345,7 +344,7 @@ class Lock(RedisLock):
         return kind(message, lock_name=text(self._keys.name))
 
     def _ttl_ms(self) -> int:
-        return ttl_ms(_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOR_EVER
+        return ttl_ms(real_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOR_EVER
 
 
 @dataclass(slots=True, eq=False)
@@ -358,20 +357,6 @@ class _Acquired:
 
 def _task() -> asyncio.Task[object]:
     return cast("asyncio.Task[object]", asyncio.current_task())
-
-
-def _seconds(value: object, what: str) -> float | None:
-    """Return seconds as redis-py's lock takes them, real numbers of any type; also of a timedelta. None stays None."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if value is None:
-        return None
-    if not isinstance(value, (Real, Decimal)):
-        raise TypeError(f"{what} must be a number of seconds, not {value!r}")
-    seconds = float(value)
-    if math.isnan(seconds):
-        raise ValueError(f"{what} must be a number of seconds, not {value!r}")
-    return seconds
 
 
 _INSIDE = (
