@@ -24,7 +24,8 @@ class Recorded:
     def abandoned(self) -> Abandoned | None:
         """What the last holder of a robust lock left behind; None if it ended by a clean release.
 
-        A release is not clean when the body of ``async with`` ends by an exception, or when undo steps are left.
+        A release is not clean when the body of ``async with`` ends by an exception, when undo steps are left, or when
+        another lease of the same identity has adopted the record since.
         It is what was found at the grant, and does not change; only who asks again with the same identity, for a
         lease that has recorded something since, finds that under `progress`.
         """

@@ -85,7 +85,8 @@ class AsyncLock(Primitive):
         robust: keep a record of the work, so that a holder whose predecessor ended without a release is told
             (`Lease.abandoned`, `Lease.record`). An acquisition takes one round trip more, and raises LeaseLost if the
             lock was lost within that. Make all locks of the name robust: one that is not excludes them as ever,
-            but neither reads nor changes the record. It needs scripts: engine="auto" is "lua" then.
+            but neither reads nor changes the record. Of several leases of one identity the one that acquired last
+            records; the others get StaleWriter. It needs scripts: engine="auto" is "lua" then.
         share: tasks of this process hand the lease on among themselves, without a command, as long as nobody else
             waits; then others have their turn (``burst`` and ``slice`` of the `Coordinator`). So order is strict among
             processes and among the tasks of one, not over all tasks. Each task still has a lease and a fence of its

@@ -16,6 +16,7 @@ from redis_sync_aio import (
     FenceGate,
     OutOfMemory,
     StaleFence,
+    StaleWriter,
     UndoSteps,
     Unreachable,
     wait_until,
@@ -222,6 +223,32 @@ async def test_an_adoption_that_is_never_answered_gives_the_lock_back(server: Em
         async with AsyncLock(w.other, NAME, robust=True).hold(timeout=RETRY_FOR) as lease:
             assert lease.abandoned is not None
             assert lease.abandoned.fence == before
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_an_adoption_that_another_one_overtook_takes_nothing_from_it(server: EmbeddedServer, mode: str) -> None:
+    """Its answer was lost, and while it is sent again another process adopts the record for the same identity.
+
+    Then that one writes. The acquisition is refused, and ends nothing, since the identity holds the lock still.
+    """
+    async with wired(server, mode, name=NAME) as w:
+        await w.direct.script_load(load("robust_adopt").source.decode())
+        answer = w.proxy.on(script(load("robust_adopt").sha), HOLD_REPLY)
+        acquiring = asyncio.create_task(AsyncLock(w.sync, NAME, robust=True).acquire(identity="w"))
+        await answer.fired.wait()
+        w.proxy.refuse = True
+        await w.proxy.cut()
+        later = await AsyncLock(w.other, NAME, robust=True).acquire(identity="w")
+        await later.record({"step": 1})
+        w.proxy.refuse = False
+        with pytest.raises(StaleWriter):
+            await asyncio.wait_for(acquiring, 10)
+        await AsyncLock(w.sync, NAME).statistics()  # behind whatever the refused one has sent
+        await later.record({"step": 2})
+        assert await w.direct.hget(robust_keys(NAME.encode()).record, "progress") == b'{"step":2}'
+        later.check()
+        await later.release()
+        assert not await w.direct.exists(NAME, robust_keys(NAME.encode()).record)
 
 
 # -- a server that is full ---------------------------------------------------------------------------------
