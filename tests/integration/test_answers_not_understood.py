@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncSemaphore, Coordinator, Lease, SyncError, wait_until
-from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._keys import Engine, lock_keys
+from redis_sync_aio._link import link
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
-from ..support.proxy import Action, script
+from ..support.proxy import ERROR, Action, script
 from .test_wire import Wired, wired
 from .test_wire import quiet_loop as quiet_loop
 
@@ -130,6 +132,48 @@ async def test_a_renewal_whose_answer_says_nothing_is_repeated(server: EmbeddedS
 
 async def _is(value: bool) -> bool:
     return value
+
+
+def defect(*_: object, **__: object) -> Any:
+    raise RuntimeError("a defect")
+
+
+async def test_a_defect_in_what_takes_an_error_answer_ends_the_call(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with wired(server, name="one") as w:
+        bystander = await w.sync.lock("two").acquire()
+        opened = w.sync.connections
+        with monkeypatch.context() as patch:
+            patch.setattr(link, "refusal", defect)
+            w.proxy.on(script(load("acquire").sha), ERROR("MISCONF no disk"))
+            async with asyncio.timeout(10):
+                with pytest.raises(SyncError, match="RuntimeError: a defect"):
+                    await w.sync.lock("one").acquire()
+        async with w.sync.lock("one"):
+            await bystander.extend(20)
+        await bystander.release()
+        assert w.sync.connections == opened
+
+
+@pytest.mark.parametrize("engine", ["lua", "watch"])
+async def test_a_defect_in_what_takes_a_message_costs_nothing_but_the_message(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch, engine: Engine
+) -> None:
+    """By WATCH it may be delivered within a talk, which goes on: what it has written is written."""
+    async with Coordinator(redis, poll_cap=0.3) as sync:
+        lock = AsyncLock(sync, "one", engine=engine)
+        holder = await lock.acquire()
+        waiting = asyncio.create_task(lock.acquire())
+        await wait_until(waits(lock), FAST, timeout=5)
+        opened = sync.connections
+        with monkeypatch.context() as patch:
+            patch.setattr(Coordinator, "_dispatch", defect)
+            await holder.release()
+            await lock.statistics()  # the message was before this
+        async with asyncio.timeout(10):  # the grant is found when it looks again
+            await (await waiting).release()
+        assert sync.connections == opened
 
 
 WAYS = {"link": "auto", "polling": "never"}
