@@ -98,7 +98,7 @@ class Renewals(Deadlines):
             if not lease.upgraded:
                 if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
                     if late > lease.period / 3:
-                        logs.renewal_late(lease.name, late, lease.remaining(), lease.period)
+                        logs.renewal_late(lease.name, late, lease.remaining(), lease.period, lease.claim)
                     if self._loosen(lease):
                         next_look = time  # nobody may refer to it: it is gone when this look ends
                         continue

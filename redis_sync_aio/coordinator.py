@@ -72,9 +72,10 @@ class Coordinator(Names):
             poll and a warning is logged. "always": raise LinkUnavailable instead. "never": poll, and send
             commands through the client's pool.
         claim: for how many seconds a lock that is handed to a waiter is granted at first, if it is renewed.
-            The first renewal extends it to the full ttl. It bounds what a stopped or unplugged (not dead)
-            waiter costs the others; an event loop that stalls longer than this right after a hand-over loses
-            the lease. Seconds or timedelta, 0.01 to ten years, default 2.
+            The first renewal, after a sixth of it, extends it to the full ttl. It bounds what a stopped or unplugged
+            (not dead) waiter costs the others; an event loop that stalls longer than this right after a hand-over
+            loses the lease, whatever its ttl. Seconds or timedelta, 0.01 to ten years, default 4.5: a stall of 4
+            seconds costs no lease, a stopped waiter less than 5 seconds.
         burst: a lease that tasks of this process share is handed on so often, once others wait for it at the server;
             then it is their turn. Default 64; 0: the order of the server is strict, and nothing is shared.
         slice: for how long it is handed on, once others wait. Seconds or timedelta, more than 0, default 0.005.
@@ -109,7 +110,7 @@ class Coordinator(Names):
         client: Client,
         *,
         push: Push = "auto",
-        claim: Seconds = 2.0,
+        claim: Seconds = 4.5,
         burst: int = 64,
         slice: Seconds = 0.005,
         retry_for: Seconds = RETRY_FOR,

@@ -37,8 +37,21 @@ _STOOD_STILL = (
 )
 
 
-def explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = False) -> str:
+_CLAIM = (
+    "{}. It was handed over by its last holder and had a claim of {:g} seconds until its first renewal, not its whole "
+    "ttl: a longer ttl does not help. Do not write any more; move blocking work to a thread, or raise "
+    "Coordinator(claim=)"
+)
+
+
+def explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = False, claim: float = 0.0) -> str:
     """Return why a lease was lost and what to do about it; the arguments are those of `LeaseLost`."""
+    if claim and reason in ("late", "expired", "unreachable"):
+        what = "Redis could not be reached before the deadline to renew it"
+        if reason != "unreachable":
+            still = f"this process, or its event loop, stood still for at least {stalled:.1f} seconds, and"
+            what = f"its deadline passed: {still if stalled else 'this process'} had not renewed it"
+        return _CLAIM.format(what, claim)
     if reason == "expired" and time_is_up:
         return _TIME_IS_UP
     if reason == "late" and stalled:
@@ -110,6 +123,7 @@ class LeaseLost(SyncError):
     ``name`` is the lock's, ``fence`` the lease's (None: not known). ``held_for`` is for how many seconds the lease was
     held until the loss was noticed (None: not known). ``stalled`` is for how many seconds at least this process, or its
     event loop, stood still since the latest renewal. ``time_is_up``: its time had ended by the clock of this process.
+    ``claim``: it had been handed over for so many seconds at first, and was not renewed (0: it had its whole ttl).
 
     ``given_back`` names the other locks of a multi-lock; ``servers`` has, of a Redlock, on how many servers it was held
     still, of how many, and how many are needed.
@@ -124,12 +138,13 @@ class LeaseLost(SyncError):
         held_for: float | None = None,
         stalled: float = 0.0,
         time_is_up: bool = False,
+        claim: float = 0.0,
         given_back: tuple[str, ...] = (),
         servers: tuple[int, int, int] | None = None,
     ) -> None:
         which = "" if fence is None else f" (fence {fence})"
         lasted = "" if held_for is None else f" after {held_for:.1f} seconds"
-        why = explained(reason, stalled=stalled, time_is_up=time_is_up)
+        why = explained(reason, stalled=stalled, time_is_up=time_is_up, claim=claim)
         if servers is not None:
             held, of, needed = servers
             why = f"{held} of {of} servers hold it, {needed} have to; of the last one that did, {why}"
@@ -142,6 +157,7 @@ class LeaseLost(SyncError):
         self.held_for = held_for
         self.stalled = stalled
         self.time_is_up = time_is_up
+        self.claim = claim
         self.given_back = given_back
         self.servers = servers
 

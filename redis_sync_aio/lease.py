@@ -96,6 +96,8 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     """A renewal was answered while it was released: the server has it for longer than is known here."""
     unfinished = False
     """What was done under it was broken off: its record stays."""
+    claim = 0.0
+    """For so many seconds it was handed over, until its first renewal; 0: for its ttl, or it was renewed since."""
     _lost: Lost | None = None
 
     def __init__(

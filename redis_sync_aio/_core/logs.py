@@ -50,16 +50,18 @@ def lease_forgotten(lock: str, fence: int, ttl: float) -> str:
     return message
 
 
-def renewal_late(lock: str, late: float, left: float, period: float) -> None:
-    """Log a renewal that the event loop sent late, and that came in time all the same."""
+def renewal_late(lock: str, late: float, left: float, period: float, claim: float) -> None:
+    """Log a renewal that the event loop sent late, and that came in time all the same. ``claim``: as `LeaseLost`."""
+    advice = "raise Coordinator(claim=): it was just handed over" if claim else "give the lock a longer ttl"
     _warn(
         "renewal_late",
         "the renewal of the lease on %(lock)r came %(late).2f seconds late: the event loop was blocked; %(left).2f of "
-        "%(period).2f seconds are left. Move blocking work to a thread, or give the lock a longer ttl",
+        "%(period).2f seconds are left. Move blocking work to a thread, or " + advice,
         lock=lock,
         late=late,
         left=left,
         period=period,
+        claim=claim,
     )
 
 

@@ -15,6 +15,9 @@ from .._unanswered import Sent, Span, Unanswered
 from ..errors import CommandRefused
 from ..lease import Lease, State
 
+CLAIM_USED = 1 / 6
+"""The part of a claim after which it is renewed. A longer section pays one command for it, a shorter one none."""
+
 
 class Deadlines(ABC):
     """Moves the deadlines of the leases of a coordinator."""
@@ -27,6 +30,12 @@ class Deadlines(ABC):
     @abstractmethod
     def keep(self, lease: Lease) -> None:
         """Look at ``lease`` in time: it has another deadline."""
+
+    def claimed(self, lease: Lease) -> None:
+        """Renew ``lease`` soon, as it was handed over for less than its ttl: a stall would lose it."""
+        lease.claim = lease.period
+        lease.renew_at = min(lease.renew_at, lease.deadline - lease.period * (1 - CLAIM_USED))
+        self.keep(lease)
 
     def sends(self, lease: Lease, ttl: int) -> Sent:
         """Note that a renewal of ``lease`` is sent now.
@@ -65,6 +74,7 @@ class Deadlines(ABC):
     def _last(self, lease: Lease, span: Span) -> None:
         """Let it last that long, and with it what is on the same permit."""
         since, lease.period = span
+        lease.claim = lease.permit.claim = 0.0
         lease.deadline = since + lease.period
         lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
         lease.prolonged()

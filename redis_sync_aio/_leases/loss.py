@@ -26,6 +26,7 @@ class Cause(NamedTuple):
     held_for: float
     stalled: float = 0.0
     time_is_up: bool = False
+    claim: float = 0.0
 
 
 def cause_of(lease: Lease, reason: LossReason) -> Cause:
@@ -42,7 +43,7 @@ def cause_of(lease: Lease, reason: LossReason) -> Cause:
         (reason == "expired" and stalled) or (reason == "unreachable" and keeper.answering(lease.keys, stalled > 0))
     ):
         reason = "late"
-    return Cause(reason, held_for, stalled, time_is_up=True)
+    return Cause(reason, held_for, stalled, time_is_up=True, claim=lease.claim or lease.permit.claim)
 
 
 class ExplainedLoss:
@@ -81,6 +82,7 @@ class ExplainedLoss:
             held_for=cause.held_for + (0.0 if since is None else lease.since - since),
             stalled=cause.stalled,
             time_is_up=cause.time_is_up,
+            claim=cause.claim,
             given_back=given_back,
             servers=servers,
         )

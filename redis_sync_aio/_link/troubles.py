@@ -58,11 +58,12 @@ def unanswered(
     return error
 
 
-def too_slow(name: bytes, ttl_ms: int) -> Unreachable:
-    """Return the error for a request whose grants are over whenever they get here."""
+def too_slow(name: bytes, duration: float, claimed: bool) -> Unreachable:
+    """Return the error for a request whose grants, of ``duration`` seconds, are over whenever they get here."""
     return Unreachable(
-        f"Redis takes longer to answer about {text(name)!r} than a lease of {ttl_ms / 1000:g} seconds lasts: what was "
-        "granted was over before it was heard of, again and again. Nothing is held; give it a longer ttl"
+        f"Redis takes longer to answer about {text(name)!r} than a lease of {duration:g} seconds lasts: what was "
+        "granted was over before it was heard of, again and again. Nothing is held; "
+        + ("raise Coordinator(claim=)" if claimed else "give it a longer ttl")
     )
 
 

@@ -237,6 +237,7 @@ class Ticket:
             self.ask()  # behind that release
             return
         deadline = since + duration
+        claimed = request.auto_renew and duration < request.ttl_ms / 1000
         if deadline <= now():
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
             if not request.reusable:
@@ -244,7 +245,7 @@ class Ticket:
             if self._too_late():
                 self._leave()
                 if not self._taker.done():
-                    self._taker.set_exception(too_slow(local.keys.name, request.ttl_ms))
+                    self._taker.set_exception(too_slow(local.keys.name, duration, claimed))
             else:
                 self._again()
             return
@@ -256,6 +257,8 @@ class Ticket:
             lease.joined = not new and not only
         if request.upgrade:
             lease.attempt = self._attempt
+        if claimed and not lease.joined:
+            local.hub.renewals.claimed(lease)
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self._taker.done():
             # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.

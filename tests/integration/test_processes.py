@@ -41,7 +41,7 @@ async def lock(sync: Coordinator) -> AsyncIterator[AsyncLock]:
     yield AsyncLock(sync, NAME, ttl=30)
 
 
-async def opened(server: EmbeddedServer, children: list[Child], claim: float = 2.0) -> None:
+async def opened(server: EmbeddedServer, children: list[Child], claim: float | None = 2.0) -> None:
     await asyncio.gather(*(child.open(server.url, claim=claim) for child in children))
 
 
@@ -135,6 +135,24 @@ async def test_p2_a2_a_death_that_the_server_has_not_seen_costs_the_claim(
         assert granted.at - begin < claim + SLACK
         await second.release("2")
     assert await free(lock)
+
+
+async def test_p2_a2_a_stopped_waiter_costs_less_than_five_seconds(
+    server: EmbeddedServer, lock: AsyncLock, crew: Crew
+) -> None:
+    """By default, whatever the ttl."""
+    holder = await lock.acquire()
+    with crew.children(2) as children:
+        await opened(server, children, None)
+        head, second = children
+        _, grant = await queue_up(lock, head, second, ttl=30)
+        head.stop()
+        begin = time.monotonic()
+        await holder.release()
+        granted = await asyncio.wait_for(grant, 20)
+        assert granted.at - begin < 5
+        head.go_on()
+        await second.release("2")
 
 
 async def test_p2_a2_a_stopped_waiter_costs_its_claim(server: EmbeddedServer, lock: AsyncLock, crew: Crew) -> None:

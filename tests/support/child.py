@@ -122,9 +122,9 @@ class Child:
         self.process.stdin.write(" ".join(map(str, (number, *words))).encode() + b"\n")
         return answer
 
-    async def open(self, url: str, *, claim: float = 2.0) -> None:
-        """Make a client and a coordinator, and connect."""
-        await self.ask("open", url, claim)
+    async def open(self, url: str, *, claim: float | None = 2.0) -> None:
+        """Make a client and a coordinator, and connect. ``claim``: None for the coordinator's default."""
+        await self.ask("open", url, "default" if claim is None else claim)
 
     def acquire(self, name: str, ttl: float, slot: str = "it", identity: str = "") -> asyncio.Future[Answer]:
         """Acquire (token, fence, remaining), to be released as ``slot``."""
@@ -289,7 +289,7 @@ class Worker:
         from redis_sync_aio import AsyncLock, Coordinator
 
         self.client = Redis.from_url(url, client_name=name_of(os.getpid()))
-        self.sync = Coordinator(self.client, claim=float(claim))
+        self.sync = Coordinator(self.client) if claim == "default" else Coordinator(self.client, claim=float(claim))
         await AsyncLock(self.sync, "connected?").locked()
         return {}
 
