@@ -253,8 +253,7 @@ class Ticket:
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
         if request.identity is not None:
-            only = local.by_identity().inherits(self)
-            lease.joined = not new and not only
+            lease.joined = not local.by_identity().inherits(self) and not new
         if request.upgrade:
             lease.attempt = self._attempt
         if claimed and not lease.joined:
