@@ -24,6 +24,10 @@ PAGES = {"reentrant-and-multi.md": 2, "after-a-crash.md": 2, "fencing.md": 2, "t
 PROGRAMS = [program for page in PAGES for program in programs(page)]
 
 
+LOGGED = re.compile(r"the lease on '.*' \(fence \d+\) was lost after|redis_sync_aio has had no connection to")
+"""What the log may say: some programs lose a lease on purpose, or stop their server."""
+
+
 @pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not beside these tests")
 def test_there_are_programs() -> None:
     assert {page: len(programs(page)) for page in PAGES} == PAGES
@@ -36,4 +40,4 @@ async def test_programs_run(number: int) -> None:
     )
     _, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
-    assert not errors
+    assert not [line for line in errors.decode().splitlines() if not LOGGED.match(line)]
