@@ -24,7 +24,9 @@ PAGES = {"reentrant-and-multi.md": 2, "after-a-crash.md": 2, "fencing.md": 2, "t
 PROGRAMS = [program for page in PAGES for program in programs(page)]
 
 
-LOGGED = re.compile(r"the lease on '.*' \(fence \d+\) was lost after|redis_sync_aio has had no connection to")
+LOGGED = re.compile(
+    r"the lease on '.*' \(fence \d+\) was lost after|redis_sync_aio (has had no connection|is connected) to"
+)
 """What the log may say: some programs lose a lease on purpose, or stop their server."""
 
 
