@@ -11,6 +11,7 @@ from ._link.client import Client
 
 if TYPE_CHECKING:
     from ._keys import Keys
+    from ._link.call import Argument
     from .lease import Lease
 
 
@@ -63,6 +64,8 @@ class Terms(Protocol):
     def reusable(self) -> bool: ...
     @property
     def weight(self) -> int: ...
+    @property
+    def closing(self) -> tuple[Argument, ...]: ...
 
 
 class Namesakes(Protocol):

@@ -44,6 +44,7 @@ class Primitive(Enterable[Lease]):
     _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
     _limit = 0
     _whose_limit = b""
+    _leave_open: tuple[Argument, ...] = ()  # what the release of a lock says of clients that poll for it
     _closing: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
     def __init__(
@@ -284,6 +285,7 @@ class Primitive(Enterable[Lease]):
             weight=weight,
             limit=self._limit,
             whose_limit=self._whose_limit,
+            closing=self._leave_open,
             refused=self._refusal(),
             shared=self._share and identity is None and ms != FOR_EVER,
             linger=self._linger,

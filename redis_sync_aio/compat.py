@@ -50,8 +50,8 @@ __all__ = ["Lock"]
 
 logger = logging.getLogger("redis_sync_aio")
 
-LOOK_EVERY = 1.0
-"""While tasks wait for a lock, one command of this process looks so often whether other clients changed its key."""
+GAP_MS, LOOK_EVERY = 150, 1.0
+"""For so long a busy lock is left free, for stock locks that poll; so many seconds are between two looks of waiters."""
 
 
 class Lock(RedisLock):
@@ -251,7 +251,7 @@ class Lock(RedisLock):
             if not outcome.done():
                 outcome.set_result(call)
 
-        local.undo(token, b"", done=answered)
+        local.undo(token, b"", closing=(GAP_MS,), done=answered)
         try:
             async with asyncio.timeout(local.hub.retry_for):
                 call = await outcome

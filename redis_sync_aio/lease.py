@@ -340,10 +340,10 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         """End those of the tasks that share it whose own time is up."""
 
     def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says of the record, if there is one, or which attempt at an upgrade it ends."""
+        """Return what its release says in the end: of the record, of an attempt to upgrade, or what was asked for."""
         if self.attempt:
             return (self.attempt,)
-        return () if self.book is None else (self.book.writer, b"1" if self.unfinished else b"0")
+        return self._terms.closing if self.book is None else (self.book.writer, b"1" if self.unfinished else b"0")
 
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,13 +17,21 @@ from ._link.call import understood
 from ._link.client import Client
 from ._primitive import SHOWN, Primitive
 from ._robust import adopting
-from ._types import Name, Seconds, require_bool, text
+from ._types import Name, Seconds, positive_seconds, require_bool, text
 from ._waiting.local import LocalName
 from ._waiting.request import Request
 from ._waiting.ticket import acquire
 from .coordinator import Coordinator
 from .errors import CommandRefused, Unreachable
 from .lease import Lease
+
+
+def gap_ms(polled_every: Seconds) -> int:
+    """Return for how long a key is left free so that a client that tries so often finds it."""
+    every = positive_seconds(polled_every, "polled_every")
+    if not 0.001 <= every <= 1:
+        raise ValueError(f"polled_every must be 0.001 to 1 second, not {every:g}")
+    return math.ceil(every * 1500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,11 @@ class AsyncLock(Primitive):
             own. Off where it makes no sense: with an identity, ttl=None, robust, engine="watch", or without pushes.
         linger: for how many seconds (or timedelta) what tasks share is kept when none has it, so that to take it again
             costs nothing; 0: not at all. It goes back at once when somebody else asks. `release` does not wait then.
+        polled_every: how often clients that are not of this package try to take the key, 0.001 to 1 second (redis-py's
+            Lock: its ``sleep``, 0.1). A release hands the lock to the next waiter, so where it is always contended
+            such a client never finds the key free. With this, a lock that was handed over for 1.5 seconds is left
+            free once, for one and a half times as long as given. None (default): never. Not with ``share`` or
+            ``robust``.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -117,7 +131,12 @@ class AsyncLock(Primitive):
         robust: bool = False,
         share: bool = False,
         linger: Seconds = 0.0,
+        polled_every: Seconds | None = None,
     ) -> None:
+        if polled_every is not None:
+            if share or robust:
+                raise ValueError("polled_every does not go with share=True or robust=True")
+            self._leave_open = self._closing = (gap_ms(polled_every),)
         self._robust = require_bool(robust, "robust")
         if robust and engine == "watch":
             raise ValueError('a robust lock needs scripts: engine must be "lua" or "auto", not "watch"')

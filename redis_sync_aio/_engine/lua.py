@@ -11,6 +11,7 @@ from .._link.call import Argument, Call, Executor, Reply
 from .._scripts import Script, load
 from .outcomes import ASK_AGAIN as ASK_AGAIN
 from .outcomes import FOR_EVER as FOR_EVER
+from .outcomes import OPEN
 from .outcomes import WANTED as WANTED
 from .outcomes import WHOLE as WHOLE
 from .outcomes import Outcome as Outcome
@@ -90,7 +91,8 @@ def read_renew(reply: Reply) -> Renewed:
 def read_inspect(reply: Reply) -> LockView:
     """Decode a reply of inspect.lua."""
     holder, left, fence, token, waiting, tickets = reply
-    shown = _tickets(map(Ticket.of_lock, tickets))
+    waiting -= OPEN in tickets
+    shown = _tickets(Ticket.of_lock(ticket) for ticket in tickets if ticket != OPEN)
     return LockView(holder, _left(left), None if fence is None else int(fence), token, waiting, shown)
 
 

@@ -8,8 +8,10 @@ ASK_AGAIN = -1
 """In place of a fence: the request was thrown out of the queue, its owner is to ask why."""
 WANTED = -2
 """In place of a fence, to a process that shares what it holds among its tasks: somebody else waits for it."""
-FIRST = 16
-"""Of so many waiters the first that listens is told when a lease is made shorter."""
+FIRST = 2
+"""Of so many waiters the first that listens is told when a lease is made shorter; the others look by themselves."""
+OPEN = b"|0|0|"
+"""The ticket of all clients that poll for a lock without one: see parts/leave_open.lua."""
 RANGE = 128
 """So many fences a process that shares is granted at once."""
 WHOLE = 2**31 - 1

@@ -21,12 +21,14 @@ from enum import Enum
 from typing import TypeAlias
 
 from .._keys import of_cluster
-from .outcomes import ASK_AGAIN, FIRST, FOR_EVER, RANGE, WANTED, Outcome, Released, Renewed
+from .outcomes import ASK_AGAIN, FIRST, FOR_EVER, OPEN, RANGE, WANTED, Outcome, Released, Renewed
 from .snapshot import FOR_EVER_MS, FREE_MS, LockSnapshot, Message, Reply, Sharer, Ticket
 from .snapshot import Decision as AnyDecision
 
 Decision: TypeAlias = AnyDecision[LockSnapshot]
 
+BUSY_MS = 1500
+"""After so long without a break a busy lock is left free, for clients that poll for it."""
 HOUR_MS = 3_600_000
 TEN_YEARS_MS = 315_360_000_000
 
@@ -133,12 +135,28 @@ class _Desk:
         return True
 
     def sooner(self, ms: int) -> None:
-        """Tell the first of the waiters that listens that the lock is free in ``ms``, sooner than it was told."""
+        """Tell the first waiter that listens, of two, that the lock is free in ``ms``, sooner than it was told."""
         for member in () if self.before.mute else self.queue[:FIRST]:
             ticket = Ticket.of_lock(member)
             told = b"0 %016d %d" % (self.now, ms)
             if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, told):
                 return
+
+    def leave_open(self, gap_ms: int) -> bool:
+        """Leave the lock free for so long, if it has been handed over without a break for BUSY_MS."""
+        ms, since = self.now // 1000, self.polls.get(OPEN)
+        if self.before.full:
+            return False
+        if since is None or since > ms:
+            self.polls[OPEN] = ms
+            return False
+        if ms - since < BUSY_MS:
+            return False
+        self.polls[OPEN] = ms + gap_ms
+        self.sooner(gap_ms)
+        self.queue.insert(0, OPEN)
+        self.free()
+        return True
 
     def spent(self, token: bytes, reusable: bool) -> bool:
         return self.holder is None and self.fence > 0 and self.granted == token and not reusable
@@ -189,13 +207,20 @@ def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll
     return desk.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), desk.left, desk.now, soon))
 
 
-def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
-    """Give up the lock and a ticket; ``pending``: a late copy of the request is to find its token spent."""
+def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, gap_ms: int = 0) -> Decision:
+    """Give up the lock and a ticket; ``pending``: a late copy of the request is to find its token spent.
+
+    ``gap_ms``: for so long a busy lock is left free now and then, for clients that poll for it; 0: never.
+    """
     desk = _Desk(before)
     desk.leave(member)
     if desk.holder not in (None, token):
         return desk.decide(Released.TAKEN)
     held = desk.holder is not None
+    if held and gap_ms and not desk.queue:
+        desk.polls.pop(OPEN, None)
+    elif held and gap_ms and desk.leave_open(gap_ms):
+        return desk.decide(Released.RELEASED)
     turn = desk.settle()
     if turn is not _Turn.GRANTED:
         desk.free()

@@ -154,7 +154,7 @@ class _Desk:
             self.tell(sharer.inbox, sharer.number, WANTED, 0)
 
     def sooner(self) -> None:
-        """Tell the first of the waiters that listens when something is free: sooner than it was told."""
+        """Tell the first waiter that listens, of two, when something is free: sooner than it was told."""
         for member in self.queue[:FIRST]:
             ticket = Ticket.parse(member)
             if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):

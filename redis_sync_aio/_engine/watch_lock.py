@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from .._link.call import Reply, Talk, Words
 from . import rules_lock as rules
-from .outcomes import Outcome
+from .outcomes import OPEN, Outcome
 from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
 from .talk import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
 
@@ -37,7 +37,7 @@ class LockRead:
             found.append((b"SET", fence, b"%016d %b" % (after.fence, after.granted), b"PX", after.kept))
         elif after.kept != before.kept:
             found.append((b"PEXPIRE", fence, after.kept))
-        return found + self.line.writes(before, after)
+        return found + self.line.writes(before, after, ahead=OPEN)
 
 
 def _held(name: bytes, holder: bytes | None, left: int) -> Words:
@@ -59,7 +59,7 @@ def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: 
             (b"ZCARD", queue),
             (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
             (b"ZSCORE", queue, own),
-            (b"ZSCORE", polls, own),
+            (b"ZMSCORE", polls, own, OPEN),
         ]
     _, time, *replies = checked((yield asked))
     read = [replies[first : first + 9] for first in range(0, len(replies), 9)]
@@ -77,10 +77,12 @@ def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: 
 
 
 def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], alive: list[Reply]) -> LockRead:
-    holder, left, last, kept, head, waiting, tail, place, own_until = reply
+    holder, left, last, kept, head, waiting, tail, place, (own_until, open_since) = reply
     polls = {member: int(float(until)) for member, until in zip(head, alive, strict=False) if until is not None}
     if own_until is not None:
         polls[own] = int(float(own_until))
+    if open_since is not None:
+        polls[OPEN] = int(float(open_since))
     before = replace(
         base,
         holder=holder,
@@ -130,9 +132,9 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
 
 def release(keys: WireKeys, words: Words) -> Decide:
     """As release.lua."""
-    token, member, pending = words
-    own = blob(member)
-    return _one(keys, own, lambda it: rules.release(it, blob(token), own, pending == b"1"))
+    token, member, pending, *gap = words
+    own, gap_ms = blob(member), int(gap[0]) if gap else 0
+    return _one(keys, own, lambda it: rules.release(it, blob(token), own, pending == b"1", gap_ms))
 
 
 def renew(keys: WireKeys, words: Words) -> Decide:

@@ -9,7 +9,7 @@
 -- REPLAY  As release.lua. The record is touched by whichever run finds that the token holds the lock, so once.
 -- COST  as release.lua
 -- include: keys
-local holder, RECORD, writer = redis.call('GET', NAME), KEYS[5], ARGV[4]
+local holder, RECORD, writer, gap = redis.call('GET', NAME), KEYS[5], ARGV[4], 0
 if holder == ARGV[1] then
   -- pcall: release all the same
   local found = redis.pcall('HMGET', RECORD, 'token', 'before', 'writers', 'progress', 'undo')

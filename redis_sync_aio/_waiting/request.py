@@ -33,6 +33,7 @@ class Request:
     upgrade: bool = False  # of what the token holds already; ends by a downgrade
     shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
     linger: float = 0.0  # for so long a shared lease that no task has is kept
+    closing: tuple[Argument, ...] = ()  # what its release says in the end, unless there is a record
     look_every: float = math.inf  # while it waits somebody looks so often, in seconds; `poll_cap` if that is less
     refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from redis_sync_aio.lease import Lease
 
 from ..conftest import MakeClient
 from ..support.compat import calls
+from ..support.timed import Timed
 
 NAME = "neighbour"
 FAST = Backoff(initial=0.001, cap=0.01)
@@ -297,3 +298,104 @@ async def test_a_wait_that_is_over_stays_over_after_its_last_look(redis: Redis, 
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(AsyncLock(sync, NAME).acquire(timeout=0.1), SOON)
         await waiting(AsyncLock(sync, NAME), 0)
+
+
+# -- clients that poll for the key ---------------------------------------------------------------------------
+
+
+async def busy(locks: Sequence[Any], begun: asyncio.Event, stop: asyncio.Event) -> int:
+    """Let two tasks contend for what is always held, one with each lock; return how often it was held."""
+    entered = 0
+
+    async def work(lock: Any) -> None:
+        nonlocal entered
+        while not stop.is_set():
+            async with lock:
+                entered += 1
+                if entered > 10:
+                    begun.set()
+                await asyncio.sleep(0.01)
+
+    await asyncio.gather(*(work(lock) for lock in locks))
+    return entered
+
+
+BUSY: Mapping[str, Callable[[Redis, Redis, Coordinator, Coordinator], Sequence[Any]]] = {
+    "compat, one process": lambda a, b, sync, other: [a.lock(NAME, timeout=30, lock_class=Lock) for _ in "ab"],
+    "compat, two processes": lambda a, b, sync, other: [c.lock(NAME, timeout=30, lock_class=Lock) for c in (a, b)],
+    "lock": lambda a, b, sync, other: [AsyncLock(one, NAME, polled_every=0.1) for one in (sync, other)],
+    "lock-watch": lambda a, b, sync, other: [
+        AsyncLock(one, NAME, polled_every=0.1, engine="watch") for one in (sync, other)
+    ],
+}
+
+
+@pytest.mark.parametrize("locks", BUSY.values(), ids=BUSY)
+async def test_a_stock_lock_that_polls_gets_its_turn(
+    redis: Redis, make_client: MakeClient, sync: Coordinator, other: Coordinator, locks: Any
+) -> None:
+    """Within two seconds, beside two busy tasks; they go on as soon as the key was free for long enough."""
+    begun, stop = asyncio.Event(), asyncio.Event()
+    contest = asyncio.create_task(busy(locks(redis, make_client(), sync, other), begun, stop))
+    await asyncio.wait_for(begun.wait(), 5)
+    poller = make_client().lock(NAME, timeout=30, sleep=0.1)
+    turns: list[float] = []
+    for _ in range(4):  # on a busy machine one of them may come too late for its gap
+        async with Timed() as took:
+            assert await asyncio.wait_for(poller.acquire(), 20)
+        await poller.release()
+        turns.append(took.waited)
+        if turns[-1] < 2:
+            break
+    stop.set()
+    entered = await asyncio.wait_for(contest, 10)
+    assert min(turns) < 2
+    assert entered > 20
+    assert await redis.exists(NAME, f"{{{NAME}}}:queue") == 0
+
+
+async def test_a_lock_that_is_seldom_contended_is_handed_over_immediately(
+    redis: Redis, make_client: MakeClient
+) -> None:
+    """It is left free only where it was handed over without a break: a release without waiters ends that."""
+    mine, theirs = (client.lock(NAME, timeout=30, lock_class=Lock) for client in (redis, make_client()))
+
+    await mine.acquire()
+    waiter = asyncio.create_task(theirs.acquire())
+    await waiting(AsyncLock(redis, NAME))
+    await mine.release()
+    assert await redis.exists(NAME), "it has a holder"
+    assert await redis.exists(f"{{{NAME}}}:polls"), "since when it was handed over"
+    assert await asyncio.wait_for(waiter, SOON)
+    await theirs.release()
+    assert not await redis.exists(NAME, f"{{{NAME}}}:polls")
+
+
+async def test_while_it_is_left_free_for_others_our_own_wait(
+    redis: Redis, sync: Coordinator, other: Coordinator
+) -> None:
+    """P2: nobody of ours takes it out of order, and nobody sees a waiter that is none."""
+    locks = [AsyncLock(one, NAME, polled_every=1) for one in (sync, other)]
+    lease = await locks[0].acquire()
+    waiter = asyncio.create_task(locks[1].acquire())
+    await waiting(locks[0])
+    await redis.zadd(f"{{{NAME}}}:polls", {"|0|0|": 1})
+    await lease.release()
+    assert not await redis.exists(NAME)
+    assert await locks[0].try_acquire() is None
+    found = await locks[0].statistics()
+    assert (found.locked, found.waiters, len(found.waiting)) == (False, 1, 1)
+    async with Timed() as took:
+        lease = await asyncio.wait_for(waiter, 5)
+    assert took.seconds > 0.5
+    await lease.release()
+
+
+async def test_polled_every_is_checked(sync: Coordinator) -> None:
+    with pytest.raises(ValueError, match="polled_every does not go with"):
+        AsyncLock(sync, NAME, polled_every=0.1, share=True)
+    with pytest.raises(ValueError, match="polled_every does not go with"):
+        AsyncLock(sync, NAME, polled_every=0.1, robust=True)
+    for wrong in (0, 2, -1):
+        with pytest.raises(ValueError, match="polled_every"):
+            AsyncLock(sync, NAME, polled_every=wrong)

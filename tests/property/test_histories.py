@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis_sync_aio._engine import rules_lock as rules
 from redis_sync_aio._engine import watch_lock
 from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._engine.outcomes import Renewed
+from redis_sync_aio._engine.outcomes import OPEN, Renewed
 from redis_sync_aio._engine.rules_lock import Decision
 from redis_sync_aio._engine.snapshot import FREE_MS, LockSnapshot, Message, Ticket
 from redis_sync_aio._keys import LockKeys, lock_keys
@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, int] = {
     "let_time_pass": 2,
     "die_or_come_back": 2,
     "evict": 1,
+    "been_busy": 2,
 }
 
 
@@ -152,7 +153,7 @@ class History(Compared[LockSnapshot]):
         first = self.once(decide, script, arguments, mute)
         self.check_promises(before, first)
         again = self.once(decide, script, arguments, mute)
-        same = replace(again.after, kept=first.after.kept)
+        same = replace(again.after, kept=first.after.kept, mute=first.after.mute)
         if mute or spends:
             same = replace(same, fence=first.after.fence, granted=first.after.granted)
         assert same == first.after, f"P4: {script} again changed something"
@@ -231,9 +232,22 @@ class History(Compared[LockSnapshot]):
         pending = actor.kind != "identity" and data.draw(st.booleans())
         self.own = (actor.ticket,)
         words, mute = (actor.token, actor.ticket), data.draw(MUTE)
-        rule_ = lambda it: rules.release(it, *words, pending)  # noqa: E731
-        self.both(rule_, "release", *words, int(pending), mute=mute, spends=pending)
+        gap_ms = data.draw(st.sampled_from([0, 150]))
+        rule_ = lambda it: rules.release(it, *words, pending, gap_ms)  # noqa: E731
+        self.both(rule_, "release", *words, int(pending), gap_ms, mute=mute, spends=pending)
         self.own = ()
+
+    def ends(self) -> list[int]:
+        busy = [self.model.polls[OPEN] * 1000 + rules.BUSY_MS * 1000] if OPEN in self.model.polls else []
+        return super().ends() + busy
+
+    def been_busy(self, data: st.DataObject) -> None:
+        """As if it had been handed over for so long: about as long as until it is left free once."""
+        only_if(OPEN not in self.model.queue)
+        since = self.now // 1000 - rules.BUSY_MS + data.draw(st.sampled_from([0, 0, 1]))
+        self.client.zadd(KEYS.polls, {OPEN: since})
+        self.client.pexpire(KEYS.polls, 600_000)
+        self.model = replace(self.model, polls={**self.model.polls, OPEN: since})
 
     def withdraw(self, data: st.DataObject) -> None:
         """Take back a ticket alone."""

@@ -183,6 +183,22 @@ MUTANTS: Mapping[str, Mutant] = {
         "' ' .. ms) ~= 0 then return end", "' ' .. ms) then return end"
     ),
     "nobody is told that a ticket is new": Mutant("return {2, new, left", "return {2, 0, left"),
+    "a busy lock is never left free": Mutant("ms - since >= BUSY_MS then", "false then"),
+    "a lock is left free at each release": Mutant("ms - since >= BUSY_MS then", "true then"),
+    "a lock that is left free belongs to the first waiter": Mutant("redis.call('ZADD', QUEUE, -1, OPEN)"),
+    "a lock that is left free is not free": Mutant(
+        "redis.call('DEL', NAME)\n  redis.call('ZADD', POLLS", "redis.call('ZADD', POLLS"
+    ),
+    "the waiters do not hear until when it is left free": Mutant("sooner(gap)"),
+    "it is left free for good": Mutant("POLLS, ms + gap, OPEN)", "POLLS, ms * 2, OPEN)"),
+    "it is left free by those who do not say so": Mutant("if holder and gap > 0 then", "if holder then gap = 150"),
+    "a release without waiters does not end that it is busy": Mutant("redis.pcall('ZREM', POLLS, OPEN)"),
+    "a foreign key for those who poll costs the release": Mutant(
+        "redis.pcall('ZSCORE', POLLS, OPEN)", "redis.call('ZSCORE', POLLS, OPEN)"
+    ),
+    "a clock that went back leaves nothing free for long": Mutant(
+        "or type(since) == 'string' and since + 0 > ms then", "then"
+    ),
     "a grant says that somebody is behind": Mutant("if following then grant", "if true then grant"),
 }  # fmt: skip
 

@@ -285,7 +285,6 @@ async def test_p3_a_shorter_lease_is_told_to_the_first_waiter_that_listens(redis
         await pubsub.subscribe("rsa:alive")
         assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"
         await acquire(redis, b"a")
-        await acquire(redis, b"p", polled(b"p"), 60_000)
         for number, inbox in enumerate((b"rsa:dead", b"rsa:alive", b"rsa:alive")):
             await acquire(redis, b"w%d" % number, ticket_member(inbox, number, 500, b"w%d" % number))
         assert (await run(redis, "renew", b"a", 2 * TTL))[0] == 1
@@ -304,3 +303,62 @@ async def test_the_answer_says_whether_a_ticket_is_new_in_the_queue(redis: Clien
     assert [(await acquire(redis, b"b", polled(b"b"), 60_000))[:2] for _ in range(2)] == [[2, 1], [2, 0]]
     await redis.delete(KEYS.queue)
     assert (await acquire(redis, b"b", polled(b"b"), 60_000))[:2] == [2, 1]
+
+
+# -- left free for clients that poll -------------------------------------------------------------------------
+
+OPEN = b"|0|0|"
+
+
+async def busy(redis: Client, since_ms: int) -> None:
+    """The lock is held by ``a``, waited for, and handed over without a break since so many milliseconds ago."""
+    await redis.flushdb()
+    await acquire(redis, b"a")
+    await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
+    seconds, micros = await redis.time()
+    await redis.zadd(KEYS.polls, {OPEN: seconds * 1000 + micros // 1000 - since_ms})
+
+
+async def test_a_busy_lock_is_left_free_once_in_the_inbox_of_the_first(redis: Client) -> None:
+    """It is reserved for clients without a ticket; the first waiter hears for how long, and has it then."""
+    async with redis.pubsub() as pubsub:
+        await pubsub.subscribe("rsa:alive")
+        await pubsub.get_message(timeout=5)
+        for gap, since, left_free in ((0, 5000, False), (150, 1000, False), (150, 1500, True)):
+            await busy(redis, since)
+            assert await run(redis, "release", b"a", b"", 0, gap) == 1
+            assert (await redis.exists(KEYS.name) == 0) is left_free
+            message = (await pubsub.get_message(timeout=5))["data"].split()
+            assert (message[:2] == [b"1", b"0"]) is left_free
+        assert message[3] == b"150"
+    assert (await acquire(redis, b"c"))[0] == 0, "ours do not take it"
+    assert (await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b")))[:2] == [2, 0]
+    assert await redis.zrange(KEYS.queue, 0, 0) == [OPEN]
+    until = await redis.zscore(KEYS.polls, OPEN)
+    seconds, micros = await redis.time()
+    assert 0 <= until - (seconds * 1000 + micros // 1000) + 1000 <= 1150
+    await redis.zadd(KEYS.polls, {OPEN: 1})  # it is over
+    assert isinstance(await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b")), int)
+    assert await redis.exists(KEYS.polls, KEYS.queue) == 0
+
+
+async def test_a_release_without_waiters_ends_that_a_lock_is_busy(redis: Client) -> None:
+    await busy(redis, 5000)
+    await redis.delete(KEYS.queue)
+    assert await run(redis, "release", b"a", b"", 0, 150) == 1
+    assert await redis.exists(*KEYS.all[:2], KEYS.polls) == 0
+
+
+async def test_a_clock_that_went_back_begins_again(redis: Client) -> None:
+    await busy(redis, -1_000_000)
+    await run(redis, "release", b"a", b"", 0, 150)
+    seconds, _ = await redis.time()
+    assert await redis.zscore(KEYS.polls, OPEN) < (seconds + 2) * 1000
+    assert 0 < await redis.pttl(KEYS.polls) <= 600_000
+
+
+async def test_a_foreign_key_for_those_who_poll_does_not_keep_a_lock(redis: Client) -> None:
+    await busy(redis, 5000)
+    await redis.set(KEYS.polls, "foreign")
+    assert await run(redis, "release", b"a", b"", 0, 150) == 1
+    assert (await holder(redis), await redis.get(KEYS.polls)) == (None, b"foreign")

@@ -16,9 +16,9 @@ local function wanted(token) -- tell a process that shares what it holds that so
   if inbox then tell('rsa:' .. inbox, id, -2, 0) end
 end
 
-local function sooner() -- tell the first of the waiters that listens when something is free: sooner than it was told
+local function sooner() -- tell the first waiter, or if nobody hears that the second, when something is free
   soonest = nil
-  for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, 15)) do
+  for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, 1)) do
     local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
     if inbox and tell(inbox, id, 0, left() or 1) then return end
   end
