@@ -25,11 +25,11 @@ from ..support.compat import (
     started,
     until,
 )
-from ..support.timed import Timed
 from ..support.compat import client as client
 from ..support.compat import kind as kind
 from ..support.compat import lock as lock
 from ..support.sweep import Outcome, sweep
+from ..support.timed import Timed
 
 # -- each with the other ---------------------------------------------------------------------------------
 
