@@ -184,8 +184,9 @@ class Compensation:
         self.errors = undoing.failure("after " + type(error).__name__)
         if self.errors is not None:
             error.add_note(f"redis_sync_aio: {self.errors}")
-        if left and self._lease is not None:
-            error.add_note(f"redis_sync_aio: {left} undo steps are left to the next holder of {self._lease.name!r}")
+        if left and self._lease is not None and self._record is not None:
+            whom = "a later lease of its identity" if self._record.superseded else "the next holder"
+            error.add_note(f"redis_sync_aio: {left} undo steps of {self._lease.name!r} are left to {whom}")
         if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
             stay_due(undoing.cancelled, self._cancelling)  # the body's error leaves; the cancellation stays due
 

@@ -259,7 +259,8 @@ async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(lock: AsyncL
                 await crash(redis, second)
             raise KeyError
     assert shop.done == [], "they are the later lease's"
-    assert raised.value.__notes__ == [f"redis_sync_aio: 1 undo steps are left to the next holder of {NAME!r}"]
+    left = f"redis_sync_aio: 1 undo steps of {NAME!r} are left to a later lease of its identity"
+    assert raised.value.__notes__ == [left]
     first._keeper.forget(first)
     async with lock as lease:
         assert lease.abandoned is not None
