@@ -112,6 +112,11 @@ class UpgradeSide:
         )
 
     async def downgrade(self, lease: Lease) -> None:
+        if lease.keys == self._keys and lease.reader is not None:
+            lease.check_place()
+            lease.check()
+            await lease.release()  # which is a downgrade: the reader's lease is underneath
+            return
         self._check(lease, WHOLE, "writer")
         lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
         local = self._read._known()

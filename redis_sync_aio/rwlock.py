@@ -220,7 +220,8 @@ class AsyncReadWriteLock:
     async def downgrade(self, lease: Lease) -> None:
         """Make a writer's lease one of a reader, without a gap: readers at the head of the queue get in at once.
 
-        The same lease object goes on, with its fence.
+        The same lease object goes on, with its fence. A lease of `upgrade` ends instead, as at the end of its body, and
+        the reader's lease goes on.
 
         Raises:
             TypeError: it is no lease. Nothing was sent.

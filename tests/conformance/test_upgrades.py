@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -557,3 +557,25 @@ async def test_p1_a_downgrade_without_an_answer_does_not_meet_a_later_writer_of_
             await asyncio.sleep(0.3)
             assert (await rw.statistics()).writer == "worker-7"
             await anew.release()
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("engine", ["lua", "watch"])
+async def test_downgrade_of_an_upgrade(
+    sync: Coordinator, other: AsyncReadWriteLock, share: bool, engine: Literal["lua", "watch"]
+) -> None:
+    """It ends the upgrade inside its body: others read again, the reader's lease goes on, and the exit is quiet."""
+    rw = AsyncReadWriteLock(sync, NAME, share=share, engine=engine)
+    reader = await rw.read().acquire()
+    async with rw.upgrade(reader) as writer:
+        assert await other.read().try_acquire() is None
+        await rw.downgrade(writer)
+        with pytest.raises(NotHeld):
+            writer.check()
+        with pytest.raises(NotHeld):
+            await rw.downgrade(writer)
+        beside = await other.read().acquire(timeout=5)
+        await beside.release()
+    await reads_again(rw, other, reader)
+    with pytest.raises(NotHeld, match="not a writer's lease"):
+        await rw.downgrade(await other.read().acquire())
