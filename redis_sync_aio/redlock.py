@@ -20,7 +20,7 @@ from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._leases.choice import to_release
 from ._link.client import Same, running_loop
-from ._primitives.independent import check_apart, several
+from ._primitives.independent import check_apart, check_independent, several
 from ._quorum import Quorum, majority
 from ._types import Name, Seconds, positive_seconds, shown_within, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
@@ -117,7 +117,8 @@ class AsyncRedlock(Enterable[RedlockLease]):
             does not answer delays `acquire` and `release` by that, until it is known to be out of reach.
 
     Raises:
-        TypeError, ValueError: a bad argument (also: no client, or one twice); nothing was sent.
+        TypeError, ValueError: a bad argument (also: fewer than two clients, or one twice); nothing was sent. That two
+            clients lead to one server is found out, and refused, by `acquire`.
 
     Example:
         lock = AsyncRedlock([one, two, three], "orders:42", ttl=10)
@@ -164,7 +165,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
             Unreachable: no majority answered within ``retry_for`` of the first coordinator, or ``timeout``.
             CommandRefused: so many servers answered with an error that the others are no majority.
             CoordinatorClosed, WrongContext: a coordinator can not be used, or was closed meanwhile.
-            TypeError, ValueError: a bad argument; nothing was sent.
+            TypeError, ValueError: a bad argument; or (ValueError) two clients lead to one server. Nothing was acquired.
 
         On cancellation, and when it raises, everything that was acquired is given back and whatever else a server did
         is undone, in the background.
@@ -293,6 +294,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         self, ttl: Seconds | None, ends: float, beside: int | None
     ) -> tuple[RedlockLease | None, int | None, SyncError | None]:
         """Ask all servers: return a lease; or where to wait for it; or why there is no majority that answers."""
+        await check_independent(self.name, [lock._at_work() for lock in self._locks], self._answer_within)
         with Bids(self._quorum, self._answer_within) as bids:
             for server in range(len(self._locks)):
                 self._ask(bids, server, ttl, wait=False)

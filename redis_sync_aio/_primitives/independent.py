@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterable, Sequence
 
 from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import RedisError
 
+from .._cancellation import insisting
 from .._core.display import shown
-from .._link.client import Client
+from .._link.adopt import send_once
+from .._link.answers import error_answer
+from .._link.client import Client, address_of
 from ..coordinator import Coordinator
+
+_RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")
 
 
 def several(clients: Iterable[Redis | Coordinator]) -> tuple[Redis | Coordinator, ...]:
@@ -26,3 +34,44 @@ def check_apart(clients: Sequence[Client]) -> None:
         raise ValueError("clients is empty: it needs one for each server")
     if len({id(client) for client in clients}) < len(clients):
         raise ValueError("clients has one of them twice: each server counts once")
+    if len(clients) == 1:
+        raise ValueError("clients has one server, and its failure would be everybody's: give three, or use AsyncLock")
+
+
+async def check_independent(name: str, coordinators: Sequence[Coordinator], within: float) -> None:
+    """Raise ValueError if two of ``coordinators`` lead to one server: it would count twice for a majority.
+
+    A server is known by its run_id, which is asked for once and has ``within`` so many seconds to arrive. One that is
+    out of reach is asked again at the next use. One that does not tell (an ACL, a proxy, a slow one) is not compared.
+    """
+    unknown = [one for one in coordinators if one.server_id is None and one.trouble is None]
+    if unknown:
+        await asyncio.gather(*(_identify(one, within) for one in unknown))
+    seen: dict[bytes, int] = {}
+    for number, coordinator in enumerate(coordinators, 1):
+        if coordinator.server_id:
+            first = seen.setdefault(coordinator.server_id, number)
+            if first != number:
+                where = address_of(coordinator.client)
+                raise ValueError(
+                    f"clients no. {first} and {number} of {name!r} lead to one server ({where}): it would count twice, "
+                    "so that its failure alone could cost the majority. Give one client for each server"
+                )
+
+
+async def _identify(coordinator: Coordinator, within: float) -> None:
+    client = coordinator.client
+    assert isinstance(client, Redis)
+    try:
+        async with asyncio.timeout(within):
+            with insisting(within):
+                answer = await send_once(client, (b"INFO", b"server"))
+    except TimeoutError:
+        coordinator.server_id = b""
+        return
+    except (RedisError, OSError) as error:
+        if error_answer(error) is not None:
+            coordinator.server_id = b""
+        return
+    found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
+    coordinator.server_id = b"" if found is None else found[1]

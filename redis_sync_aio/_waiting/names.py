@@ -27,6 +27,9 @@ class Names(ABC):
     def check(self) -> None:
         """Raise unless this coordinator may be used here and now."""
 
+    server_id: bytes | None = None
+    """The run_id of the server, as far as it was asked for; empty: it does not tell."""
+
     def _know_nothing(self) -> None:
         self.tickets: dict[int, Ticket] = {}
         self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to, until they have ended

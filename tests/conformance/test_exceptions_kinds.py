@@ -15,6 +15,7 @@ from redis_sync_aio._hold import OnLost
 
 from ..support.body import FAST
 from ..support.factories import LockKind
+from ..support.one_server import one_server_for_all as one_server_for_all
 from . import test_exceptions as suite
 
 

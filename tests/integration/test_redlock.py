@@ -787,7 +787,39 @@ async def test_bad_input(redis: Redis, make_client: Any) -> None:
     assert repr(lock) == "<AsyncRedlock 'everywhere' on 2 servers>"
 
 
-async def test_one_server_is_enough_to_try_it(redis: Redis) -> None:
-    async with AsyncRedlock([redis], NAME) as lease:
-        assert lease.held_on == 1
-        assert await redis.get(NAME) == lease.token.encode()
+async def test_one_server_is_no_majority(redis: Redis) -> None:
+    with pytest.raises(
+        ValueError, match="one server, and its failure would be everybody's: give three, or use AsyncLock"
+    ):
+        AsyncRedlock([redis], NAME)
+
+
+@pytest.mark.parametrize("as_another", [False, True])
+async def test_several_clients_of_one_server(servers: list[EmbeddedServer], as_another: bool) -> None:
+    """Refused at the first use, also where they use other databases of it; and nothing was acquired."""
+    async with AsyncExitStack() as stack:
+        clients = [Redis.from_url(servers[number].url) for number in (0, 1)]
+        clients.append(Redis.from_url(servers[0].url, db=int(as_another)))
+        for client in clients:
+            await stack.enter_async_context(client)
+        lock = AsyncRedlock(clients, NAME, answer_within=5)
+        for use in (lock.acquire, lock.try_acquire, partial(lock.acquire, timeout=0), lock.__aenter__):
+            with pytest.raises(ValueError, match=r"clients no\. 1 and 3 of 'everywhere' lead to one server"):
+                await use()
+        for client in clients:
+            assert await client.get(NAME) is None
+
+
+async def test_a_server_that_does_not_say_who_it_is(servers: list[EmbeddedServer]) -> None:
+    """Without the right to ask, and with a server that is away, the lock works."""
+    with at(servers[0]) as admin:
+        admin.execute_command("ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-info")
+    servers[2].kill()
+    async with AsyncExitStack() as stack:
+        clients = [Redis.from_url(server.url) for server in servers[1:3]]
+        clients += [Redis.from_url(servers[0].url, username="mute", password="x")]
+        for client in clients:
+            await stack.enter_async_context(client)
+        lease = await AsyncRedlock(clients, NAME, answer_within=2).acquire(timeout=10)
+        assert lease.held_on == 2
+        await lease.release()
