@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from ._clock import now
 from ._core import logs
 from ._core.stalls import Stalls
-from ._engine.lua import LuaEngine, Released, Renewed, Send, read_renew
+from ._engine.lua import WHOLE, LuaEngine, Released, Renewed, Send, read_renew
+from ._keeper import Namesakes
 from ._keys import Keys
 from ._leases.deadlines import Deadlines, changed_nothing
 from ._leases.loss import notice_end
@@ -272,8 +273,8 @@ class Renewals(Deadlines):
         self._forget(lease)
         if lease.reader is not None:
             self.keep(lease.reader.permit)  # it is renewed by itself again
-        if lease.namesakes is not None:
-            lease.namesakes.release_sent(lease.wire_token)
+        if (here := _namesakes(lease)) is not None:
+            here.release_sent(lease.wire_token, 0 if lease.reader is None else WHOLE)
 
     def undo(
         self,
@@ -320,8 +321,8 @@ class Renewals(Deadlines):
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished(call)
         lease: Lease = call.about
-        if lease.namesakes is not None:
-            lease.namesakes.release_answered(lease.wire_token)
+        if (here := _namesakes(lease)) is not None:
+            here.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
         error = None if plainly else self._release_error(lease, call)
         awaited = bool(lease.releasers)
@@ -351,3 +352,8 @@ class Renewals(Deadlines):
             return None
         lease.lose("expired" if found == Released.GONE else "taken")
         return lease.loss()
+
+
+def _namesakes(lease: Lease) -> Namesakes | None:
+    """Return the others of the lease's identity. That of an upgrade is the reader's."""
+    return lease.namesakes if lease.reader is None else lease.reader.namesakes
