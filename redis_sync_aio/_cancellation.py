@@ -35,6 +35,15 @@ def undo_in(loop: asyncio.AbstractEventLoop, undo: Callable[[], object]) -> None
         loop.call_soon_threadsafe(undo)
 
 
+async def outcome_of(outcome: asyncio.Future[T]) -> T:
+    """Return the result of ``outcome``. If the await is closed by GeneratorExit, nobody retrieves what comes later."""
+    try:
+        return await outcome
+    except GeneratorExit:
+        undo_in(outcome.get_loop(), outcome.cancel)
+        raise
+
+
 async def finished(task: asyncio.Task[T]) -> T:
     """Return the result of ``task``. A cancellation is raised when it is over, and does not reach it.
 

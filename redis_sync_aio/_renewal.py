@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable
 
+from ._cancellation import outcome_of
 from ._clock import now
 from ._core import logs
 from ._core.stalls import Stalls
@@ -259,7 +260,7 @@ class Renewals(Deadlines):
 
         time = now()
         send(self._engine(), time, min(lease.deadline, time + self.retry_for, by), done)
-        await outcome
+        await outcome_of(outcome)
 
     def release(self, lease: Lease) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""

@@ -22,7 +22,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
-from ._cancellation import finished
+from ._cancellation import finished, outcome_of
 from ._clock import now
 from ._core import logs
 from ._core.display import shown
@@ -305,7 +305,7 @@ class Coordinator(Names):
         self.next_number()  # that shows that it is in use
         self.asking += 1
         try:
-            return await outcome
+            return await outcome_of(outcome)
         finally:
             self.asking -= 1
             if not goes_on:

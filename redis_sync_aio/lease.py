@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ._cancellation import outcome_of
 from ._clock import now
 from ._core import logs
 from ._guarded import GuardedTransaction
@@ -273,7 +274,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         outcome: asyncio.Future[None] = keeper.loop.create_future()
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
         self.give_back()
-        await outcome
+        await outcome_of(outcome)
 
     def end_body(self) -> None:
         """End the body that another task than the current one runs under it, as a loss would."""

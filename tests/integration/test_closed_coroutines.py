@@ -198,6 +198,24 @@ async def test_collected_while_it_waits(sync: Coordinator, other: Coordinator) -
         await check_free(side(there))
 
 
+async def test_what_ends_after_that_is_no_unretrieved_error(
+    sync: Coordinator, other: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A release, and the adoption of a robust lock's record, go on; nobody is there to hear of their errors."""
+    here, robust = AsyncLock(sync, "n"), AsyncLock(sync, "r", robust=True)
+    lease = await here.acquire()
+    assert await AsyncLock(other, "n").force_release()
+    acquiring = robust.acquire()
+    await over(step(acquiring))
+    for closed in (acquiring, lease.release()):
+        step(closed)
+        closed.close()
+    await check_free(side(AsyncLock(other, "r", robust=True)))
+    assert lease.is_lost()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 # Of transports and connections whose loop nobody ended.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_collected_after_its_loop(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
