@@ -33,8 +33,7 @@ if not known then
     redis.call('HSET', RECORD, 'writers', writers == '' and writer or writers .. ' ' .. writer)
   else
     before, seq = found[1] and found[2] .. ' ' .. found[3] .. ' ' .. found[1] or '', '0'
-    redis.call('HSET', RECORD, 'token', token, 'fence', fence, 'at', at, 'before', before,
-      'writers', writer, 'seq', seq)
+    redis.call('HSET', RECORD, 'token', token, 'fence', fence, 'at', at, 'before', before, 'writers', writer, 'seq', seq)
   end
   redis.call('PEXPIRE', RECORD, record_ttl(ARGV[3]))
 end
