@@ -13,6 +13,7 @@ import pytest
 from redis_sync_aio import Coordinator
 from redis_sync_aio._guard import Guard
 from redis_sync_aio._hold import Hold
+from redis_sync_aio._leases.deadlines import Deadlines
 from redis_sync_aio._link.link import Link
 from redis_sync_aio._link.plain import PlainExecutor
 from redis_sync_aio._renewal import Renewals
@@ -37,6 +38,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the claim is all that a lease without renewals gets": Mutant(
         Ticket, "_name_request", "if request.auto_renew else request.ttl_ms", ""
     ),
+    "a claim is renewed after a third, as a ttl": Mutant(Ticket, "_granted", "local.hub.renewals.claimed(lease)"),
     # P4 replay
     "GONE is lost, whatever happened before": Mutant(
         Renewals, "_release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
@@ -89,6 +91,13 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lost lease lets the body run": Mutant(Hold, "__aenter__", "lease.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
+    "a refusal cuts a lease": Mutant(Deadlines, "heard", "self._last(lease, known)"),
+    "a refusal restores what another renewal may have cut": Mutant(
+        Deadlines,
+        "heard",
+        "self._unanswered.without_effect(permit, sent)",
+        "self._unanswered.answered(permit, sent, False, True)",
+    ),
     "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "not self._guard.finish(error)", "True"),
     "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if leaving is None:\n            raise", "raise"),
     "LeaseLost hides a cancellation from outside": Mutant(Guard, "finish", " or left > self._at_loss", ""),
