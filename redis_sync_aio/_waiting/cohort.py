@@ -91,6 +91,7 @@ class Cohort(Bases):
         self._trying = 0  # of them, for those who do not wait: they are of no use to the line
         self._taken_at_once = 0
         self._tries: list[tuple[Awaited, Request]] = []  # of those who do not wait: answered when this turn ends
+        self._watch: asyncio.TimerHandle | None = None  # of tasks that wait without a ticket
         self._latest: Request | None = None  # that was made one of the process
 
     # -- acquiring -------------------------------------------------------------------------------------
@@ -137,6 +138,8 @@ class Cohort(Bases):
             if self._alone:
                 self._check_waits(request, task)
             self.line.append((answer, request, self._asked))
+            if self._watch is None:
+                self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
             if self.local.waits is None:
                 self.local.waits = Waits(self.local)
             if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
@@ -159,6 +162,14 @@ class Cohort(Bases):
                 body = base.shares[0].body
                 if body is not None and body() is task:
                     self.local.check_waits(request)
+
+    def _look(self) -> None:
+        """Find out whether what is waited for is still held here: nobody has a ticket, which would look."""
+        self._watch = None
+        if self.waiting:
+            if not self.openings and (base := next(iter(self.bases), None)) is not None:
+                base.look()
+            self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
 
     def _at_once(self, request: Request) -> SharedLease | None:
         """Take a base that rests, or join the readers."""

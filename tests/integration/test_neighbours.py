@@ -399,3 +399,20 @@ async def test_polled_every_is_checked(sync: Coordinator) -> None:
     for wrong in (0, 2, -1):
         with pytest.raises(ValueError, match="polled_every"):
             AsyncLock(sync, NAME, polled_every=wrong)
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_tasks_that_share_notice_that_what_their_process_holds_is_gone(
+    redis: Redis, sync: Coordinator, kind: str
+) -> None:
+    """They wait behind a task of their own process, without a ticket: its lease is looked at for them."""
+    lock: Any = AsyncLock(sync, NAME, share=True)
+    if kind == "semaphore":
+        lock = AsyncSemaphore(sync, NAME, limit=1, share=True)
+    lease = await lock.acquire()
+    waiter = asyncio.create_task(lock.acquire())
+    await waiting(lock)
+    await redis.delete(NAME, *permit_keys(NAME.encode(), "sem").all[:2])
+    taken = await asyncio.wait_for(waiter, 4)
+    assert lease.is_lost()
+    await taken.release()
