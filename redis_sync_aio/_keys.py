@@ -20,6 +20,7 @@ All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
@@ -53,6 +54,13 @@ class KnownAs(NamedTuple):
         """
         mark = b"%b%02x" % (CLUSTER_MARK, shard)
         return KnownAs(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
+
+    def again(self) -> KnownAs:
+        """Return what the same server may know us as from now on: nobody listens to the former inbox."""
+        former = self.inbox.removeprefix(INBOX_PREFIX)
+        unique, mark, shard = former.partition(CLUSTER_MARK)
+        now = secrets.token_hex(len(unique) // 2).encode() + mark + shard
+        return KnownAs(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
 
 
 def of_cluster(inbox: bytes) -> bool:

@@ -35,7 +35,7 @@ from . import troubles
 from .adopt import open_connection
 from .answers import TRANSIENT, error_code, refusal, scripts_refused
 from .call import ANSWERING, Call, Here, LinkOptions, LinkOwner, Reply
-from .introduction import introduce, retire
+from .introduction import Introduction
 from .retries import Retries
 from .talks import Converse
 from .wire import Wire
@@ -45,7 +45,6 @@ class Link:
     """Connects when first used, reconnects while it is needed."""
 
     pushes = True
-    alone = True
 
     def __init__(
         self,
@@ -55,17 +54,14 @@ class Link:
         options: LinkOptions,
     ) -> None:
         self._client = client
-        self._known_as = known_as
-        self._inbox = known_as.inbox
+        self._introduction = Introduction(known_as)
         self._owner = owner
         self._response_timeout, self._connect_timeout, converse = options
-        here = Here(self._inbox, owner.link_pushed)
-        self._converse: Converse = lambda call: converse(call, here)
+        self._converse: Converse = lambda call: converse(call, Here(self._introduction.inbox, owner.link_pushed))
         self._no_scripts = ""  # how the server refused them
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
         self._opening: Wire | None = None  # while it is set up
-        self._heard: asyncio.Future[None]  # our own message, while a connection is set up
         self._pinged = 0.0
         self._respites = iter(RESPITE)
         self._since = -1.0  # when the newest connection was established
@@ -73,7 +69,6 @@ class Link:
         self._unsent: deque[Call] = deque()
         self._retries = Retries(self._loop, self._send_again, self.send)
         self._ticking: asyncio.TimerHandle | None = None
-        self._newest: tuple[object, int | None] = None, None  # connection: where it led to, and its id there
         self._trouble: Exception | None = None
         self._outage = Outage(client)
         self._closed = False
@@ -94,7 +89,12 @@ class Link:
 
     def known_as(self, keys: Keys) -> KnownAs:
         """Return what the server knows us as."""
-        return self._known_as
+        return self._introduction.known_as
+
+    @property
+    def alone(self) -> bool:
+        """Whether no command can be left on another connection than the present one."""
+        return self._introduction.alone
 
     # -- what is otherwise in a cluster: see `links.ShardLink` -----------------------------------------
 
@@ -230,13 +230,8 @@ class Link:
         return wire
 
     async def _introduce(self, wire: Wire) -> None:
-        self._heard = asyncio.get_running_loop().create_future()
-        listeners, client_id = await introduce(wire, self._inbox, self._heard)
-        # At another server, after a failover, the id of the previous connection would be somebody else's.
-        previous = self._newest[1] if self._newest[0] == wire.leads_to else None
-        self.alone = listeners == 1 or self.connections == 0 or await retire(wire, self._inbox, previous)
+        await self._introduction.introduce(wire)
         self._outage.leads_to = wire.leads_to
-        self._newest = wire.leads_to, client_id
 
     def _established(self, wire: Wire) -> None:
         self._wire = wire
@@ -273,20 +268,16 @@ class Link:
     # -- losing ----------------------------------------------------------------------------------------
 
     def _on_push(self, push: list[Reply]) -> None:
-        if push[0] == b"message" and push[1] == self._inbox:
+        if push[0] == b"message" and push[1] == self._introduction.inbox:
             if push[2]:
                 self._owner.link_pushed(push[2])
-            elif not self._heard.done():
-                self._heard.set_result(None)
+            else:
+                self._introduction.hear()
 
     def _on_lost(self, wire: Wire, error: Exception | None) -> None:
         """The connection is gone without our doing."""
         if wire is not self._wire:
-            lost = Unreachable("the connection was lost while it was being set up")
-            for future in (*wire.pending, self._heard):
-                if isinstance(future, asyncio.Future) and not future.done():
-                    future.set_exception(lost)
-                    future.exception()
+            self._introduction.fail(wire, Unreachable("the connection was lost while it was being set up"))
             return
         self._wire = None
         self._trouble = error or ConnectionResetError("the server closed the connection")
@@ -347,6 +338,8 @@ class Link:
                 call.ambiguous |= perhaps
         for call in (*self._unsent, *self._retries.calls(), *under_way):
             if not call.over and time >= call.expires:
+                if call.undoes:
+                    self._introduction.forget()
                 call.fail(troubles.time_is_up(call, self.trouble))
         self._unsent = deque(call for call in self._unsent if not call.over)
 

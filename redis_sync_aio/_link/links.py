@@ -82,7 +82,9 @@ class Links:
 
     def known_as(self, keys: Keys) -> KnownAs:
         """Return what the server that has ``keys`` knows us as."""
-        return self._known_as.at(self.shard_of(keys).number)
+        shard = self.shard_of(keys)
+        link = self._links.get(shard)
+        return self._known_as.at(shard.number) if link is None else link.known_as(keys)
 
     def trouble_of(self, keys: Keys) -> Exception | None:
         """Return why there is no connection to who has ``keys``, if there is none."""
@@ -221,7 +223,7 @@ class ShardLink(Link):
     async def _introduce(self, wire: Wire) -> None:
         await super()._introduce(wire)
         try:
-            await wire.ask((b"PUBSUB", b"NUMSUB", self._inbox))  # as scripts do before they publish
+            await wire.ask((b"PUBSUB", b"NUMSUB", self._introduction.inbox))  # as scripts do before they publish
         except ReplyError as error:
             raise not_possible(str(error), "PUBSUB NUMSUB") from error
 

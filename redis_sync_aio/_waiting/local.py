@@ -32,6 +32,7 @@ from .cohort import Cohort
 from .namesakes import Namesakes
 
 if TYPE_CHECKING:
+    from .._acquire.queued import QueuedTickets
     from .._renewal import Renewals
     from .request import Request
     from .ticket import Ticket
@@ -49,6 +50,7 @@ class Hub(Protocol):
     engine: LuaEngine
     renewals: Renewals
     tickets: dict[int, Ticket]
+    queued_tickets: QueuedTickets
     bases: dict[int, Base]
     burst: int
     slice: float
@@ -177,13 +179,6 @@ class LocalName:
         self._polls = None
         self.held_until = until
         self._look_in(min(max(until - now(), 0.0) + EARLY, self._look_every))
-
-    def recheck(self) -> None:
-        """The connection was replaced: every ticket and every lease finds out where it stands."""
-        for lease in self.leases.all():
-            self.hub.renewals.recheck(lease)
-        for ticket in list(self.tickets.values()):
-            ticket.recheck()
 
     def reroute(self) -> None:
         """What is pushed for the tickets and bases that are out would not reach us any more."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from .._acquire.queued import QueuedTickets
 from .._core import logs
 from .._engine.lua import WANTED, Pushed, read_push
 from .._keys import Keys
@@ -32,6 +33,7 @@ class Names(ABC):
 
     def _know_nothing(self) -> None:
         self.tickets: dict[int, Ticket] = {}
+        self.queued_tickets = QueuedTickets()
         self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to, until they have ended
         self.locals: dict[bytes, LocalName] = {}  # by the id of their keys
 
@@ -90,10 +92,15 @@ class Names(ABC):
             logs.useless_message(payload)
 
     def link_up(self, concerns: Callable[[Keys], bool]) -> None:
-        """A connection is there: whatever waits or is held on its server looks where it stands."""
-        for local in list(self.locals.values()):
-            if concerns(local.keys):
-                local.recheck()
+        """A connection is there: whatever is held on its server looks where it stands, then whatever waits there."""
+        concerned = [local for local in self.locals.values() if concerns(local.keys)]
+        for local in concerned:
+            for lease in local.leases.all():
+                self.renewals.recheck(lease)
+        self.link_moved()  # before they ask: the connection may have an inbox of its own
+        for local in concerned:
+            for ticket in list(local.tickets.values()):
+                ticket.recheck()
 
     def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
         """Return whether anything depends on a connection to a server."""
@@ -109,7 +116,7 @@ class Names(ABC):
                 local.reroute()
 
     def _dispatch(self, push: Pushed) -> None:
-        """Give a push to the ticket or the base it is for; those that are gone have been undone already."""
+        """Give a push to the ticket or the base it is for; give back what is granted to a ticket that is gone."""
         ticket = self.tickets.get(push.number)
         if push.fence == WANTED:
             if ticket is not None:  # what it wants is granted, as the answer will say
@@ -119,8 +126,21 @@ class Names(ABC):
                 self.locals.get(base.keys.id, base.cohort.local).told_wanted()
         elif ticket is not None:
             ticket.pushed(push)
+        elif push.fence > 0:
+            self._give_back_to_nobody(push.number)
         if push.following and (ticket := self.tickets.get(push.following)) is not None:
             ticket.announced(push.server_time, push.next_duration)
+
+    def _give_back_to_nobody(self, number: int) -> None:
+        """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
+        queued = self.queued_tickets.get(number)
+        if queued is None:
+            return
+        local = self.locals.get(queued.keys.id)
+        leases = () if local is None else local.leases.all()
+        if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
+            closing = (queued.attempt,) if queued.attempt else ()
+            self.renewals.undo(queued.keys, queued.token, closing=closing)
 
     def _stop_sharing(self) -> None:
         """Nothing is handed on without a look at whether it is still allowed (`Cohort.thread`)."""

@@ -3,10 +3,9 @@
 A ticket is one request of one task, or of a cohort of tasks (`cohort.py`). Replies and pushes drive it from the event
 loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
 
-The cleaning up (P5). A request ends early when its task is cancelled, its coroutine closed or its time up. A release
-of its token *and* its ticket follows the request on the same connection: whatever the request had done by
-then, or does until then, is undone behind it, and the caller does not have to wait for it. When the grant
-met the cancellation in the same turn of the loop the lease exists already; it is given back.
+The cleaning up (P5). A request ends early when its task is cancelled, its coroutine closed or its time up. A release of
+its token *and* its ticket follows the request on the same connection: whatever the request had done by then, or does
+until then, is undone behind it. When the grant met the cancellation in the same turn of the loop it is given back.
 
 An identity is a token that may be in use elsewhere, so its request is only undone after its answer said
 that the grant was new.
@@ -16,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from .._acquire.queued import Queued
 from .._acquire.waits import timeout_error
 from .._cancellation import undo_in
 from .._clock import EARLY, now
@@ -129,7 +130,7 @@ class Ticket:
         elif call.error is not None:
             self._fail(call.error, call)
         elif plain_grant(call.reply):
-            self._granted(call.reply, call.sent, self._request.ttl_ms / 1000 or _NEVER)
+            self._granted(call.reply, call.sent, self._request.ttl_ms / 1000 or inf)
         else:
             self._decided(read_acquire(call.reply), call)
 
@@ -140,12 +141,14 @@ class Ticket:
             self.unheard = True
             # Another request of the same identity may live on this grant.
             new = request.identity is None or answer.number == self._pushed_fence
-            self._granted(answer.number, call.sent, _NEVER if answer.left is None else answer.left, new)
+            self._granted(answer.number, call.sent, inf if answer.left is None else answer.left, new)
             if self._lease is not None and request.weight:
                 self._lease.weight = answer.more
         elif answer.outcome is Outcome.QUEUED:
             self._clock_offset = call.sent - answer.server_time
             lost = self._placed and answer.number == 1
+            if not (self._placed or request.reusable):
+                self._local.hub.queued_tickets.add(self.number, Queued(self._local.keys, self.token, self._attempt))
             self._queued = self._placed = True
             self._late_since = None
             self._local.queued(answer.left, answer.more)
@@ -211,7 +214,7 @@ class Ticket:
             self._drop_call()
             self.wanted |= push.wanted
             if granted <= now():
-                self._granted(push.fence, granted, push.duration or _NEVER)
+                self._granted(push.fence, granted, push.duration or inf)
             else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.
                 self._pushed_fence = push.fence
                 self.recheck()
@@ -380,9 +383,6 @@ class Ticket:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-_NEVER = float("inf")
 
 
 async def acquire(local: LocalName, request: Request) -> Lease | None:

@@ -18,6 +18,7 @@ from redis_sync_aio._link.link import Link
 from redis_sync_aio._link.plain import PlainExecutor
 from redis_sync_aio._renewal import Renewals
 from redis_sync_aio._waiting.local import LocalName
+from redis_sync_aio._waiting.names import Names
 from redis_sync_aio._waiting.namesakes import Namesakes
 from redis_sync_aio._waiting.ticket import Ticket
 from redis_sync_aio.embedded import EmbeddedServer
@@ -27,7 +28,7 @@ from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
 
 MUTANTS: Mapping[str, Mutant] = {
     # P3 wake-up
-    "waiters are not re-checked": Mutant(LocalName, "recheck", "ticket.recheck()"),
+    "waiters are not re-checked": Mutant(Names, "link_up", "ticket.recheck()"),
     "nobody looks again": Mutant(LocalName, "_look", "ticket.ask()"),
     "a look only when the lease should have ended": Mutant(
         LocalName, "queued", "min(left + EARLY, delay)", "left + EARLY"
@@ -86,7 +87,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "logs.renewal_refused(lease.name, call.error, lease.remaining())",
         'lease.lose("unreachable")',
     ),
-    "leases are not re-checked": Mutant(LocalName, "recheck", "self.hub.renewals.recheck(lease)"),
+    "leases are not re-checked": Mutant(Names, "link_up", "self.renewals.recheck(lease)"),
     "the deadline passes unnoticed": Mutant(Renewals, "_tick", "if time >= lease.deadline:", "if False:"),
     "a lost lease lets the body run": Mutant(Hold, "__aenter__", "lease.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
