@@ -20,9 +20,12 @@ from redis_sync_aio import (
     AsyncRedlock,
     AsyncSemaphore,
     Coordinator,
+    Unreachable,
     wait_until,
 )
+from redis_sync_aio._clock import now
 from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._renewal import Renewals
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
@@ -297,6 +300,38 @@ async def test_p3_readers_that_became_writers(sync: Coordinator, other: Coordina
     reader.check()
     await joining.release()
     await reader.release()
+
+
+async def test_p3_a_place_that_could_not_be_given_up(
+    server: EmbeddedServer, other: Coordinator, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task timed out in a long outage, and its undo too: its ticket is still in the queue, and keeps nobody out."""
+    undo = Renewals.undo
+
+    def impatient(self: Renewals, *arguments: Any, **options: Any) -> None:
+        undo(self, *arguments, **options | {"expires": now() + 0.3})  # in place of a minute
+
+    monkeypatch.setattr(Renewals, "undo", impatient)
+    async with (
+        FaultProxy(server.unix_socket) as proxy,
+        Redis(host=proxy.host, port=proxy.port) as client,
+        Coordinator(client) as sync,
+    ):
+        theirs = AsyncLock(other, NAME)
+        holder = await theirs.acquire()
+        await sync.lock("something else").acquire()
+        waiting = asyncio.create_task(AsyncLock(sync, NAME).acquire(timeout=0.5, identity="somebody"))
+        await wait_until(waits(theirs), FAST, timeout=5)
+        proxy.refuse = True
+        await proxy.cut()
+        with pytest.raises(Unreachable):
+            await waiting
+        await wait_until(lambda: not sync.renewals.under_way._calls, FAST, timeout=5)
+        proxy.refuse = False
+        await wait_until(connected(sync, 2), FAST, timeout=5)
+        assert (await theirs.statistics()).waiters == 1
+        await holder.release()
+        await (await theirs.acquire(timeout=SOON)).release()
 
 
 async def test_a_connection_to_the_same_server_keeps_the_places(
