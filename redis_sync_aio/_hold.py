@@ -125,9 +125,9 @@ class Hold(Generic[L]):
             if leaving is None:
                 raise
             _note(leaving, trouble)
-        if given_back is not None and own is None:
-            raise given_back
-        if given_back is not None and own is not None:
+        if given_back is not None:
+            if own is None:
+                raise given_back
             _note(own, given_back)
         if own is not None and self._guard is not None and self._guard.named(own):
             await _delivered_again(own)
