@@ -133,13 +133,13 @@ class Hold(Generic[L]):
             await _delivered_again(own)
 
     async def _release_after(self, error: BaseException, lease: Lease) -> None:
-        """Release after a body that failed: a second cancellation must not hide its error.
+        """Release after a body that failed. Its error waits for the answer for ``exit_timeout`` seconds (P5).
 
-        A cancellation waits for the answer no longer than an answer may take (P5).
+        A second cancellation must not hide that error.
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            async with asyncio.timeout(lease.patience if cancelled else None):
+            async with asyncio.timeout(lease.exit_timeout):
                 await lease.release()
         except TimeoutError:
             error.add_note(f"redis_sync_aio: the release of {lease.name!r} has no answer yet and goes on")

@@ -38,6 +38,7 @@ class Keeper(Protocol):
     patience: float
     response_timeout: float | None
     """Seconds that the caller gives an answer; None: as its client does."""
+    exit_timeout: float
     retry_for: float
 
     def check_place(self) -> None: ...

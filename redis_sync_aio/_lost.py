@@ -6,31 +6,37 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from ._keeper import RELEASED
+
 if TYPE_CHECKING:
     from .lease import Lease
 
 
 class Lost:
-    """An event that is set when the lease is lost; it is never unset, and stays unset by a release."""
+    """An event that is set when the lease is lost. It is never unset, and a release does not set it."""
 
-    __slots__ = ("_event", "_lease")
+    __slots__ = ("_ended", "_lease")
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
-        self._event: anyio.Event | None = None
+        self._ended: anyio.Event | None = None
 
     def is_set(self) -> bool:
         """Return whether the lease is lost. Looks at the clock: right also when the loop was blocked."""
         return self._lease.is_lost()
 
     async def wait(self) -> None:
-        """Wait until the lease is lost; for ever if it is released first. Safe to cancel."""
-        self._lease.check_place()
-        if self.is_set():
-            return
-        event = self._event = self._event or anyio.Event()
-        await event.wait()
+        """Wait until the lease has ended: it is lost (`is_set`), or its release was confirmed. Safe to cancel.
 
-    def _set(self) -> None:
-        if self._event is not None:
-            self._event.set()
+        So a task that watches a lease ends with it.
+        """
+        self._lease.check_place()
+        if self.is_set() or self._lease.state is RELEASED:
+            return
+        self._ended = self._ended or anyio.Event()
+        await self._ended.wait()
+
+    def _notify(self) -> None:
+        """Wake those who wait: the lease has ended."""
+        if self._ended is not None:
+            self._ended.set()

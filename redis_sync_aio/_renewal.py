@@ -47,12 +47,14 @@ class Renewals(Deadlines):
         loosen: Callable[[Lease], bool],
         retry_for: float,
         patience: float,
+        exit_timeout: float,
         check_place: Callable[[], None],
         client: Client,
     ) -> None:
         self.client = client
         self.check_place = check_place
         self.patience = patience
+        self.exit_timeout = exit_timeout
         super().__init__(lambda: engine().executor.alone)
         self.loop = asyncio.get_running_loop()
         self._engine = engine

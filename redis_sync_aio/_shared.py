@@ -378,5 +378,7 @@ class SharedLease(Lease):
                 self.end_body()
             if keeper.passed_on(self):
                 self.state = RELEASED
+                if self._lost is not None:
+                    self._lost._notify()
                 return
         await super().release()

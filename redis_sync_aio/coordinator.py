@@ -46,10 +46,10 @@ from ._link.owner import Unclosed, WeakOwner
 from ._link.plain import PlainExecutor
 from ._link.servers import servers_of
 from ._renewal import Renewals
-from ._types import Seconds, count, one_of, positive_seconds, ttl_ms
+from ._types import Seconds, count, one_of, positive_seconds, seconds, ttl_ms
 from ._waiting.names import Names
 from .backoff import Backoff
-from .errors import CoordinatorClosed, LinkUnavailable, SyncError, WrongContext, copied
+from .errors import CoordinatorClosed, LinkUnavailable, SyncError, copied
 
 if TYPE_CHECKING:
     from .lock import AsyncLock
@@ -86,6 +86,8 @@ class Coordinator(Names):
             than 300 counts as 300.
         poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder. Default:
             ``Backoff(initial=0.01, cap=0.1)``.
+        exit_timeout: for how long the end of a body that failed or was cancelled waits for the answer to its release.
+            Then its error comes out, and the release goes on in the background. Seconds or timedelta, default 1.
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
             tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
             second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5 (transactions: no limit).
@@ -116,6 +118,7 @@ class Coordinator(Names):
         retry_for: Seconds = RETRY_FOR,
         poll_cap: Seconds = 2.5,
         poll: Backoff | None = None,
+        exit_timeout: Seconds = 1.0,
         response_timeout: Seconds | None = None,
     ) -> None:
         check_client(client)
@@ -131,13 +134,11 @@ class Coordinator(Names):
         if poll is not None and not isinstance(poll, Backoff):
             raise TypeError(f"poll must be a Backoff or None, not {shown(poll)}")
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
+        self._exit_timeout = positive_seconds(exit_timeout, "exit_timeout")
         self._response_timeout = client_response_timeout(client, response_timeout)
         self.asked_response_timeout = None if response_timeout is None else self._response_timeout
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0  # in which that runs
         self._closing: asyncio.Task[None] | None = None
         self._why_closed: str | None = None
-        self._forked = False
         self._client_closed = False
         self.on_close: Callable[[], None] = lambda: None  # called once it cannot be used any more
 
@@ -166,6 +167,7 @@ class Coordinator(Names):
             self._loosen_lease,
             self.retry_for,
             self._response_timeout,
+            self._exit_timeout,
             self.check_place,
             self._client,
         )
@@ -209,19 +211,30 @@ class Coordinator(Names):
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Release what is held, cancel who waits, close the connection. Idempotent.
+    async def close(self, *, drain: Seconds = 0.0) -> None:
+        """Release what is held, end what waits, close the connection. Idempotent.
 
         Bodies that still run are cancelled with LeaseLost (reason "closed"), waiters get CoordinatorClosed.
         Takes a round trip; ``response_timeout`` at most when Redis is out of reach.
 
-        Raises WrongContext in another event loop. On cancellation the closing goes on and the cancellation is raised
-        when it is done.
+        ``drain``: seconds (or timedelta) for which bodies may go on before that. They are renewed, nothing new is
+        granted, and waiters get CoordinatorClosed immediately. It ends as soon as nothing is held.
+
+        Raises WrongContext in another event loop. On cancellation the closing goes on, without draining, and the
+        cancellation is raised when it is done.
         """
+        within = seconds(drain, "drain")
         if self._loop is None or self._forked:
             self._why_closed = self._why_closed or "it was closed"
             return
         self.check_place()
+        try:
+            if within and self._why_closed is None:
+                await self._drain(within)
+        finally:
+            await self._closed()
+
+    async def _closed(self) -> None:
         if self._closing is None:
             self._why_closed = self._why_closed or "it was closed"
             self._stop_sharing()
@@ -243,21 +256,6 @@ class Coordinator(Names):
 
     def __repr__(self) -> str:
         return f"<Coordinator of {address_of(self._client)}{'' if self._why_closed is None else ', closed'}>"
-
-    def check_place(self) -> None:
-        """Raise WrongContext in another event loop, and after a fork in the child."""
-        if self._thread == get_ident() and self.loop.is_running():
-            return  # the same, told sooner: until Python 3.12 to ask for the running loop is a call to the system
-        if self._forked:
-            raise WrongContext(
-                "this coordinator belongs to the parent process: after a fork create a new client and a new "
-                "Coordinator in the child (or start children with the 'spawn' method)"
-            )
-        if self._loop is not None and self._loop is not running_loop():
-            raise WrongContext(
-                "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
-                "share locks made from it, nor leases, between loops or threads"
-            )
 
     def check(self) -> None:
         """Raise unless this coordinator may be used here and now; the first use binds it to the running loop."""

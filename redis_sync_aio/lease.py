@@ -57,7 +57,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         fence: see above.
         identity: the caller's identity, or None.
         weight: how many permits of a semaphore it is; 1 for a lock and for a reader, 2,147,483,647 for a writer.
-        lost: an event: ``lost.is_set()``, ``await lost.wait()``.
+        lost: an event: ``lost.is_set()``; ``await lost.wait()``, which a release ends, too.
 
     For users there are these, `remaining`, `is_lost`, `check`, `extend`, `transaction` and `release`; of a robust lock
     `abandoned`, `progress`, `record`, `compensate` and `clear_record` as well. All else is for the modules of this
@@ -157,6 +157,11 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     def client(self) -> Client:
         """The client that its coordinator was made from."""
         return self._keeper.client
+
+    @property
+    def exit_timeout(self) -> float:
+        """For how many seconds the end of a body that failed waits for its release."""
+        return self._keeper.exit_timeout
 
     @property
     def patience(self) -> float:
@@ -359,6 +364,8 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         if self.state is State.RELEASING:
             # A release that failed leaves the lease held, until its deadline and not renewed: it may be tried again.
             self.state = State.RELEASED if error is None else State.HELD
+            if error is None and self._lost is not None:
+                self._lost._notify()
         releasers, self.releasers = self.releasers, None
         for outcome in releasers or ():
             if outcome.done():
@@ -383,7 +390,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
 
     def _notify_lost(self) -> None:
         if self._lost is not None:
-            self._lost._set()
+            self._lost._notify()
         if self.on_loss is not None:
             self.on_loss()
 

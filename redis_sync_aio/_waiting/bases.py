@@ -47,6 +47,7 @@ class Bases(ABC):
         self.client: Client = hub.renewals.client
         self.patience = hub.renewals.patience
         self.response_timeout = hub.renewals.response_timeout
+        self.exit_timeout = hub.renewals.exit_timeout
         self.retry_for = hub.renewals.retry_for
         self.line: deque[Waiting] = deque()
         self.bases: dict[Base, None] = {}  # the oldest first

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
 from .._acquire.queued import QueuedTickets
 from .._core import logs
 from .._engine.lua import WANTED, Pushed, read_push
 from .._keys import Keys
+from .._link.client import running_loop
 from .._shared import Base
+from .._types import text
+from ..errors import CoordinatorClosed, WrongContext
 from ..lease import Lease
 from .local import Hub, LocalName
 from .ticket import Ticket
@@ -23,6 +29,27 @@ class Names(ABC):
     """Base of the coordinator, which is the hub of its names."""
 
     renewals: Renewals
+    loop: asyncio.AbstractEventLoop
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The same, once it is bound to one."""
+    _thread = 0
+    """In which that runs."""
+    _forked = False
+
+    def check_place(self) -> None:
+        """Raise WrongContext in another event loop, and after a fork in the child."""
+        if self._thread == get_ident() and self.loop.is_running():
+            return  # the same, told sooner: until Python 3.12 to ask for the running loop is a call to the system
+        if self._forked:
+            raise WrongContext(
+                "this coordinator belongs to the parent process: after a fork create a new client and a new "
+                "Coordinator in the child (or start children with the 'spawn' method)"
+            )
+        if self._loop is not None and self._loop is not running_loop():
+            raise WrongContext(
+                "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
+                "share locks made from it, nor leases, between loops or threads"
+            )
 
     @abstractmethod
     def check(self) -> None:
@@ -36,6 +63,8 @@ class Names(ABC):
         self.queued_tickets = QueuedTickets()
         self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to, until they have ended
         self.locals: dict[bytes, LocalName] = {}  # by the id of their keys
+        self._emptied: asyncio.Event | None = None
+        """Set when nothing is held or waited for; there while it drains."""
 
     def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName:
         """Return the name as this process sees it; the coordinator must be `usable`.
@@ -43,6 +72,8 @@ class Names(ABC):
         ``spare``: an object the caller had for this name before, used again if there is none.
         """
         local = self.locals.get(keys.id)
+        if self._emptied is not None:
+            raise CoordinatorClosed(f"the coordinator is being closed, and grants {text(keys.name)!r} no more")
         if local is None:
             hub = cast(Hub, self)
             if spare is not None and spare.hub is hub:
@@ -62,6 +93,8 @@ class Names(ABC):
         """Forget a name nobody waits for or holds."""
         if self.locals.get(local.keys.id) is local:
             del self.locals[local.keys.id]
+            if self._emptied is not None and not self.locals:
+                self._emptied.set()
 
     def _all_leases(self) -> list[Lease]:
         return [lease for local in self.locals.values() for lease in local.leases.all()]
@@ -141,6 +174,19 @@ class Names(ABC):
         if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
             closing = (queued.attempt,) if queued.attempt else ()
             self.renewals.undo(queued.keys, queued.token, closing=closing)
+
+    async def _drain(self, within: float) -> None:
+        """End what waits, grant nothing, and wait ``within`` so many seconds until nothing is held."""
+        self._emptied = asyncio.Event()
+        self._stop_sharing()
+        for local in list(self.locals.values()):
+            local.give_up("the coordinator is being closed")
+        self._give_back_resting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.locals:
+                    self._emptied.clear()
+                    await self._emptied.wait()
 
     def _stop_sharing(self) -> None:
         """Nothing is handed on without a look at whether it is still allowed (`Cohort.thread`)."""

@@ -1,0 +1,156 @@
+"""The end of a body, a lease or a coordinator takes the time that it is given, whatever Redis does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, CoordinatorClosed, LeaseLost, wait_until
+from redis_sync_aio._clock import now
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+from ..support.body import FAST, for_ever, waits
+from .conftest import PRIMITIVES, Make, Primitive
+
+everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+
+
+# -- a body that fails while Redis is away -----------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def pausable() -> AsyncIterator[EmbeddedServer]:
+    """A server of its own, which a test may stop for a while."""
+    with EmbeddedServer(port=0) as server:
+        yield server
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("how", ["error", "cancelled"])
+async def test_an_error_leaves_a_body_in_time_while_redis_is_away(
+    pausable: EmbeddedServer, how: str, share: bool
+) -> None:
+    """F7: its release goes on in the background, and frees the lock when the server is back."""
+    async with pausable.client() as client:
+        sync = Coordinator(client, response_timeout=30, exit_timeout=0.2)
+        entered = asyncio.Event()
+
+        async def body() -> None:
+            async with AsyncLock(sync, "it", share=share):
+                pausable.pause()
+                entered.set()
+                if how == "error":
+                    raise KeyError("of the body")
+                await for_ever()
+
+        task = asyncio.create_task(body())
+        try:
+            await entered.wait()
+            began = now()
+            if how == "cancelled":
+                task.cancel()
+            await asyncio.wait([task], timeout=20)
+            assert task.done()
+            assert now() - began < 10, "far less than the answer may take"
+        finally:
+            pausable.resume()
+        error = asyncio.CancelledError if how == "cancelled" else KeyError
+        with pytest.raises(error) as raised:
+            await task
+        assert "has no answer yet and goes on" in raised.value.__notes__[0]
+        async with asyncio.timeout(20), AsyncLock(sync, "it"):
+            pass
+        await sync.close()
+
+
+# -- what watches a lease ----------------------------------------------------------------------------------
+
+
+@everything
+async def test_what_watches_a_lease_ends_with_its_release(primitive: Primitive, make: Make) -> None:
+    """A task group with a watcher in it is left when the lease was released; `is_set` tells that it was not lost."""
+    lease = await make().acquire()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        watching = group.create_task(lease.lost.wait())
+        await asyncio.sleep(0)
+        assert not watching.done()
+        await lease.release()
+    assert not lease.lost.is_set()
+    await lease.lost.wait()  # it has ended already
+
+
+# -- draining ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, share: bool) -> None:
+    """They are renewed meanwhile, and may release by name; the coordinator closes as soon as nothing is held."""
+    sem = AsyncSemaphore(sync, "it", limit=1, ttl=0.6, share=share)
+    leave = asyncio.Event()
+
+    async def body() -> str:
+        async with sem as lease:
+            await leave.wait()
+            lease.check()
+            await sem.release()
+        return "ended"
+
+    running = asyncio.create_task(body())
+    await wait_until(sem.locked, FAST, timeout=5)
+    waiting = asyncio.create_task(sem.acquire())
+    await wait_until(waits(sem), FAST, timeout=5)
+    closing = asyncio.create_task(sync.close(drain=30))
+    async with asyncio.timeout(10):
+        with pytest.raises(CoordinatorClosed):
+            await waiting
+        for refused in (sem, sync.lock("another"), AsyncLock(sync, "a third", share=True)):
+            with pytest.raises(CoordinatorClosed, match="is being closed"):
+                await refused.acquire()
+        await asyncio.sleep(1.0)  # longer than the ttl
+        assert not closing.done()
+        leave.set()
+        assert await running == "ended"
+        await closing
+    assert sync.why_closed is not None
+
+
+async def test_draining_ends_after_its_time(sync: Coordinator) -> None:
+    """What is still held then is closed as without draining."""
+
+    async def body() -> None:
+        async with sync.lock("it"):
+            entered.set()
+            await for_ever()
+
+    entered = asyncio.Event()
+    running = asyncio.create_task(body())
+    await entered.wait()
+    await sync.close(drain=0.2)
+    with pytest.raises(LeaseLost) as lost:
+        await running
+    assert lost.value.reason == "closed"
+
+
+async def test_a_cancelled_draining_closes(make_client: MakeClient) -> None:
+    sync = Coordinator(make_client())
+    lease = await sync.lock("it").acquire()
+    closing = asyncio.create_task(sync.close(drain=60))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert lease.is_lost()
+    assert sync.why_closed is not None
+
+
+@pytest.mark.parametrize("drain", [-1, float("nan"), "5"])
+async def test_a_bad_time_closes_nothing(sync: Coordinator, drain: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="drain"):
+        await sync.close(drain=drain)
+    async with sync.lock("it"):
+        pass
