@@ -26,8 +26,12 @@ def _warn(event: str, message: str, **facts: object) -> None:
 
 
 def lease_lost(loss: LeaseLost, tasks: int = 1) -> None:
-    """Log a lease that was lost; ``tasks``: how many had it."""
-    _warn(
+    """Log a lease that was lost; ``tasks``: how many had it.
+
+    That this process closed its own coordinator is no warning: it is how most programs end.
+    """
+    _log(
+        logging.INFO if loss.reason == "closed" else logging.WARNING,
         "lease_lost",
         "%(loss)s",
         loss=str(loss),

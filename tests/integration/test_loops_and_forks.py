@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -414,6 +415,13 @@ async def test_p12_a10_interpreter_ends_in_the_middle(server: EmbeddedServer, re
 
 @scene
 def whole_story(url: str, how: str) -> None:
+    logged: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        logged.append(vars(record)["event"])
+        return False
+
+    logging.getLogger("redis_sync_aio").addFilter(note)
     if how == "uvloop":
         import uvloop
 
@@ -421,6 +429,7 @@ def whole_story(url: str, how: str) -> None:
             runner.run(story(url))
     else:
         asyncio.run(story(url))
+    assert logged == ["lease_lost"], logged
     print("done")
 
 
