@@ -99,7 +99,7 @@ class Bundle:
         self.loop = asyncio.get_running_loop()
         self.patience = members[0].patience
         self.response_timeout = members[0]._keeper.response_timeout
-        self.exit_timeout = members[0].exit_timeout
+        self.exit_timeout = members[0]._keeper.exit_timeout
         self.retry_for = members[0]._keeper.retry_for
         self.client = members[0].client
         self.token = b" ".join(member.wire_token for member in members)

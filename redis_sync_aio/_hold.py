@@ -139,7 +139,7 @@ class Hold(Generic[L]):
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            async with asyncio.timeout(lease.exit_timeout):
+            async with asyncio.timeout(lease._keeper.exit_timeout):
                 await lease.release()
         except TimeoutError:
             error.add_note(f"redis_sync_aio: the release of {lease.name!r} has no answer yet and goes on")

@@ -39,6 +39,7 @@ class Keeper(Protocol):
     response_timeout: float | None
     """Seconds that the caller gives an answer; None: as its client does."""
     exit_timeout: float
+    """Seconds that the end of a body that failed waits for its release."""
     retry_for: float
 
     def check_place(self) -> None: ...

@@ -130,7 +130,8 @@ class Quorum(Bundle):
     # -- servers that come back ------------------------------------------------------------------------
 
     def _rejoin_in(self, seconds: float) -> None:
-        self._rejoining = self.loop.call_later(seconds, _if_there, ref(self), lambda it: it._rejoin(seconds))
+        this: ReferenceType[Quorum] = ref(self)
+        self._rejoining = self.loop.call_later(seconds, _if_there, this, lambda it: it._rejoin(seconds))
 
     def _rejoin(self, seconds: float) -> None:
         held = {self._where[member] for member in self.held()}
@@ -169,7 +170,8 @@ class Quorum(Bundle):
         if left <= 0:
             self._end(min(self.members, key=_certain), "expired")
         else:
-            self._timer = self.loop.call_later(left, _if_there, ref(self), Quorum._look)
+            this: ReferenceType[Quorum] = ref(self)
+            self._timer = self.loop.call_later(left, _if_there, this, Quorum._look)
 
     def _member_lost(self, member: Lease) -> None:
         if not self._releasing and len(self.held()) < self._fewest:

@@ -159,11 +159,6 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         return self._keeper.client
 
     @property
-    def exit_timeout(self) -> float:
-        """For how many seconds the end of a body that failed waits for its release."""
-        return self._keeper.exit_timeout
-
-    @property
     def patience(self) -> float:
         """For how many seconds an answer may be waited for."""
         return self._keeper.patience

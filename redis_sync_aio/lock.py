@@ -193,8 +193,9 @@ class AsyncLock(Primitive):
         return adopting(lease, local, request.timeout) if self._robust else lease
 
     async def _data(self) -> str | None:
-        if self._local_name is None or self._local_name.held_until is not None:
-            return None  # it has a ttl
+        local = self._local_name
+        if local is None or local.held_until is not None or local.leases:
+            return None  # it has a ttl, or is held here
         with suppress(Unreachable, CommandRefused):  # it is taken: that is known
             return data_in(read_inspect(await self._ask(lambda engine, *rest: engine.inspect(self._keys, 0, *rest))))
         return None

@@ -69,7 +69,8 @@ class Names(ABC):
     def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName:
         """Return the name as this process sees it; the coordinator must be `usable`.
 
-        ``spare``: an object the caller had for this name before, used again if there is none.
+        ``spare``: an object the caller had for this name before, used again if there is none. Raises CoordinatorClosed
+        while the coordinator drains.
         """
         local = self.locals.get(keys.id)
         if self._emptied is not None:
