@@ -31,6 +31,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever
 from ..support.factories import KINDS, SHARED, WATCHED, Kind
+from ..support.one_server import one_server_for_all as one_server_for_all
 
 NAME = "claims"
 HINT = "Coordinator(claim=)"

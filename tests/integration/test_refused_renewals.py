@@ -29,6 +29,7 @@ from redis_sync_aio.errors import CommandRefused, PermissionRefused, Unreachable
 
 from ..support.body import FAST
 from ..support.factories import LOCK, SEMAPHORE, Client, Kind
+from ..support.one_server import one_server_for_all as one_server_for_all
 from ..support.proxy import DELAY_REPLY, ERROR, SWALLOW_REPLY
 from .test_wire import RENEW, wired
 from .test_wire import quiet_loop as quiet_loop
