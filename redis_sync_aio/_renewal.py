@@ -75,6 +75,7 @@ class Renewals(Deadlines):
     def _schedule(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._stalls.note(now(), now() - self._tick_at)  # it may be overdue
         delay = min(max(when - now(), NEAR), TICK)
         self._tick_at = now() + delay
         self._timer = self.loop.call_later(delay, self._tick)

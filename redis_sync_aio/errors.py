@@ -33,7 +33,8 @@ _TIME_IS_UP = (
 )
 _STOOD_STILL = (
     "its deadline passed while this process, or its event loop, stood still for at least {:.1f} seconds, so it was not "
-    "renewed. Do not write any more; move blocking work to a thread, or give it a longer ttl"
+    "renewed. Do not write any more; move blocking work to a thread, hold fewer leases in one process, or give it a "
+    "longer ttl"
 )
 
 

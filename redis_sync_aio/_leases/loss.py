@@ -37,7 +37,7 @@ def cause_of(lease: Lease, reason: LossReason) -> Cause:
         return Cause(reason, held_for)
     keeper, period = lease.permit._keeper, lease.period
     stalled = keeper.stalled_since(lease.deadline - period)
-    if stalled < period / 2:  # a renewal is due after a third of it
+    if stalled < period / 4:  # that alone leaves time for a renewal, which is due after a third of it
         stalled = 0.0
     if time < lease.ends_by() and (
         (reason == "expired" and stalled) or (reason == "unreachable" and keeper.answering(lease.keys, stalled > 0))

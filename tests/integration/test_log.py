@@ -8,6 +8,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from redis_sync_aio import (
     Backoff,
     CommandRefused,
     Coordinator,
+    Lease,
     LeaseLost,
+    Unreachable,
     wait_until,
 )
 from redis_sync_aio._acquire import waits
@@ -42,6 +45,9 @@ class Told:
     def __call__(self, event: str) -> list[Any]:
         return [record for record in self._caplog.records if getattr(record, "event", None) == event]
 
+    def forget(self) -> None:
+        self._caplog.clear()
+
     def all(self) -> list[str]:
         return [str(getattr(record, "event", record.getMessage())) for record in self._caplog.records]
 
@@ -53,13 +59,13 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
 
 
 LOCKS: dict[str, Callable[[Coordinator], Any]] = {
-    "lock": lambda sync: AsyncLock(sync, NAME, ttl=0.3),
-    "shared lock": lambda sync: AsyncLock(sync, NAME, ttl=0.3, share=True),
-    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=2, ttl=0.3),
-    "reader": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.3).read(),
-    "writer": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.3, share=True).write(),
-    "reentrant": lambda sync: AsyncReentrantLock(sync, NAME, ttl=0.3),
-    "several": lambda sync: AsyncMultiLock(sync, [NAME, "another"], ttl=0.3),
+    "lock": lambda sync: AsyncLock(sync, NAME, ttl=0.8),
+    "shared lock": lambda sync: AsyncLock(sync, NAME, ttl=0.8, share=True),
+    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=2, ttl=0.8),
+    "reader": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.8).read(),
+    "writer": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.8, share=True).write(),
+    "reentrant": lambda sync: AsyncReentrantLock(sync, NAME, ttl=0.8),
+    "several": lambda sync: AsyncMultiLock(sync, [NAME, "another"], ttl=0.8),
 }
 
 
@@ -90,8 +96,8 @@ async def test_a_lease_whose_key_is_deleted(
 @pytest.mark.parametrize("share", [False, True])
 async def test_many_readers_of_one_permit(sync: Coordinator, redis: Redis, told: Told, share: bool) -> None:
     """What tasks share is lost once: one line says how many had it. What no task has is lost without a word."""
-    side = AsyncReadWriteLock(sync, NAME, ttl=0.3, share=share).read()
-    resting = AsyncLock(sync, "rests", ttl=0.3, share=True, linger=60)
+    side = AsyncReadWriteLock(sync, NAME, ttl=0.8, share=share).read()
+    resting = AsyncLock(sync, "rests", ttl=0.8, share=True, linger=60)
     async with resting:
         pass
     leases = [await side.acquire() for _ in range(3)]
@@ -110,7 +116,7 @@ async def test_a_loop_that_stood_still(
     """Nobody asked the server, so nothing is said about it: the deadline passed while the loop stood still."""
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
         async with make(sync) as lease:
-            time.sleep(0.9)  # noqa: ASYNC251
+            time.sleep(2.0)  # noqa: ASYNC251
             if noticed_by == "check":
                 lease.check()
     error = caught.value
@@ -300,3 +306,23 @@ async def test_a_queue_that_moves(sync: Coordinator, other: Coordinator, told: T
     await asyncio.gather(*(work(0.25) for _ in range(12)))
     (record,) = told("waiting_long")
     assert record.waiting > 1
+
+
+async def test_more_leases_than_one_process_can_renew(sync: Coordinator, told: Told) -> None:
+    """The server answers all the while, so nobody is sent to look at it, or at the network."""
+    locks = [AsyncLock(sync, f"{NAME}:{number}", ttl=60) for number in range(10_000)]
+    leases: list[Lease] = []
+    for first in range(0, len(locks), 500):
+        leases += await asyncio.gather(*(lock.acquire() for lock in locks[first : first + 500]))
+    await asyncio.gather(*(lease.extend(0.3) for lease in leases), return_exceptions=True)
+    await wait_until(lambda: sum(lease.is_lost() for lease in leases) > 1000, FAST, timeout=60)
+    for lease in leases:
+        with suppress(LeaseLost, Unreachable):
+            await lease.release()
+    records = told("lease_lost")
+    told.forget()  # thousands of lines
+    reasons = [record.reason for record in records]
+    assert reasons.count("late") > 0.6 * len(reasons)
+    message = next(record.getMessage() for record in records if record.reason == "late")
+    assert "hold fewer leases in one process" in message
+    assert "network" not in message
