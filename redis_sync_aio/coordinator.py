@@ -84,8 +84,8 @@ class Coordinator(Names):
         poll_cap: while tasks wait for a name, one command of this process looks at it at least this often. So what
             other clients do with its keys (DEL, PEXPIRE, SET) is noticed. Seconds or timedelta, default 2.5; more
             than 300 counts as 300.
-        poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder. Default:
-            ``Backoff(initial=0.01, cap=0.1)``.
+        poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder. They look when the key
+            should end, too, and once more when their timeout is over. Default: ``Backoff(initial=0.01, cap=0.1)``.
         exit_timeout: for how long the end of a body that failed or was cancelled waits for the answer to its release.
             Then its error comes out, and the release goes on in the background. Seconds or timedelta, default 1.
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
