@@ -111,7 +111,7 @@ class Waits:
         waiters = list(self._waiters())
         holding = [task for lease in local.leases.all() if lease.acquirer and (task := lease.acquirer()) is not None]
         itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
-        waiting, holder = len(waiters), "who holds it is not known, as Redis did not answer"
+        waiting, holder = len(waiters), "its holder is not known, as Redis did not answer"
         if call.error is None and isinstance(local.keys, PermitKeys):
             permits = read_permits(call.reply)
             waiting, holder = max(waiting, permits.waiting), _permit_holders(permits)
