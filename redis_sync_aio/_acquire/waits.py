@@ -66,8 +66,10 @@ class Waits:
         self._timer.cancel()
 
     def endless(self) -> None:
-        """Find out what is there that has no ttl."""
-        if not self._asked and not isinstance(self._local.keys, PermitKeys):
+        """Find out what is there that has no ttl, unless nobody would be told: `compat.Lock` just answers False."""
+        tickets = self._local.tickets.values()
+        told = any(ticket.look_every == math.inf for ticket in tickets)
+        if told and not self._asked and not isinstance(self._local.keys, PermitKeys):
             self._asked = True
             self._inspect(self._found_endless)
 
