@@ -73,9 +73,21 @@ def bare(error: BaseException) -> BaseException:
 
 
 async def pooled(client: Redis) -> Any:
-    """Return a connection of the client's pool; raise what redis-py raises, but `bare`."""
+    """Return a connection of the client's pool; raise what redis-py raises, but `bare`.
+
+    One that was in use when Sentinel named another primary leads to the old one still, so it is opened again.
+    """
     pool: Any = client.connection_pool
-    return await bared(pool.get_connection())
+    connection: Any = await bared(pool.get_connection())
+    primary = getattr(pool, "master_address", None) if getattr(pool, "is_master", False) else None
+    if primary is not None and stream(connection) is not None and (connection.host, connection.port) != primary:
+        try:
+            await connection.disconnect(nowait=True)
+            await bared(connection.connect())
+        except BaseException:
+            await pool.release(connection)
+            raise
+    return connection
 
 
 async def bared(connecting: Awaitable[T]) -> T:

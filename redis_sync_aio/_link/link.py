@@ -29,6 +29,7 @@ from redis.asyncio import Redis
 from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
+from .._transport.endpoint import Endpoint
 from .._transport.outage import RECONNECT, RESPITE, Outage
 from ..errors import Unreachable, copied
 from . import troubles
@@ -46,13 +47,7 @@ class Link:
 
     pushes = True
 
-    def __init__(
-        self,
-        client: Redis,
-        known_as: KnownAs,
-        owner: LinkOwner,
-        options: LinkOptions,
-    ) -> None:
+    def __init__(self, client: Redis, known_as: KnownAs, owner: LinkOwner, options: LinkOptions) -> None:
         self._client = client
         self._introduction = Introduction(known_as)
         self._owner = owner
@@ -71,6 +66,7 @@ class Link:
         self._ticking: asyncio.TimerHandle | None = None
         self._trouble: Exception | None = None
         self._outage = Outage(client)
+        self._endpoint = Endpoint(client, self._drop)
         self._closed = False
         self.connections = 0
 
@@ -325,6 +321,7 @@ class Link:
             elif oldest is None and self._needed() and time - wire.heard > self._response_timeout:
                 self._pinged = time
                 wire.ask((b"PING",))
+            self._endpoint.look(wire, wire.leads_to, self._needed)
         if self._wire is not None or self._connecting is not None or self._retries.delayed:
             self._start_ticking()
 
@@ -363,6 +360,7 @@ class Link:
     def _end(self) -> Wire | None:
         """End for good; return the connection, which is being closed."""
         self._closed = True
+        self._endpoint.stop()
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -386,6 +384,7 @@ class Link:
         left = self.take_unsent()
         if connecting is not None:
             await asyncio.wait([connecting])
+        await self._endpoint.close()
         if wire is not None:
             left += [call for call, _ in wire.unanswered()]
             await wire.gone

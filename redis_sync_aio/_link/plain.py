@@ -22,12 +22,13 @@ from .._cancellation import insisting
 from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
+from .._transport.endpoint import Endpoint
 from ..errors import SyncError
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import TRANSIENT, answered, error_answer, scripts_refused
 from .borrow import borrow
 from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
-from .servers import Servers
+from .servers import OneServer, Servers
 from .talks import AFTER_CONFLICT, Converse, advance
 from .troubles import REFUSED, closed, time_is_up, too_late, unanswered
 from .wire import pack
@@ -46,6 +47,7 @@ class PlainExecutor:
         self._known_as = known_as._replace(inbox=b"")
         self._response_timeout = response_timeout
         self._converse = converse
+        self._endpoint = Endpoint(servers.clients()[0]) if isinstance(servers, OneServer) else None
         self._no_scripts = ""  # how the server refused them
         self._silent = False  # the last attempt of all ended without a sign of the server
         self._queues: dict[bytes, deque[Call]] = {}
@@ -146,6 +148,8 @@ class PlainExecutor:
                 return
 
     async def _execute(self, call: Call) -> Reply:
+        if self._endpoint is not None:
+            await self._endpoint.follow()
         engine = call.keys.engine
         if engine == "lua" or (engine == "auto" and not self._no_scripts):
             try:

@@ -65,6 +65,21 @@ class Group:
         await wait_until(named, SOON, timeout=10)
         return now()
 
+    async def fail_over(self) -> float:
+        """Let Sentinel make the replica the primary, as planned; return when (local clock) clients are led to it.
+
+        The old primary takes writes for about eight seconds more.
+        """
+        await self.replicated()
+        await self.sentinel.sentinels[0].sentinel_failover(GROUP)
+
+        async def named() -> bool:
+            _, port = await self.sentinel.discover_master(GROUP)
+            return bool(port == self.replica.port)
+
+        await wait_until(named, SOON, timeout=10)
+        return now()
+
 
 @asynccontextmanager
 async def sentinels(directory: Path) -> AsyncIterator[Group]:

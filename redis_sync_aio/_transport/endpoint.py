@@ -1,0 +1,148 @@
+"""Notice that the caller's client would connect elsewhere now, although its old connection still answers.
+
+After a planned failover by Sentinel the old primary takes writes for about ten seconds more, and a DNS name may be
+pointed at another server while the old one lives on. A connection to such a server answers every command, so nothing
+on it tells. Therefore, while something is held or waited for, the client is asked once a second where it would connect:
+
+- Sentinel is asked through the client's own pool. The answer is compared with the address of the connection.
+- A host name is resolved. It leads elsewhere when none of its addresses was among those that it has had since the
+  connection was opened. So a name with several addresses that take turns is left alone.
+
+The limit: an address that stays the same says nothing. A proxy, or a virtual IP, that leads elsewhere has to close the
+connections to the old server, or the old server has to refuse writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any
+
+import redis.exceptions
+from redis.asyncio import Redis
+from redis.asyncio.sentinel import SentinelConnectionPool
+
+from .._cancellation import insisting
+from .._clock import now
+
+LOOK = 1.0
+"""Seconds between two looks."""
+AFTER_FAILURE = 10.0
+"""Seconds between two looks at a host name that cannot be resolved: each may keep a thread for as long."""
+PATIENCE = 2.0
+"""Seconds that a look may take."""
+GLANCE = 0.25
+"""The same where a command waits for it."""
+
+NEVER = float("-inf")
+
+
+def _nobody(why: str) -> None:
+    """Tell nobody: see `Endpoint.follow`."""
+
+
+class Endpoint:
+    """Where a client would connect.
+
+    A link lets it `look`; ``moved`` is called with the reason when the connection does not lead there any more. What
+    uses the client's pool lets it `follow`.
+    """
+
+    def __init__(self, client: Redis, moved: Callable[[str], None] = _nobody) -> None:
+        self._client = client
+        self._moved = moved
+        self._connection: object = None
+        self._leads_to: tuple[str | None, int | None] = None, None
+        self._named = frozenset[str]()  # the addresses of the host name since the connection was opened
+        self._due = NEVER  # local clock
+        self._looking: asyncio.Task[None] | None = None
+        pool: Any = client.connection_pool
+        options = pool.connection_kwargs
+        self._by_sentinel = isinstance(pool, SentinelConnectionPool) and pool.is_master
+        of_one_server = not self._by_sentinel and "shard" not in options
+        self._host = _name(options.get("host")) if of_one_server else None
+
+    def look(self, connection: object, leads_to: tuple[str | None, int | None], needed: Callable[[], bool]) -> None:
+        """Look again if that is due and ``needed``. ``connection`` stands for the present one, which ``leads_to``."""
+        if not (self._by_sentinel or self._host) or self._looking is not None:
+            return
+        first = connection is not self._connection
+        if first:
+            self._connection, self._leads_to, self._named = connection, leads_to, frozenset()
+        # The first answer of a name is what later ones are compared with, so it is needed in any case.
+        if (first and self._host) or (now() >= self._due and needed()):
+            self._due = now() + LOOK
+            self._looking = asyncio.Task(self._look(connection), name="redis_sync_aio endpoint")
+            self._looking.add_done_callback(self._ended)
+
+    async def _look(self, connection: object) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                with insisting(PATIENCE):
+                    why = await (self._ask_sentinel() if self._by_sentinel else self._resolve())
+        except (redis.exceptions.RedisError, OSError, TimeoutError):  # the connection is as good as it was
+            if self._host:
+                self._due = now() + AFTER_FAILURE
+            return
+        if why and connection is self._connection:
+            self._connection = None
+            self._moved(why)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if not task.cancelled() and task.exception() is not None:
+            self._due = now() + AFTER_FAILURE  # of a connection class, or a resolver, of the caller's
+
+    async def _ask_sentinel(self) -> str:
+        pool: Any = self._client.connection_pool
+        host, port = await pool.get_master_address()
+        if (host, port) == self._leads_to:
+            return ""
+        return f"Sentinel names {host}:{port} as the primary now"
+
+    async def _resolve(self) -> str:
+        assert self._host is not None
+        found = await asyncio.get_running_loop().getaddrinfo(self._host, None)
+        addresses = frozenset(str(address[0]) for *_, address in found)
+        elsewhere = bool(self._named) and not (addresses & self._named)
+        self._named = addresses if elsewhere else self._named | addresses
+        return f"{self._host} leads to {', '.join(sorted(addresses))} now" if elsewhere else ""
+
+    async def follow(self) -> None:
+        """Look now if that is due, for a pool: let its idle connections go when they do not lead there any more."""
+        if not (self._by_sentinel or self._host) or now() < self._due:
+            return
+        self._due = now() + LOOK
+        pool: Any = self._client.connection_pool
+        try:
+            async with asyncio.timeout(GLANCE):
+                with insisting(GLANCE):
+                    if self._by_sentinel:
+                        await pool.get_master_address()  # which lets them go
+                    elif await self._resolve():
+                        await pool.disconnect(inuse_connections=False)
+        except (redis.exceptions.RedisError, OSError, TimeoutError):
+            self._due = now() + (AFTER_FAILURE if self._host else LOOK)
+
+    async def close(self) -> None:
+        """Look no more."""
+        if (looking := self._looking) is not None:
+            looking.cancel()
+            await asyncio.wait([looking])
+
+    def stop(self) -> None:
+        """Cancel the present look, without waiting for its end."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+def _name(host: str | None) -> str | None:
+    """Return ``host`` if it is a name that may lead to another server one day."""
+    if not host or host == "localhost":
+        return None
+    with suppress(ValueError):
+        ip_address(host)
+        return None
+    return host
