@@ -51,10 +51,11 @@ class Quorum(Bundle):
         key: Hashable,
         members: dict[int, Lease],
         servers: int,
+        fence: int,
         answer_within: float,
         ask: Callable[[Bids, int], Bid],
     ) -> None:
-        """``members``: by server, of ``servers`` in all.
+        """``members``: by server, of ``servers`` in all. ``fence``: what a majority of them agrees on.
 
         ``answer_within``: seconds that a server has for an answer. ``ask``: asks one again, without waiting in line.
         """
@@ -64,6 +65,7 @@ class Quorum(Bundle):
         self._ask = ask
         self._where = {lease: server for server, lease in members.items()}
         super().__init__(key, tuple(members.values()))
+        self.fence = fence
         self._since = min(member.since for member in self.members)
         self._look()
         first = self.members[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -21,20 +21,13 @@ from ._keys import Engine
 from ._leases.choice import to_release
 from ._link.client import Same, running_loop
 from ._primitives.independent import check_apart, check_independent, several
+from ._primitives.majority import majority_fence, no_majority, report_ahead, why_no_answer, why_no_fence
 from ._quorum import Quorum, majority
 from ._types import Name, Seconds, positive_seconds, shown_within, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
 from .backoff import Backoff
 from .coordinator import Coordinator
-from .errors import (
-    AcquireTimeout,
-    CommandRefused,
-    CoordinatorClosed,
-    SyncError,
-    TransactionMisuse,
-    Unreachable,
-    WrongContext,
-)
+from .errors import AcquireTimeout, CoordinatorClosed, SyncError, TransactionMisuse, WrongContext
 from .lock import AsyncLock, LockStatistics
 
 T = TypeVar("T")
@@ -97,12 +90,12 @@ class AsyncRedlock(Enterable[RedlockLease]):
     by it, instead of trying again at random: so the order is that of arrival while the same server answers to all, and
     else as it comes. Leases are renewed, servers that do not hold it are asked again, and the body is cancelled when
     there is no majority any more. And there is a fence: the greatest that was granted is raised on the others before
-    `acquire` returns.
+    `acquire` returns. (One that is more than 10 seconds ahead of a majority is not used: that server's clock is wrong.)
 
     Guarantees: there is never more than one holder, by the clocks of a majority of servers, as long as these run at the
     same speed (1 % and 2 ms of a ttl are allowed for) and no server forgets a lease before its end. One that is
-    restarted without its data may do so: let it stay away for a ttl, or keep its data (appendfsync always). For what
-    else a paused process can do there is the fence.
+    restarted without its data may do so: let it stay away for the longest ttl, and for 10 seconds at least, or keep its
+    data (appendfsync always). For what else a paused process can do there is the fence, which then always rises.
 
     On each server it is the same lock as ``AsyncLock(client, name)``, and as that of a Redlock client in any language.
 
@@ -162,7 +155,8 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
         Raises:
             AcquireTimeout: others held it for too long.
-            Unreachable: no majority answered within ``retry_for`` of the first coordinator, or ``timeout``.
+            Unreachable: no majority answered within ``retry_for`` of the first coordinator, or ``timeout``; or the
+                clocks of those that did are more than 10 seconds apart, so that no fence would be sure to rise.
             CommandRefused: so many servers answered with an error that the others are no majority.
             CoordinatorClosed, WrongContext: a coordinator can not be used, or was closed meanwhile.
             TypeError, ValueError: a bad argument; or (ValueError) two clients lead to one server. Nothing was acquired.
@@ -281,14 +275,9 @@ class AsyncRedlock(Enterable[RedlockLease]):
         """Return the answers that came; raises Unreachable unless they are those of a majority."""
         found = [answer for answer in answers if answer is not None]
         if len(found) < self._quorum:
-            raise self._no_majority(len(found), "; check the servers and the network")
+            more = "; check the servers and the network"
+            raise no_majority(self.name, len(found), len(self._locks), self._quorum, self._answer_within, more)
         return found
-
-    def _no_majority(self, answered: int, more: str) -> Unreachable:
-        return Unreachable(
-            f"{answered} of {len(self._locks)} servers answered about {self.name!r} within {self._answer_within:g} "
-            f"seconds, {self._quorum} have to{more}"
-        )
 
     async def _at_once(
         self, ttl: Seconds | None, ends: float, beside: int | None
@@ -301,14 +290,16 @@ class AsyncRedlock(Enterable[RedlockLease]):
             await bids.answers(ends)
             answered = [bid.server for bid in bids.all if bid.answered]
             if len(answered) < self._quorum:
-                return None, None, self._trouble(bids.all)
+                return None, None, why_no_answer(self.name, bids, self._quorum, self._answer_within)
             gate = next((server for server in answered if server != beside), answered[0])
             if bids.suffice and bids.all[gate].lease is None:
                 # Somebody holds it there and has no majority, or it is just being handed over: not past who waits.
                 found = await self._answer(self._locks[gate].statistics())
                 if found is not None and found.waiters:
                     return None, gate, None
-            return await self._enter(bids, ttl), gate, None
+            lease = await self._enter(bids, ttl)
+            apart = None if lease is not None else why_no_fence(self.name, bids, self._quorum)
+            return lease, None if apart is not None else gate, apart
 
     async def _in_turn(self, gate: int, ttl: Seconds | None, ends: float) -> tuple[RedlockLease | None, bool]:
         """Wait at one server, and behind it at all others: who is the first there gets them.
@@ -352,19 +343,23 @@ class AsyncRedlock(Enterable[RedlockLease]):
     async def _enter(self, bids: Bids, ttl: Seconds | None) -> RedlockLease | None:
         """Make one lease of what was granted; None if that is no majority.
 
-        P8. The fence is the greatest of those granted, and before anybody has it no other server of a majority grants
-        one that is not greater: of the next majority one server is among those. The price is a round trip.
+        P8. The fence is the greatest of those granted that a majority is not far behind, and before anybody has it no
+        server of a majority grants one that is not greater: of the next majority one server is among those. The price
+        is a round trip. (A server that is far ahead holds the lock like the others, but knows of no fence.)
         """
         if not bids.suffice:
             return None
         granted, within = bids.granted, self._answer_within
-        fence = max(lease.fence for _, lease in granted)
+        fence = majority_fence([lease.fence for _, lease in granted], self._quorum)
+        if fence is None:
+            return None
+        report_ahead(self.name, [lock._at_work() for lock in self._locks], bids, fence)
         raised = await asyncio.gather(*(raise_fence(bid, lease, fence, within) for bid, lease in granted))
         held = {bid.server: lease for (bid, lease), done in zip(granted, raised, strict=True) if done}
-        if len(held) < self._quorum:
+        if sum(lease.fence <= fence for lease in held.values()) < self._quorum:
             return None
         again = partial(self._ask, ttl=ttl, wait=False)
-        bundle = Quorum(self._key(), held, len(self._locks), within, again)
+        bundle = Quorum(self._key(), held, len(self._locks), fence, within, again)
         if bundle.lost is not None:  # some were about to end
             return None
         for bid in bids.all:
@@ -372,20 +367,6 @@ class AsyncRedlock(Enterable[RedlockLease]):
             if bid.used and (task := asyncio.current_task()) is not None:
                 bid.local.leases.acquired(held[bid.server], task)
         return bundle.enter(RedlockLease)
-
-    def _trouble(self, bids: Sequence[Bid]) -> SyncError:
-        """Return why no majority answered."""
-        errors = [error for bid in bids if (error := bid.error) is not None]
-        for error in errors:
-            if isinstance(error, (CoordinatorClosed, WrongContext)):
-                return error
-        refused = [error for error in errors if isinstance(error, CommandRefused)]
-        if len(refused) > len(bids) - self._quorum:
-            return refused[0]
-        answered = sum(bid.answered for bid in bids)
-        missing = ((number, bid) for number, bid in enumerate(bids, 1) if not bid.answered)
-        shown = "; ".join(f"{number}: {bid.error or bid.trouble or 'no answer'}" for number, bid in missing)
-        return self._no_majority(answered, f". No. {shown}")
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         raise AcquireTimeout(

@@ -103,6 +103,19 @@ def waiting_long(lock: str, seconds: float, holder: str, waiting: int, itself: b
     )
 
 
+def fence_ahead(lock: str, server: int, servers: int, seconds: float) -> None:
+    """Log a server of a Redlock whose clock is far ahead; ``server``: counted from 1."""
+    _warn(
+        "fence_ahead",
+        "server no. %(server)d of %(servers)d of the Redlock %(lock)r grants fences that are %(seconds).0f seconds "
+        "ahead of those of a majority: set its clock. Until its fences are near theirs again one server fewer may fail",
+        lock=lock,
+        server=server,
+        servers=servers,
+        seconds=seconds,
+    )
+
+
 # -- connections -------------------------------------------------------------------------------------------
 
 

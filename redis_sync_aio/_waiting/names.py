@@ -57,6 +57,8 @@ class Names(ABC):
 
     server_id: bytes | None = None
     """The run_id of the server, as far as it was asked for; empty: it does not tell."""
+    ahead_reported = False
+    """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
 
     def _know_nothing(self) -> None:
         self.tickets: dict[int, Ticket] = {}

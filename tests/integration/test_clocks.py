@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, wait_until
+from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Lease, LeaseLost, Unreachable, wait_until
 from redis_sync_aio._clock import now
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotStarted, find_server
 
@@ -247,3 +248,24 @@ async def test_d14_the_clock_of_a_client_has_no_effect(shared: EmbeddedServer, c
     finally:
         child.detach()
         child.end()
+
+
+async def test_p8_fences_of_a_redlock_with_a_server_an_hour_ahead(clock: FakeClock, redis: Redis) -> None:
+    """Its fences are not used: when it hangs, and another one has forgotten, those of the others still rise."""
+    await server_jump(redis, clock, 3600)
+    fences: list[int] = []
+    async with AsyncExitStack() as stack:
+        second, third = [stack.enter_context(EmbeddedServer()) for _ in range(2)]
+        clients = [redis, *[await stack.enter_async_context(server.client()) for server in (second, third)]]
+        lock = AsyncRedlock(clients, NAME, ttl=1)
+        third.kill()
+        with pytest.raises(Unreachable, match="differ by more than 10 seconds"):
+            fences.append((await lock.acquire(timeout=3)).fence)
+        second.kill()
+        second.restart(keep_data=False)
+        third.restart(keep_data=False)
+        async with lock.hold(timeout=10) as lease:
+            assert lease.held_on == 3
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+    assert fences[-1] < (time.time() + 60) * 1_000_000

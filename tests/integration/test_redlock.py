@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -356,7 +357,8 @@ FAULTS = {
 async def test_p4_a_fault_at_one_server(servers: list[EmbeddedServer], command: Predicate, fault: Action) -> None:
     """At each command of which two servers have to answer: one of them loses the request, or its reply."""
     with at(servers[1]) as client:
-        client.set(KEYS.fence, b"%d whose" % 8_000_000_000_000_000)  # so the fence has to be raised on the first one
+        ahead = in_microseconds(9)
+        client.set(KEYS.fence, b"%d whose" % ahead)  # so the fence has to be raised on the first one
     async with FaultProxy(servers[0].unix_socket) as proxy, process(servers[1:3]) as others:
         client = Redis.from_url(proxy.url)
         async with Coordinator(client, response_timeout=0.15, retry_for=2) as first:
@@ -364,7 +366,7 @@ async def test_p4_a_fault_at_one_server(servers: list[EmbeddedServer], command: 
             rule = proxy.on(command, fault)
             async with asyncio.timeout(5), lock as lease:
                 lease.check()
-                assert lease.fence > 8_000_000_000_000_000
+                assert lease.fence > ahead
             await asyncio.wait_for(rule.fired.wait(), 2)
             await nothing_left(servers)
             async with asyncio.timeout(5), lock as second:
@@ -609,13 +611,24 @@ async def test_p6_servers_that_are_gone(one: list[Coordinator], servers: list[Em
     assert now() - begun < 1.3
 
 
-async def test_p8_a_server_whose_clock_is_ahead(
+def in_microseconds(seconds: float) -> int:
+    """Return the fence of a server whose clock is so many seconds ahead."""
+    return int((time.time() + seconds) * 1_000_000)
+
+
+def put_ahead(server: EmbeddedServer, seconds: float) -> int:
+    """Let it grant fences from there on, as one does whose clock is ahead; return the last one."""
+    fence = in_microseconds(seconds)
+    with at(server) as client:
+        client.set(KEYS.fence, b"%d whose" % fence)
+    return fence
+
+
+async def test_p8_a_server_whose_clock_is_somewhat_ahead(
     one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
-    """It grants a fence far ahead, and is gone then: the others know of it."""
-    ahead = 8_000_000_000_000_000  # in 2223
-    with at(servers[2]) as client:
-        client.set(KEYS.fence, b"%d whose" % ahead)
+    """It grants a fence that is ahead, and is gone then: the others know of it."""
+    ahead = put_ahead(servers[2], 9)
     lease = await redlock(one).acquire()
     assert lease.fence == ahead + 1
     await lease.release()
@@ -626,6 +639,67 @@ async def test_p8_a_server_whose_clock_is_ahead(
             assert second.fence > lease.fence
     finally:
         servers[1].resume()
+
+
+async def test_p8_a_server_whose_clock_is_an_hour_ahead(
+    one: list[Coordinator], servers: list[EmbeddedServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No lease has its fence, and no other server learns it; it holds the lock all the same. It is logged once."""
+    ahead = put_ahead(servers[1], 3600)
+    fences = []
+    for _ in range(3):
+        async with redlock(one) as lease:
+            assert lease.held_on == 5
+            fences.append(lease.fence)
+        for server in (*servers[:1], *servers[2:]):
+            with at(server) as client:
+                assert int(client.get(KEYS.fence).split()[0]) < in_microseconds(60)
+    assert fences == sorted(set(fences))
+    assert fences[-1] < in_microseconds(60) < ahead
+    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "fence_ahead"]
+    assert (record.__dict__["server"], record.__dict__["servers"]) == (2, 5)
+    assert 3500 < record.__dict__["seconds"] <= 3600
+
+
+async def test_p8_fences_rise_when_the_one_that_is_ahead_is_all_that_remembers(
+    servers: list[EmbeddedServer],
+) -> None:
+    """Three servers. The first one, an hour ahead, and the second one answer; then the second one forgets, and the
+    first one hangs. What the second and the third grant is more than what was granted before."""
+    three = servers[:3]
+    put_ahead(three[0], 3600)
+    fences: list[int] = []
+    async with process(three) as coordinators:
+        lock = redlock(coordinators, ttl=1)
+        three[2].kill()
+        with pytest.raises(
+            Unreachable, match=r"differ by more than 10 seconds \(no\. 1: \+3[56]\d\d s, no\. 2: \+0 s\)"
+        ):
+            fences += [(await lock.acquire(timeout=3)).fence]  # held no more once the second one has forgotten it
+        three[1].kill()
+        three[1].restart(keep_data=False)
+        three[2].restart(keep_data=False)
+        with paused(three[:1]):
+            async with lock.hold(timeout=10) as lease:
+                fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+async def test_p8_two_contend_while_a_clock_is_an_hour_ahead(
+    one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
+) -> None:
+    """Fences rise, and nobody is refused because others hold it on the servers that would agree."""
+    put_ahead(servers[0], 3600)
+    fences: list[int] = []
+
+    async def work(process: list[Coordinator]) -> None:
+        for _ in range(15):
+            async with redlock(process).hold(timeout=20) as lease:
+                fences.append(lease.fence)
+
+    await asyncio.gather(work(one), work(two))
+    assert len(fences) == 30
+    assert fences == sorted(set(fences))
 
 
 async def test_p5_a_release_that_a_minority_does_not_answer(

@@ -1,0 +1,78 @@
+"""What a majority of independent servers agrees on, and the errors that say why there is none.
+
+P8 over several servers. A fence is the clock of the server that granted it, or one more than the last one there. So a
+server whose clock is an hour ahead grants fences that the others reach an hour later. If such a fence were used, and
+the other servers that know of it lost their data, the next majority would grant a lower one. Hence nobody is given a
+fence that is more than `APART` ahead of those of a majority. A server that forgot it and stays away for that long comes
+back with a clock that is past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .._core import logs
+from .._waiting.bids import Bid, Bids
+from ..coordinator import Coordinator
+from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
+
+APART = 10.0
+"""Seconds by which the fences of servers, and so their clocks, may differ."""
+
+
+def majority_fence(fences: Sequence[int], quorum: int) -> int | None:
+    """Return the greatest of ``fences`` that is not far ahead of those of a majority; None if there is none."""
+    newest = sorted(fences, reverse=True)
+    pairs = zip(newest, newest[quorum - 1 :], strict=False)
+    return next((first for first, last in pairs if first - last <= APART * 1_000_000), None)
+
+
+def report_ahead(name: str, coordinators: Sequence[Coordinator], bids: Bids, fence: int) -> None:
+    """Log, once for each server, that its fences are far ahead of ``fence``, which a majority agrees on."""
+    for bid, lease in bids.granted:
+        ahead, coordinator = (lease.fence - fence) / 1_000_000, coordinators[bid.server]
+        if ahead <= APART:
+            coordinator.ahead_reported = False
+        elif not coordinator.ahead_reported:
+            coordinator.ahead_reported = True
+            logs.fence_ahead(name, bid.server + 1, len(bids.all), ahead)
+
+
+def no_majority(name: str, answered: int, servers: int, quorum: int, within: float, more: str) -> Unreachable:
+    """Return the error for ``answered`` of so many servers, when ``quorum`` have to answer."""
+    return Unreachable(
+        f"{answered} of {servers} servers answered about {name!r} within {within:g} seconds, {quorum} have to{more}"
+    )
+
+
+def why_no_answer(name: str, bids: Bids, quorum: int, within: float) -> SyncError:
+    """Return why no majority answered."""
+    errors = [error for bid in bids.all if (error := bid.error) is not None]
+    for error in errors:
+        if isinstance(error, (CoordinatorClosed, WrongContext)):
+            return error
+    refused = [error for error in errors if isinstance(error, CommandRefused)]
+    if len(refused) > len(bids.all) - quorum:
+        return refused[0]
+    answered = sum(bid.answered for bid in bids.all)
+    shown = "; ".join(f"{bid.server + 1}: {_said(bid)}" for bid in bids.all if not bid.answered)
+    return no_majority(name, answered, len(bids.all), quorum, within, f". No. {shown}")
+
+
+def _said(bid: Bid) -> object:
+    return bid.error or bid.trouble or "no answer"
+
+
+def why_no_fence(name: str, bids: Bids, quorum: int) -> Unreachable | None:
+    """Return the error for clocks that are far apart; None if that is not why there is no lease."""
+    granted = bids.granted
+    if len(granted) < sum(bid.answered for bid in bids.all):
+        return None  # the others may agree, once they are free
+    if len(granted) < quorum or majority_fence([lease.fence for _, lease in granted], quorum) is not None:
+        return None
+    last = min(lease.fence for _, lease in granted)
+    shown = ", ".join(f"no. {bid.server + 1}: {(lease.fence - last) / 1_000_000:+.0f} s" for bid, lease in granted)
+    return Unreachable(
+        f"the fences for {name!r} of the servers that answered differ by more than {APART:g} seconds ({shown}), and "
+        f"{quorum} of {len(bids.all)} servers have to agree: set their clocks, or bring the other servers back"
+    )
