@@ -32,6 +32,9 @@ class FenceGate:
     A gate is forgotten when it was not passed for ``ttl``. That is harmless as long as no holder is paused for longer:
     fences are times in microseconds, so whoever comes later brings a greater one, unless it slept all the time.
 
+    It is for what one holds at a time. Of a semaphore with several permits it refuses rightful holders: all but the one
+    with the highest fence, which with ``share=True`` need not be the latest (docs/local-sharing.md).
+
     It needs scripts: where there are none, or not for this user, `accept` raises CommandRefused.
 
     Args:

@@ -48,7 +48,8 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
     arrived and whatever clocks say. What can break it: a foreign hand on the key, a failover that lost the
     write, a server clock that jumps ahead. For those there is `fence`: an integer greater than that of every
-    earlier grant of this name, to be checked by the resource that the lock protects.
+    earlier grant of this name, to be checked by the resource that the lock protects. (The permits of a semaphore that
+    tasks share are the exception: docs/local-sharing.md. Readers have the fence of the last writer.)
 
     Attributes:
         name: name of the lock.

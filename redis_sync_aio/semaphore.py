@@ -132,6 +132,7 @@ class AsyncSemaphore(PermitPrimitive):
             decision; "lua": CommandRefused instead. Both work on the same semaphore at the same time.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
             see `AsyncLock` and docs/local-sharing.md. A lower limit reaches other processes with their next renewal.
+            Fences do not rise in the order of the grants then, if there are several permits.
         linger: for how many seconds (or timedelta) a shared permit is kept when no task has it; 0: not at all.
 
     Raises:
