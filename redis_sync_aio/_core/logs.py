@@ -137,6 +137,16 @@ def connection_lost(server: str, seconds: float, why: str) -> None:
     )
 
 
+def connecting_failed(server: str, error: BaseException) -> None:
+    """Log what the caller's client raised while it connected."""
+    message = (
+        "redis_sync_aio has no answer from %(server)s: the client raised %(why)s. Look at what it calls while it "
+        "connects (a credential provider, say). It tries again while that is needed"
+    )
+    why = f"{type(error).__name__}: {error}".rstrip(": .")
+    _log(logging.WARNING, "connecting_failed", message, error, server=server, why=why)
+
+
 def connection_back(server: str, seconds: float) -> None:
     """Log the end of what `connection_lost` said."""
     _warn(

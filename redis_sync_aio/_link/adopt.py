@@ -66,10 +66,12 @@ def bare(error: BaseException) -> BaseException:
     """Return what came instead of a connection, as it was: ``error``, or what redis-py put into it.
 
     What the server answers to the handshake over a unix socket it makes a plain ConnectionError, as if none had come.
+    So it does with whatever is raised before there is a connection, but for failures of the network.
     """
     cause = error.__cause__
-    wrapped = type(error) is redis.exceptions.ConnectionError and isinstance(cause, redis.exceptions.RedisError)
-    return cause if wrapped and cause is not None else error
+    if cause is None or type(error) is not redis.exceptions.ConnectionError:
+        return error
+    return cause if isinstance(cause, redis.exceptions.RedisError) or error.args[:1] == (cause,) else error
 
 
 async def pooled(client: Redis) -> Any:
@@ -78,16 +80,34 @@ async def pooled(client: Redis) -> Any:
     One that was in use when Sentinel named another primary leads to the old one still, so it is opened again.
     """
     pool: Any = client.connection_pool
-    connection: Any = await bared(pool.get_connection())
+    connection = await _from_pool(client)
     primary = getattr(pool, "master_address", None) if getattr(pool, "is_master", False) else None
     if primary is not None and stream(connection) is not None and (connection.host, connection.port) != primary:
         try:
             await connection.disconnect(nowait=True)
             await bared(connection.connect())
         except BaseException:
+            await connection.disconnect(nowait=True)
             await pool.release(connection)
             raise
     return connection
+
+
+async def _from_pool(client: Redis) -> Any:
+    """Return a connection of the pool. One whose opening failed half-way is closed: redis-py would use it as it is.
+
+    So it would after an error that is neither its own nor the network's, such as a credential provider's.
+    """
+    pool: Any = client.connection_pool
+    try:
+        return await bared(pool.get_connection())
+    except (redis.exceptions.RedisError, OSError):
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if not isinstance(error, asyncio.CancelledError) or task is None or not task.cancelling():
+            await close_idle(client)
+        raise
 
 
 async def bared(connecting: Awaitable[T]) -> T:

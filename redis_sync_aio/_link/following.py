@@ -90,6 +90,10 @@ class SlotPool(ConnectionPool):
     async def release(self, connection: Any) -> None:
         await _pool(connection.shard).release(connection)
 
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close the idle connections of that shard; those in use are not only for this slot."""
+        await _pool(self._cluster.shard_at(self.slot)).disconnect(inuse_connections=False)
+
     def make_connection(self) -> Any:
         return _pool(self._cluster.shard_at(self.slot)).make_connection()
 

@@ -170,12 +170,12 @@ class Link:
             self._start_ticking()
 
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
-        """Whoever waits for the connection must not wait for ever: not after a defect, nor after a cancellation."""
+        """Go on for those who need the connection when somebody cancelled the task; fail their calls after a defect."""
         if task.cancelled():
             # If not by us: `asyncio.run` cancels all tasks at its end, and those that release then need us still.
             if self._connecting is task:
                 self._connecting = None  # it did not even begin
-            if self._unsent:
+            if self._wanted():
                 self.connect()
         elif (error := task.exception()) is not None:
             for call in self.take_unsent():
@@ -195,10 +195,11 @@ class Link:
                     self._trouble = error
                     self._refuse(error)
                     return
-                except troubles.MAYBE_LATER as error:
+                except (Exception, asyncio.CancelledError) as error:
+                    error = troubles.not_from_outside(error, self._closed)
                     self._trouble = self._outage.failed(error, self._connect_timeout)
                     self._expire_calls()
-                    if self._closed or not (self._unsent or self._retries.delayed or self._needed()):
+                    if self._closed or not self._wanted():
                         return
                     await asyncio.sleep(delay)
                 else:
@@ -242,6 +243,9 @@ class Link:
             if not call.over:
                 call.sent = now()
                 self._send_again(call)
+
+    def _wanted(self) -> bool:
+        return bool(self._unsent or self._retries.delayed) or self._needed()
 
     def _needed(self) -> bool:
         return self._owner.link_needed(self.concerns)

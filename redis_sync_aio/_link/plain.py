@@ -23,14 +23,15 @@ from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
 from .._transport.endpoint import Endpoint
-from ..errors import SyncError
+from ..errors import SyncError, copied
 from .adopt import bare, dead_end_pool, probe, send_once
 from .answers import TRANSIENT, answered, error_answer, scripts_refused
 from .borrow import borrow
-from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
+from .call import CONFLICT, MOMENT, RETRY, Call, Reply
+from .client import address_of
 from .servers import OneServer, Servers
 from .talks import AFTER_CONFLICT, Converse, advance
-from .troubles import REFUSED, closed, time_is_up, too_late, unanswered
+from .troubles import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
 from .wire import pack
 
 
@@ -40,7 +41,8 @@ class PlainExecutor:
     pushes = False
     alone = False
     connections = 0
-    trouble = None
+    trouble: Exception | None = None
+    """Why the latest attempt of all had no answer."""
 
     def __init__(self, servers: Servers, known_as: KnownAs, response_timeout: float, converse: Converse) -> None:
         self._servers = servers
@@ -50,6 +52,7 @@ class PlainExecutor:
         self._endpoint = Endpoint(servers.clients()[0]) if isinstance(servers, OneServer) else None
         self._no_scripts = ""  # how the server refused them
         self._silent = False  # the last attempt of all ended without a sign of the server
+        self._logged: type[Exception] | None = None  # the latest unexpected error that the log knows of
         self._queues: dict[bytes, deque[Call]] = {}
         self._timers: dict[Call, asyncio.TimerHandle] = {}  # of calls whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,6 +76,8 @@ class PlainExecutor:
         if self._closed:
             too_late(call)
         elif queue is not None:
+            if (trouble := queue[0].trouble) is not None:
+                call.trouble = copied(trouble)
             queue.append(call)
             # The one before it may be retried for longer than this one has time.
             left = max(0.0, call.expires - now())
@@ -93,7 +98,7 @@ class PlainExecutor:
         task.add_done_callback(partial(self._ended, name))
 
     def _ended(self, name: bytes, task: asyncio.Task[None]) -> None:
-        """An unexpected error (of a credential provider, say) must not become a hang: the caller gets it."""
+        """Go on with the next call, and let the caller of this one have the defect that ended the task."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             queue = self._queues[name]
@@ -133,10 +138,11 @@ class PlainExecutor:
                         reply = await self._execute(call)
             except SyncError as error:  # not what the server said: what we made of it
                 call.fail(error)
-            except (ReplyError, redis.exceptions.RedisError, OSError, TimeoutError) as error:
+            except (Exception, asyncio.CancelledError) as error:
+                error = not_from_outside(error, self._closed)
                 self._failed(call, await self._behind(call, error))
             else:
-                self._silent = False
+                self._silent, self._logged, self.trouble = False, None, None
                 call.answer(reply)
             if call.over:
                 return
@@ -221,6 +227,10 @@ class PlainExecutor:
     def _failed(self, call: Call, error: Exception) -> None:
         refused = answered(call.name, error, self._no_scripts, call.keys.all, call.ambiguous)
         call.ambiguous |= refused is None
+        self.trouble = error if refused is None else None
+        if not isinstance(error, EXPECTED) and type(error) is not self._logged:
+            self._logged = type(error)
+            logs.connecting_failed(address_of(self._servers.clients()[0]), error)
         if call.over:
             return
         waited = round(now() - call.begun, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import hiredis
 import redis.exceptions
 
 from .._clock import now
@@ -47,6 +48,8 @@ def unanswered(
     ``cause`` is why there is no answer, if that is known; ``before`` the trouble of an earlier attempt; ``within`` so
     many seconds, by the caller's wish.
     """
+    if cause is not None and not isinstance(cause, EXPECTED):
+        return _client_raised(name, cause, within)
     error = Unreachable(
         f"Redis did not answer a command for {text(name)!r} {'in time' if within is None else shown_within(within)}"
         + (f": {type(cause).__name__}" if cause else "")
@@ -56,6 +59,37 @@ def unanswered(
     )
     error.__cause__ = cause or before
     return error
+
+
+def said(error: BaseException) -> str:
+    """Return what ``error`` says, with its type where the words alone would say little."""
+    return str(error) if isinstance(error, (SyncError, *EXPECTED)) else f"{type(error).__name__}: {error}".rstrip(": .")
+
+
+def _client_raised(name: bytes, cause: BaseException, within: float | None) -> Unreachable:
+    """Return the error for a command without an answer whose ``cause`` is neither the server's nor the network's."""
+    error = Unreachable(
+        f"a command for {text(name)!r} got no answer {'in time' if within is None else shown_within(within)}: the "
+        f"client raised {said(cause)}. That is neither an answer of Redis nor a failure of the network; look at what "
+        "the client calls while it connects (a credential provider, say)"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def not_from_outside(error: Exception | asyncio.CancelledError, closed: bool) -> Exception:
+    """Return why an attempt to connect failed; raise ``error`` if it is a cancellation from outside.
+
+    ``closed``: the link is, and so the cancellation may be its own, swallowed by redis-py on the way.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    task = asyncio.current_task()
+    if closed or (task is not None and task.cancelling()):
+        raise error
+    found = RuntimeError("CancelledError, although nobody cancelled the attempt to connect")
+    found.__cause__ = error
+    return found
 
 
 def too_slow(name: bytes, duration: float, claimed: bool) -> Unreachable:
@@ -103,5 +137,14 @@ REFUSED = (
     redis.exceptions.DataError,
 )
 """Connecting will not succeed, however often it is tried."""
-MAYBE_LATER = (Unreachable, redis.exceptions.RedisError, OSError, TimeoutError, CommandRefused)
-"""It may succeed, later."""
+MAYBE_LATER = (
+    Unreachable,
+    redis.exceptions.RedisError,
+    OSError,
+    TimeoutError,
+    CommandRefused,
+    hiredis.HiredisError,
+)
+"""The server or the network fails, and may answer later."""
+EXPECTED = (*REFUSED, *MAYBE_LATER)
+"""All else comes from the caller's own client, such as from its credential provider. That may succeed later, too."""

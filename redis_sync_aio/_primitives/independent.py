@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from redis.asyncio import Redis, RedisCluster
-from redis.exceptions import RedisError
 
 from .._cancellation import insisting
 from .._core.display import shown
 from .._link.adopt import send_once
 from .._link.answers import error_answer
 from .._link.client import Client, address_of
+from .._link.troubles import not_from_outside
 from ..coordinator import Coordinator
 
 _RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")
@@ -69,7 +69,8 @@ async def _identify(coordinator: Coordinator, within: float) -> None:
     except TimeoutError:
         coordinator.server_id = b""
         return
-    except (RedisError, OSError) as error:
+    except (Exception, asyncio.CancelledError) as error:
+        error = not_from_outside(error, closed=False)
         if error_answer(error) is not None:
             coordinator.server_id = b""
         return

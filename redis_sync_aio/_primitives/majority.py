@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._core import logs
+from .._link.troubles import said
 from .._waiting.bids import Bid, Bids
 from ..coordinator import Coordinator
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
@@ -59,8 +60,9 @@ def why_no_answer(name: str, bids: Bids, quorum: int, within: float) -> SyncErro
     return no_majority(name, answered, len(bids.all), quorum, within, f". No. {shown}")
 
 
-def _said(bid: Bid) -> object:
-    return bid.error or bid.trouble or "no answer"
+def _said(bid: Bid) -> str:
+    error = bid.error or bid.trouble
+    return "no answer" if error is None else said(error)
 
 
 def why_no_fence(name: str, bids: Bids, quorum: int) -> Unreachable | None:

@@ -8,6 +8,7 @@ from .._clock import now
 from .._core import logs
 from .._link.answers import error_code
 from .._link.client import Client, address_of, uses_tls
+from .._link.troubles import EXPECTED
 from ..backoff import Backoff
 
 RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
@@ -32,6 +33,7 @@ class Outage:
         self._since: float | None = None  # local clock
         self._told = False
         self._refused = float("-inf")
+        self._logged: type[Exception] | None = None  # the latest unexpected error that the log knows of
 
     def _server(self) -> str:
         host, port = self.leads_to
@@ -60,8 +62,11 @@ class Outage:
         logs.connection_lost(self._server(), now() - self._since, reason)
 
     def failed(self, error: Exception, timeout: float) -> Exception:
-        """Return why an attempt to connect failed, in words that help where redis-py has none."""
+        """Return why an attempt to connect failed, in words that help where redis-py has none; log the unexpected."""
         message = str(error)
+        if not isinstance(error, EXPECTED) and type(error) is not self._logged:
+            self._logged, self._told = type(error), True
+            logs.connecting_failed(self._server(), error)
         if isinstance(error, TimeoutError) and not message:
             message = f"no connection to {self._server()} within {timeout:g} seconds" + self._tls_hint()
         elif "WRONG_VERSION_NUMBER" in message or "record layer failure" in message:
@@ -90,4 +95,4 @@ class Outage:
         """Note that there is a connection."""
         if self._told and self._since is not None:
             logs.connection_back(self._server(), now() - self._since)
-        self._since, self._told = None, False
+        self._since, self._told, self._logged = None, False, None

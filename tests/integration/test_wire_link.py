@@ -28,7 +28,20 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, SWALLOW_REPLY, anything, arg
 from ..support.timed import Timed
-from .test_wire import ACQUIRE, ANSWERS, FORCE, INSPECT, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
+from .test_wire import (
+    ACQUIRE,
+    ANSWERS,
+    FORCE,
+    INSPECT,
+    MODES,
+    RELEASE,
+    RENEW,
+    RESPONSE_TIMEOUT,
+    RETRY_FOR,
+    SOON,
+    Wired,
+    wired,
+)
 from .test_wire import quiet_loop as quiet_loop
 
 
@@ -181,10 +194,10 @@ class OutOfOrder(CredentialProvider):
 
 @pytest.mark.parametrize("mode", ["link", "plain"])
 async def test_connecting_fails_unexpectedly(server: EmbeddedServer, mode: str) -> None:
-    """P12: whatever the client's own hooks raise is told at once, with its cause."""
+    """P12: whatever the client's own hooks raise is retried, and told with its cause after `retry_for`."""
     async with wired(server, mode, client={"credential_provider": OutOfOrder()}) as w:
         with pytest.raises(Unreachable, match="the vault is sealed"):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(RETRY_FOR + 2):
                 await w.lock().acquire()
 
 

@@ -238,10 +238,14 @@ def test_only_clock_reads_clocks(module: str) -> None:
     assert not [where(module, node) for name, node in imports(module) if name.startswith("time.") or name == "time"]
 
 
-SHIELDS = {"_link.call": 2, "_link.talks": 1, "_link.wire": 1, "_waiting.names": 1}
+SHIELDS = {
+    **{"_link.call": 2, "_link.talks": 1, "_link.wire": 1, "_waiting.names": 1},
+    **{"_link.link": 1, "_link.plain": 1, "_primitives.independent": 1},
+}
 """How often ``except Exception`` stands where one call, or one message, must not cost the others their connection.
 
-What is caught there ends that call, and is logged.
+What is caught there ends that call, and is logged. And where the caller's client connects: it may raise anything, a
+CancelledError that nobody asked for too. That is kept, logged, and tried again.
 """
 
 
@@ -255,7 +259,7 @@ def test_errors_are_named_and_nothing_is_swallowed(module: str) -> None:
             continue
         caught = set() if node.type is None else set(re.findall(r"\w+", ast.unparse(node.type)))
         raises = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
-        if caught == {"Exception"} and module in SHIELDS:
+        if caught - {"asyncio", "CancelledError"} == {"Exception"} and module in SHIELDS:
             shields += 1
             continue
         if node.type is None or "Exception" in caught or ("BaseException" in caught and not raises):
