@@ -239,8 +239,13 @@ def test_only_clock_reads_clocks(module: str) -> None:
 
 
 SHIELDS = {
-    **{"_link.call": 2, "_link.talks": 1, "_link.wire": 1, "_waiting.names": 1},
-    **{"_link.link": 1, "_link.plain": 1, "_primitives.independent": 1},
+    "_link.call": 2,
+    "_link.talks": 1,
+    "_link.wire": 1,
+    "_waiting.names": 1,
+    "_link.link": 1,
+    "_link.plain": 1,
+    "_primitives.independent": 1,
 }
 """How often ``except Exception`` stands where one call, or one message, must not cost the others their connection.
 
