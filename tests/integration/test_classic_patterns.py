@@ -35,7 +35,7 @@ from .test_wire import ACQUIRE, RELEASE, wired
 
 NAME = "lock"
 MINUTE = 60_000
-CONNECTING = 8
+CONNECTING = 9
 """More commands than it takes to connect."""
 DECIDES: Mapping[str, Predicate] = {"lua": RELEASE, "watch": command("EXEC")}
 """The command that makes a release, by who decides."""
