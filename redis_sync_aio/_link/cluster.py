@@ -12,6 +12,7 @@ answers that a slot is not its own. From the caller's client we have how to conn
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 from collections.abc import Coroutine
@@ -27,7 +28,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from .._clock import now
 from .._types import listed
-from .adopt import bared, opening, write
+from .adopt import bared, close_idle, opening, write
 from .following import Address, SlotPool, following
 from .wire import pack
 
@@ -35,6 +36,9 @@ FRESH = 0.1
 """Seconds for which an answer of the nodes is good for opening connections: several shards do so at the same time."""
 PATIENCE = 2.0
 """Seconds in which a node has to answer, before another one is asked."""
+
+AT_ONCE = 250
+"""So many ranges of an answer are read in one turn of the loop."""
 
 NEVER = float("-inf")
 
@@ -82,6 +86,8 @@ class Shard:
         self.number = number
         self.address: Address | None = None  # of the primary; None before any node was asked
         self.client = Redis(connection_pool=ConnectionPool(shard=self, **options))
+        self.gone = False
+        """It has no slots any more, and is never used again."""
         self.connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
         """What opens connections to that address, which may hang: another address makes an end of it."""
 
@@ -121,6 +127,10 @@ class Cluster:
         self._nodes: list[Address] = []  # in the order in which they are asked
         self._told: Address | None = None  # by the latest MOVED, and not asked yet
         self._failed: dict[Address, float] = {}  # when they did (local clock)
+        # The original ones, which may be a name that always leads to the cluster: redis-py forgets them.
+        self._seeds = [Address(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
+        self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest: of which node, and what it means
+        self._learnt: list[Range] | None = None
         self._looked = NEVER  # local clock, from before the nodes were asked
         self._learned = NEVER  # the same, of the newest answer, true or not
         self._learning = threading.Lock()  # a client may be used in several threads, with an event loop each
@@ -130,7 +140,8 @@ class Cluster:
         self._options = {key: value for key, value in client.connection_kwargs.items() if key not in left_out}
         self._options |= {"connection_class": following(kind), "retry": Retry(NoBackoff(), 0)}
         # All slots are its own until a node was asked; then it is one of the shards.
-        self.shards = [Shard(self, 0, self._options)]
+        self._numbers = itertools.count()
+        self.shards = [Shard(self, next(self._numbers), self._options)]
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
         self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
         self._members: WeakSet[Member] = WeakSet()
@@ -222,9 +233,12 @@ class Cluster:
                 continue
             self._failed.pop(node, None)
             with self._learning:
+                gone = []
                 if begun > self._learned:  # else there is a newer answer
                     self._learned = begun
-                    self._learn(ranges)
+                    gone = self._learn(ranges)
+            for shard in gone:
+                await close_idle(shard.client)
             if doubts == self._doubts:  # else the answer may be older than those
                 self._looked = begun
             return
@@ -235,11 +249,15 @@ class Cluster:
         ) from failed
 
     def _candidates(self) -> list[Address]:
-        """Return whom to ask, each time another one first: what one says may be old. Last those that failed lately."""
+        """Return whom to ask, each time another one first: what one says may be old.
+
+        Last the original seeds, and those that failed lately.
+        """
         client = self._client()
         startup = [] if client is None else client.nodes_manager.startup_nodes.values()
         known = list(dict.fromkeys((*self._nodes, *(Address(node.host, int(node.port)) for node in startup))))
         self._nodes = [*known[1:], known[0]]
+        known += [seed for seed in self._seeds if seed not in known]
         self._failed = {node: failed for node, failed in list(self._failed.items()) if node in known}
         return sorted(known, key=lambda node: self._failed.get(node, 0.0))
 
@@ -255,35 +273,64 @@ class Cluster:
             answer = await connection.read_response(disable_decoding=True, timeout=float("inf"))
         finally:
             await connection.disconnect(nowait=True)
-        # A node may not know what others call it.
-        return [
-            Range(first, last, [self._remapped(_host(host) or node.host, port) for host, port, *_ in nodes])
-            for first, last, *nodes in answer
-        ]
+        return await self._read(node, answer)
+
+    async def _read(self, node: Address, answer: Any) -> list[Range]:
+        """Return what the answer of ``node`` means: the same object if it answers as before."""
+        if self._answer is not None:
+            source, before, ranges = self._answer
+            # A node may not know what others call it: then the same answer of another one means something else.
+            if before == answer and (source == node or all(_host(host) for _, _, *told in before for host, *_ in told)):
+                return ranges
+        addresses: dict[tuple[bytes | None, int], Address] = {}
+        ranges = []
+        for first, last, *nodes in answer:
+            for host, port, *_ in nodes:
+                if (host, port) not in addresses:
+                    addresses[host, port] = self._remapped(_host(host) or node.host, port)
+            ranges.append(Range(first, last, [addresses[host, port] for host, port, *_ in nodes]))
+            if len(ranges) % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._answer = node, answer, ranges
+        return ranges
 
     def _remapped(self, host: str, port: int) -> Address:
         client = self._client()
         return Address(host, port) if client is None else Address(*client.nodes_manager.remap_host_port(host, port))
 
-    def _learn(self, ranges: list[Range]) -> None:
-        told = list(dict.fromkeys(node for it in ranges for node in it.nodes))
-        self._nodes = [*(node for node in self._nodes if node in told), *(it for it in told if it not in self._nodes)]
+    def _learn(self, ranges: list[Range]) -> list[Shard]:
+        """Know who has which slots from now on; return the shards that have none any more."""
+        if ranges is self._learnt:
+            return []
+        self._learnt = ranges
+        told = dict.fromkeys(node for it in ranges for node in it.nodes)
+        known = set(self._nodes)
+        self._nodes = [*(node for node in self._nodes if node in told), *(it for it in told if it not in known)]
         owners, addresses = list(self._owners), [shard.address for shard in self.shards]
-        primaries = {nodes[0] for _, _, nodes in ranges}
+        starts: dict[Address, int] = {}
+        for first, _, (primary, *_) in ranges:
+            starts.setdefault(primary, first)
+        found = {shard.address: shard for shard in self.shards}
+        shards = {
+            primary: found.get(primary) or self._shard(primary, first, starts) for primary, first in starts.items()
+        }
         for first, last, (primary, *_) in ranges:
-            self._owners[first : last + 1] = [self._shard(primary, first, primaries)] * (last + 1 - first)
+            self._owners[first : last + 1] = [shards[primary]] * (last + 1 - first)
+        left = set(self._owners)
+        gone = [shard for shard in self.shards if shard not in left]
+        self.shards = [shard for shard in self.shards if shard in left]
+        for shard in gone:
+            shard.gone = True
         if self._owners != owners or [shard.address for shard in self.shards] != addresses:
             for member in list(self._members):
                 member.slots_moved()
+        return gone
 
-    def _shard(self, primary: Address, slot: int, primaries: set[Address]) -> Shard:
-        """Return the shard of a primary that has ``slot``."""
-        for shard in self.shards:
-            if shard.address == primary:
-                return shard
+    def _shard(self, primary: Address, slot: int, primaries: dict[Address, int]) -> Shard:
+        """Return the shard of a new primary that has ``slot``."""
         shard = self._owners[slot]
         if shard.address in primaries:
-            shard = Shard(self, len(self.shards), self._options)
+            shard = Shard(self, next(self._numbers), self._options)
             self.shards.append(shard)
         # Else what had the slot is no primary any more: a replica of its was promoted.
         shard.lead_to(primary)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import redis.exceptions
 from redis.asyncio import ConnectionPool
 
+from .adopt import close_idle
+
 if TYPE_CHECKING:
     from .cluster import Cluster, Shard
 
@@ -89,6 +91,8 @@ class SlotPool(ConnectionPool):
 
     async def release(self, connection: Any) -> None:
         await _pool(connection.shard).release(connection)
+        if connection.shard.gone:
+            await close_idle(connection.shard.client)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         """Close the idle connections of that shard; those in use are not only for this slot."""

@@ -27,6 +27,9 @@ from .retries import Retries
 from .troubles import MAYBE_LATER, REFUSED, not_possible, too_late
 from .wire import Wire
 
+RETIRING = 0.25
+"""Seconds between two looks whether a link to a shard that is no more may be closed."""
+
 
 class Links:
     """See the top of this module."""
@@ -155,6 +158,21 @@ class Links:
         for link in list(self._links.values()):  # what waits there goes first
             link.settle()
         self._owner.link_moved()
+        for shard in list(self._links):
+            if shard.gone:
+                self._retire(shard)
+
+    def _retire(self, shard: Shard) -> None:
+        """Close the link to a shard that is no more, once nothing waits for an answer there."""
+        link = self._links.get(shard)
+        if link is None or self._closed:
+            return
+        if link.calls():
+            self._loop.call_later(RETIRING, self._retire, shard)
+            return
+        del self._links[shard]
+        link.part()
+        self._left = {name: links for name, links in self._left.items() if link not in links}
 
     # -- the end ---------------------------------------------------------------------------------------
 
