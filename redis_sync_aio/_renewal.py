@@ -1,8 +1,9 @@
 """Keeps the leases of one coordinator: renews them in one batch, notices their end, releases them.
 
-One timer for all of them, not a task per lease. A tick looks at every lease: those whose time has come are
-renewed, all in the same turn of the loop and so in one write; those whose deadline has passed are lost. A
-lease is due after a third of its time, and a tick takes along what would be due soon after.
+One timer for all of them, not a task per lease. A tick looks at the leases that are due (`_leases/schedule.py`), and
+costs nothing for the others: those whose time has come are renewed, all in the same turn of the loop and so in one
+write; those whose deadline has passed are lost. A lease is due after a third of its time, and a tick takes along what
+would be due soon after. Many are looked at in slices, with a pause after each one while there is time.
 
 Unknown is not lost (P6): a renewal without an answer is repeated by the link until the deadline.
 """
@@ -11,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ._cancellation import outcome_of
 from ._clock import now
 from ._core import logs
-from ._core.stalls import Stalls
+from ._core.slices import Slices
+from ._core.stalls import SHORTEST, Stalls
 from ._engine.lua import WHOLE, LuaEngine, Released, Renewed, Send, read_renew
 from ._keeper import Namesakes
 from ._keys import Keys
 from ._leases.deadlines import Deadlines, changed_nothing
 from ._leases.loss import notice_end
+from ._leases.schedule import AT_ONCE, LONGEST, SLACK, Schedule
 from ._link.call import Argument, Call
 from ._link.client import Client
 from ._under_way import UnderWay
@@ -44,6 +47,7 @@ class Renewals(Deadlines):
         engine: Callable[[], LuaEngine],
         leases: Callable[[], Iterable[Lease]],
         forget: Callable[[Lease], None],
+        keeps: Callable[[Lease], bool],
         loosen: Callable[[Lease], bool],
         retry_for: float,
         patience: float,
@@ -60,60 +64,92 @@ class Renewals(Deadlines):
         self._engine = engine
         self._leases = leases
         self._forget = forget
+        self._keeps = keeps
         self._loosen = loosen
         self.retry_for = retry_for
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
+        self._late = 0.0
         self._stalls = Stalls()
+        self._schedule = Schedule()
+        self.slices = Slices(self.loop)
         self.under_way = UnderWay()
 
     def keep(self, lease: Lease) -> None:
-        """Keep ``lease`` from now on."""
-        if lease.renew_at < self._tick_at or self._timer is None:
-            self._schedule(min(lease.renew_at, lease.deadline))
+        """Keep ``lease`` from now on, or look at it in time: it has another deadline."""
+        when, slack = lease.renew_at, lease.period / 8
+        if when >= lease.deadline or lease.renewing or lease.upgraded:
+            when = lease.deadline
+            slack = (when - now()) / 8
+        self._enter(lease, when, slack)
 
-    def _schedule(self, when: float) -> None:
+    def dismiss(self, lease: Lease) -> None:
+        """Keep ``lease`` no longer."""
+        self._schedule.leave(lease)
+
+    def _enter(self, lease: Lease, when: float, slack: float) -> None:
+        if when < math.inf and self._schedule.enter(lease, when, slack) and when < self._tick_at:
+            self._tick_in(when - now())
+
+    def _tick_in(self, delay: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._stalls.note(now(), now() - self._tick_at)  # it may be overdue
-        delay = min(max(when - now(), NEAR), TICK)
+        delay = min(max(delay, NEAR), TICK)
         self._tick_at = now() + delay
         self._timer = self.loop.call_later(delay, self._tick)
 
     def stop(self) -> None:
         """Never look again."""
+        self.slices.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _tick(self) -> None:
-        time = now()
-        late = time - self._tick_at
-        self._stalls.note(time, late)
+        begun, schedule = now(), self._schedule
+        late = begun - self._tick_at
+        self._stalls.note(begun, late)
+        self._late = max(self._late if schedule.behind else 0.0, late)
+        if late >= SHORTEST:  # perhaps the process was asleep, and the timers of shares were, too
+            self.slices.run(self._look_at_shares())
         self._timer, self._tick_at = None, math.inf
-        next_look = math.inf
-        for lease in list(self._leases()):
-            lease.look_at_shares(time)
-            if lease.state is not State.HELD:
-                continue
-            if time >= lease.deadline:
-                # A renewal that was sent in good time and has no answer yet: nobody could be reached.
-                lease.lose("unreachable" if lease.renewing else "expired")
-                continue
-            if not lease.upgraded:
-                if not lease.renewing and time >= lease.renew_at - min(0.5, lease.period / 8):
-                    if late > lease.period / 3:
-                        logs.renewal_late(lease.name, late, lease.remaining(), lease.period, lease.claim)
-                    if self._loosen(lease):
-                        next_look = time  # nobody may refer to it: it is gone when this look ends
-                        continue
-                    self._renew(lease)
-                if not lease.renewing:
-                    next_look = min(next_look, lease.renew_at)
-            next_look = min(next_look, lease.deadline)
-        self._stalls.note(now(), now() - time)  # with many leases a tick itself takes long
-        if next_look < math.inf:
-            self._schedule(next_look)
+        schedule.collect(begun)
+        time, left = begun, AT_ONCE
+        try:
+            while left and time < begun + LONGEST and (lease := schedule.take()) is not None:
+                self._look_at(lease, time)
+                time, left = now(), left - 1
+        finally:
+            lease = None  # perhaps only references keep it from now on
+            self._stalls.note(time, time - begun)
+            if schedule.behind:
+                self._tick_in(NEAR if schedule.in_time(time) else 0.0)
+            elif (next_due := schedule.next_due()) < math.inf:
+                self._tick_in(next_due - time)
+
+    def _look_at(self, lease: Lease, time: float) -> None:
+        """Renew ``lease`` if that is due; lose it if its deadline has passed."""
+        lease.look_at_shares(time)
+        if lease.state is not State.HELD or not self._keeps(lease):
+            return
+        if time >= lease.deadline:
+            # A renewal that was sent in good time and has no answer yet: nobody could be reached.
+            lease.lose("unreachable" if lease.renewing else "expired")
+            return
+        if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(SLACK, lease.period / 8):
+            if self._late > lease.period / 3:
+                logs.renewal_late(lease.name, self._late, lease.remaining(), lease.period, lease.claim)
+            if self._loosen(lease):
+                self._enter(lease, time, 0.0)  # if nobody refers to it, it is gone by then
+                return
+            self._renew(lease)
+        self.keep(lease)
+
+    def _look_at_shares(self) -> Iterator[None]:
+        for lease in self._leases():
+            lease.look_at_shares(now())
+            yield
 
     def stalled_since(self, time: float) -> float:
         """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""

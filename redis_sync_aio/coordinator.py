@@ -164,6 +164,7 @@ class Coordinator(Names):
             lambda: self.engine,
             self._all_leases,
             self._forget_lease,
+            self._keeps_lease,
             self._loosen_lease,
             self.retry_for,
             self._response_timeout,
@@ -244,7 +245,8 @@ class Coordinator(Names):
 
     async def _close(self) -> None:
         self.on_close()
-        self._give_up(f"the coordinator can not be used any more: {self._why_closed}")
+        self._end_all()
+        await self.renewals.slices.done()
         self.renewals.stop()
         await self.renewals.under_way.drained(self._response_timeout)
         await self._executor.close()
@@ -365,7 +367,11 @@ class Coordinator(Names):
             return
         self._client_closed = True
         self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
-        self._give_up(f"the coordinator can not be used any more: {self._why_closed}")
+        self._end_all()
+
+    def _end_all(self) -> None:
+        self.renewals.slices.stop()
+        self.renewals.slices.run(self._give_up(f"the coordinator can not be used any more: {self._why_closed}"))
 
     def _client_closes(self) -> None:
         """Word from the witness. A link that is up learns it by itself, once its connection is closed."""

@@ -35,6 +35,10 @@ class HeldLeases(dict["Lease", None]):
             return list(self)
         return [*self, *(lease for reference in self._loose if (lease := reference()) is not None)]
 
+    def keeps(self, lease: Lease) -> bool:
+        """Return whether ``lease`` is one of them."""
+        return lease in self or ref(lease) in self._loose
+
     @property
     def empty(self) -> bool:
         """Whether there is none."""

@@ -6,16 +6,14 @@ same pipe), and a lost connection is one event, after which everything is re-che
 tears a command in half, since the link writes, not the task.
 
 Losing it. Calls that were written and not answered are ambiguous; all our scripts are idempotent for their token, so
-they are sent again on the next connection, in their order, unless their caller withdrew them. A call is given up
-(`Unreachable`) when its `expires` passes.
+they are sent again on the next connection, in order, unless withdrawn. A call fails (`Unreachable`) when it expires.
 
 The old connection may still have unread commands in a buffer somewhere when the next one is already in use. So a new
 connection first kills the old one at the server, if it is still there (CLIENT KILL ID, if the ACL user may); what still
 slips through finds its token spent (see acquire.lua) or ends with its ttl.
 
 Liveness. A connection on which an answer is overdue for `response_timeout` is dropped. While somebody depends on pushes
-a PING goes out after `response_timeout` of silence, so a black-holed connection is noticed within twice
-`response_timeout` plus one tick.
+a PING goes out after as much silence, so a black-holed connection is noticed within twice that time and a tick.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from .call import ANSWERING, Call, Here, LinkOptions, LinkOwner, Reply
 from .introduction import Introduction
 from .retries import Retries
 from .talks import Converse
-from .wire import Wire
+from .wire import BURST, Wire
 
 
 class Link:
@@ -62,6 +60,7 @@ class Link:
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
+        self._sending = False  # `_send_unsent` is in line
         self._retries = Retries(self._loop, self._send_again, self.send)
         self._ticking: asyncio.TimerHandle | None = None
         self._trouble: Exception | None = None
@@ -115,7 +114,7 @@ class Link:
         wire = self._wire
         if wire is None and self._closed:
             troubles.too_late(call)
-        elif wire is None:
+        elif wire is None or self._sending:
             self._unsent.append(call)
             self.connect()
         elif self._no_scripts or call.keys.engine == "watch":
@@ -238,11 +237,17 @@ class Link:
         self.connections += 1
         # Before anything else: every lease and every waiter looks whether it still is what it was.
         self._owner.link_up(self.concerns)
-        while self._unsent:
-            call = self._unsent.popleft()
-            if not call.over:
+        self._send_unsent(wire)
+
+    def _send_unsent(self, wire: Wire) -> None:
+        self._sending = False
+        for _ in range(min(BURST, len(self._unsent)) if wire is self._wire else 0):
+            if not (call := self._unsent.popleft()).over:
                 call.sent = now()
                 self._send_again(call)
+        if wire is self._wire and self._unsent:
+            self._sending = True
+            self._loop.call_soon(self._send_unsent, wire)
 
     def _wanted(self) -> bool:
         return bool(self._unsent or self._retries.delayed) or self._needed()
@@ -367,7 +372,6 @@ class Link:
         self._endpoint.stop()
         if self._ticking is not None:
             self._ticking.cancel()
-            self._ticking = None
         if self._connecting is not None and self._connecting is not asyncio.current_task():  # which was refused
             self._connecting.cancel()
         wire, self._wire = self._wire, None

@@ -17,6 +17,9 @@ from .talks import Converse, Exchange, Talks
 FULL = 50
 """So many commands are written at once, in mid-turn: the server starts on them while we pack the others."""
 
+BURST = 250
+"""So many replies are taken in one turn of the loop: what they wake comes in between."""
+
 _NOTHING = object()
 
 PackCommand = Callable[[Words], bytes]
@@ -51,6 +54,7 @@ class Wire(asyncio.Protocol):
         self._on_lost = on_lost
         self._out: list[bytes] = []
         self._due = False  # `_end_turn` is in line
+        self._behind = False  # `_read_on` is in line
         self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
@@ -132,9 +136,23 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = now()
-        reader, pending = self._reader, self.pending
-        reader.feed(data)
-        while (reply := reader.gets()) is not _NOTHING:
+        self._reader.feed(data)
+        if not self._behind:
+            self._read()
+
+    def _read_on(self) -> None:
+        if self._behind:
+            self._behind = False
+            try:
+                self._read()
+            except hiredis.ProtocolError as error:  # the transport does the same with what data_received raises
+                self.drop(error)
+
+    def _read(self) -> None:
+        gets, pending = self._reader.gets, self.pending
+        for _ in range(BURST):
+            if (reply := gets()) is _NOTHING:
+                break
             kind = type(reply)
             if kind is hiredis.PushNotification:
                 # In RESP3 the answer to SUBSCRIBE is a push, in its place among the replies; a refusal is a reply.
@@ -153,6 +171,9 @@ class Wire(asyncio.Protocol):
                 receiver.put(reply)
             else:
                 _resolve(receiver, reply)
+        else:
+            self._behind = True
+            self._loop.call_soon(self._read_on)
         if self._company > 1 and not self._due:  # behind whom that woke; one alone writes at once
             self._due = True
             self._loop.call_soon(self._end_turn)
@@ -165,6 +186,9 @@ class Wire(asyncio.Protocol):
             call.fail(not_understood(call.name, error))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        while self._behind and not self.closed_by_us:
+            self._read_on()
+        self._behind = False
         self.talks.end()
         self._adopted.lost(exc)
         if not self.gone.done():

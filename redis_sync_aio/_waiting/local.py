@@ -180,10 +180,11 @@ class LocalName:
         self.held_until = until
         self._look_in(min(max(until - now(), 0.0) + EARLY, self._look_every))
 
-    def reroute(self) -> None:
-        """What is pushed for the tickets and bases that are out would not reach us any more."""
+    def reroute(self) -> Iterator[None]:
+        """What is pushed for the tickets and bases that are out would not reach us any more. One with each step."""
         for ticket in list(self.tickets.values()):
             ticket.reroute()
+            yield
         for cohort in list(self.cohorts.values()):
             for base in list(cohort.resting):
                 cohort.give_back(base)
@@ -334,13 +335,14 @@ class LocalName:
         ]
         return next((task.get_name() for task in tasks if task is not None), None)
 
-    def give_up(self, why: str) -> None:
-        """End all that wait, with CoordinatorClosed."""
+    def give_up(self, why: str) -> Iterator[None]:
+        """End all that wait, with CoordinatorClosed, one with each step."""
         error = CoordinatorClosed(f"the wait for {self.name!r} ended: {why}")
         for cohort in self.cohorts.values():
             cohort.give_up(error)
         for ticket in list(self.tickets.values()):
             ticket.withdraw(copied(error))
+            yield
 
     def resting(self) -> list[Base]:
         """Return what is held and no task has."""
@@ -349,6 +351,7 @@ class LocalName:
     def drop(self, lease: Lease) -> None:
         """Forget ``lease``."""
         self.leases.discard(lease)
+        self.hub.renewals.dismiss(lease)
         if self.namesakes is not None:
             self.namesakes.drop(lease)
         self.forget_if_idle()

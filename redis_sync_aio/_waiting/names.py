@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, cast
@@ -61,6 +61,8 @@ class Names(ABC):
     """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
 
     def _know_nothing(self) -> None:
+        self._unchecked: set[int] = set()  # numbers of tickets that have not asked yet on the present connection
+        self._rechecks = 0  # going on
         self.tickets: dict[int, Ticket] = {}
         self.queued_tickets = QueuedTickets()
         self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to, until they have ended
@@ -99,8 +101,13 @@ class Names(ABC):
             if self._emptied is not None and not self.locals:
                 self._emptied.set()
 
-    def _all_leases(self) -> list[Lease]:
-        return [lease for local in self.locals.values() for lease in local.leases.all()]
+    def _all_leases(self) -> Iterator[Lease]:
+        for local in list(self.locals.values()):
+            yield from local.leases.all()
+
+    def _keeps_lease(self, lease: Lease) -> bool:
+        local = self.locals.get(lease.keys.id)
+        return local is not None and local.leases.keeps(lease)
 
     def _loosen_lease(self, lease: Lease) -> bool:
         local = self.locals.get(lease.keys.id)
@@ -129,14 +136,28 @@ class Names(ABC):
 
     def link_up(self, concerns: Callable[[Keys], bool]) -> None:
         """A connection is there: whatever is held on its server looks where it stands, then whatever waits there."""
-        concerned = [local for local in self.locals.values() if concerns(local.keys)]
-        for local in concerned:
-            for lease in local.leases.all():
-                self.renewals.recheck(lease)
-        self.link_moved()  # before they ask: the connection may have an inbox of its own
+        self._unchecked.update(self.tickets)
+        self._rechecks += 1
+        self.renewals.slices.run(self._recheck(concerns))
+
+    def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
+        concerned: list[LocalName] = []
+        for local in list(self.locals.values()):
+            if concerns(local.keys):
+                concerned.append(local)
+                for lease in local.leases.all():
+                    self.renewals.recheck(lease)
+                    yield
+            yield
+        yield from self._reroute()  # before they ask: the connection may have an inbox of its own
         for local in concerned:
             for ticket in list(local.tickets.values()):
+                self._unchecked.discard(ticket.number)
                 ticket.recheck()
+                yield
+        self._rechecks -= 1
+        if not self._rechecks:
+            self._unchecked.clear()
 
     def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
         """Return whether anything depends on a connection to a server."""
@@ -144,12 +165,16 @@ class Names(ABC):
 
     def link_moved(self) -> None:
         """Some servers know us as something else now: grants, and word of who waits there, would not reach us."""
+        self.renewals.slices.run(self._reroute())
+
+    def _reroute(self) -> Iterator[None]:
         hub = cast(Hub, self)
         for local in list(self.locals.values()):
             known_as = hub.known_as(local.keys)
             if known_as != local.known_as:
                 local.known_as = known_as
-                local.reroute()
+                yield from local.reroute()
+            yield
 
     def _dispatch(self, push: Pushed) -> None:
         """Give a push to the ticket or the base it is for; give back what is granted to a ticket that is gone."""
@@ -160,11 +185,14 @@ class Names(ABC):
             elif (base := self.bases.get(push.number)) is not None:
                 # It may be on its way back, and its name known anew; but this stands for all that we hold of the name.
                 self.locals.get(base.keys.id, base.cohort.local).told_wanted()
+        elif ticket is not None and push.number in self._unchecked and not ticket.withdrawn:
+            ticket.recheck()  # it may be another server, with another clock
         elif ticket is not None:
             ticket.pushed(push)
         elif push.fence > 0:
             self._give_back_to_nobody(push.number)
-        if push.following and (ticket := self.tickets.get(push.following)) is not None:
+        ticket = self.tickets.get(push.following) if push.following else None
+        if ticket is not None and push.following not in self._unchecked:
             ticket.announced(push.server_time, push.next_duration)
 
     def _give_back_to_nobody(self, number: int) -> None:
@@ -182,8 +210,9 @@ class Names(ABC):
         """End what waits, grant nothing, and wait ``within`` so many seconds until nothing is held."""
         self._emptied = asyncio.Event()
         self._stop_sharing()
-        for local in list(self.locals.values()):
-            local.give_up("the coordinator is being closed")
+        why = "the coordinator is being closed"
+        self.renewals.slices.run(step for local in list(self.locals.values()) for step in local.give_up(why))
+        await self.renewals.slices.done()
         self._give_back_resting()
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -204,11 +233,13 @@ class Names(ABC):
             base.cohort.give_back(base)
         return bool(resting)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str) -> Iterator[None]:
         """End all that wait, and take all leases from those who have them."""
         for local in list(self.locals.values()):
-            local.give_up(why)
+            yield from local.give_up(why)
+            yield
         for lease in self._all_leases():
             lease.unfinished = True
             self.renewals.release(lease)
             lease.lose("closed")
+            yield

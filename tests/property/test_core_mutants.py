@@ -28,7 +28,7 @@ from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
 
 MUTANTS: Mapping[str, Mutant] = {
     # P3 wake-up
-    "waiters are not re-checked": Mutant(Names, "link_up", "ticket.recheck()"),
+    "waiters are not re-checked": Mutant(Names, "_recheck", "ticket.recheck()"),
     "nobody looks again": Mutant(LocalName, "_look", "ticket.ask()"),
     "a look only when the lease should have ended": Mutant(
         LocalName, "queued", "min(left + EARLY, delay)", "left + EARLY"
@@ -87,8 +87,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "logs.renewal_refused(lease.name, call.error, lease.remaining())",
         'lease.lose("unreachable")',
     ),
-    "leases are not re-checked": Mutant(Names, "link_up", "self.renewals.recheck(lease)"),
-    "the deadline passes unnoticed": Mutant(Renewals, "_tick", "if time >= lease.deadline:", "if False:"),
+    "leases are not re-checked": Mutant(Names, "_recheck", "self.renewals.recheck(lease)"),
+    "the deadline passes unnoticed": Mutant(Renewals, "_look_at", "if time >= lease.deadline:", "if False:"),
     "a lost lease lets the body run": Mutant(Hold, "__aenter__", "lease.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions

@@ -1,0 +1,170 @@
+"""When to look at which lease: by the time at which it is due, at no cost for the others.
+
+Leases that are due close together form a batch, so that one look renews them with one write. How close depends on the
+slack of each: a lease of half a minute may be renewed half a second early, one of 30 milliseconds may not. So batches
+of similar slack form a row, which is a grid over time. Short leases have a row of their own, and are looked at first.
+
+References are weak: a lease that nobody has any more (`forgotten`) is collected. A lease that ends leaves its batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import ReferenceType, ref
+
+if TYPE_CHECKING:
+    from ..lease import Lease
+
+FINEST, COARSEST = -10, -2
+"""Exponents: batches are between a millisecond and a quarter of a second wide."""
+SLACK = 0.5
+"""Seconds that a lease is looked at early at most."""
+AT_ONCE = 250
+"""So many leases are looked at by one callback…"""
+LONGEST = 0.015
+"""… unless that takes so many seconds."""
+
+LeaseRef: TypeAlias = "ReferenceType[Lease]"
+
+
+class Batch(dict[LeaseRef, None]):
+    """Leases that are due at about the same time."""
+
+    __slots__ = ("first",)
+
+    def __init__(self, first: float) -> None:
+        """``first``: when the first of them is due (local clock)."""
+        super().__init__()
+        self.first = first
+
+
+class Row:
+    """The batches of one width, by their place on the grid."""
+
+    __slots__ = ("_batches", "_places", "_width")
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+        self._batches: dict[int, Batch] = {}
+        self._places: list[int] = []  # a heap
+
+    def batch(self, when: float) -> Batch:
+        """Return the batch for what is due at ``when``."""
+        place = math.floor(when / self._width)
+        batch = self._batches.get(place)
+        if batch is None:
+            batch = self._batches[place] = Batch(when)
+            heappush(self._places, place)
+        elif when < batch.first:
+            batch.first = when
+        return batch
+
+    def next_due(self) -> float:
+        """Return when the first batch is due; inf when there is none."""
+        places, batches = self._places, self._batches
+        while places:
+            batch = batches[places[0]]
+            if batch:
+                return batch.first
+            del batches[heappop(places)]
+        return math.inf
+
+    def due(self, time: float) -> Iterator[Batch]:
+        """Take the batches that are due, and with them what is due soon after."""
+        while self.next_due() <= time:
+            yield self._take()
+            while self._places and self._places[0] * self._width <= time + self._width:
+                yield self._take()
+
+    def _take(self) -> Batch:
+        return self._batches.pop(heappop(self._places))
+
+
+class Schedule:
+    """See the top of this module."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row] = {}
+        self._batch_of: dict[LeaseRef, Batch] = {}
+        self._ended = Batch(-math.inf)
+        """Due leases whose deadline has passed."""
+        self._due: dict[int, list[Batch]] = {}  # by row
+        self._behind_since = 0.0
+
+    def enter(self, lease: Lease, when: float, slack: float) -> bool:
+        """Look at ``lease`` at ``when`` at the latest, perhaps by ``slack`` seconds earlier; return if that is new."""
+        key = ref(lease)
+        batch = self._batch_of.get(key)
+        if batch is not None:
+            if batch.first <= when:
+                return False  # what is looked at too early is entered again
+            del batch[key]
+        exponent = math.frexp(min(slack, SLACK))[1] - 2 if slack > 0 else FINEST  # half the slack, or less
+        width = min(max(exponent, FINEST), COARSEST)
+        row = self._rows.get(width)
+        if row is None:
+            row = self._rows[width] = Row(2.0**width)
+        batch = self._batch_of[key] = row.batch(when)
+        batch[key] = None
+        return True
+
+    def leave(self, lease: Lease) -> None:
+        """Look at ``lease`` no more."""
+        key = ref(lease)
+        batch = self._batch_of.pop(key, None)
+        if batch is not None:
+            del batch[key]
+
+    def next_due(self) -> float:
+        """Return when to look next (local clock); inf for never."""
+        return min((row.next_due() for row in self._rows.values()), default=math.inf)
+
+    def collect(self, time: float) -> None:
+        """Note what is due at ``time``."""
+        if not self._due:
+            self._behind_since = time
+        for width, row in self._rows.items():
+            for batch in list(row.due(time)):
+                batch.first = -math.inf
+                for key in [key for key in batch if (lease := key()) is not None and lease.deadline <= time]:
+                    del batch[key]
+                    self._ended[key] = None
+                    self._batch_of[key] = self._ended
+                self._due.setdefault(width, []).insert(0, batch)
+
+    def take(self) -> Lease | None:
+        """Return one of those that are due, and know it no more: first what has ended, then what lasts shortest."""
+        while True:
+            batch = self._first_due()
+            if batch is None:
+                return None
+            key, _ = batch.popitem()
+            del self._batch_of[key]
+            lease = key()
+            if lease is not None:
+                return lease
+
+    def _first_due(self) -> Batch | None:
+        if self._ended:
+            return self._ended
+        while self._due:
+            width = min(self._due)
+            batches = self._due[width]
+            while batches:
+                if batches[-1]:
+                    return batches[-1]
+                batches.pop()
+            del self._due[width]
+        return None
+
+    @property
+    def behind(self) -> bool:
+        """Whether some of what is due was not looked at yet."""
+        return self._first_due() is not None
+
+    def in_time(self, time: float) -> bool:
+        """Return whether there is time for a pause: all that is due has that much slack."""
+        return not self._ended and bool(self._due) and time - self._behind_since < 2.0 ** (min(self._due) + 1)
