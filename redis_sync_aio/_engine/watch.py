@@ -32,6 +32,7 @@ from collections.abc import Callable
 
 from .._link.call import NOWHERE, Call, Here, Talk, Words
 from . import watch_lock as lock
+from . import watch_narrow as narrow
 from . import watch_permits as permits
 from .talk import Decide, attempt
 
@@ -49,6 +50,11 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "permits_inspect": permits.inspect,
     "upgrade_acquire": permits.upgrade,
     "upgrade_release": permits.downgrade,
+    "narrow_renew": narrow.renew,
+    "narrow_release": narrow.release,
+    "narrow_permits_renew": narrow.renew_permit,
+    "narrow_permits_release": narrow.release_permit,
+    "narrow_upgrade_release": narrow.downgrade,
 }
 """By the name of the script that decides the same."""
 

@@ -118,7 +118,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     live = {name: math.ceil(until) for name, until in ends.items() if until > now}
     worth = (name for name in live if ends[name].is_integer())
     held = {name: Permit(UNREAD, 0, live[name]) for name in islice(worth, 2)}
-    held |= _permits([token, attempt], known[6:], until)
+    held |= permits_of([token, attempt], known[6:], until)
     tickets = [ticket for member in places if (ticket := Ticket.parse(member)) is not None]
     over = [name for name, until in ends.items() if until <= now]
     unheard, polled = frozenset[bytes](), dict[bytes, int]()
@@ -132,7 +132,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
             (b"ZMSCORE", polls, *(places or [b""])),
         ]
         about, until, alive = checked(rest)
-        held |= _permits(named, about, until)
+        held |= permits_of(named, about, until)
         unheard = deaf(listening)
         polled = {member: int(float(at)) for member, at in zip(places, alive, strict=False) if at is not None}
     if own_until is not None:
@@ -171,7 +171,7 @@ def _with_sharers(view: PermitsRead) -> Talk:
         (b"HMGET", state, *(b"=" + token for token in tokens)),
     ]
     (fields,) = checked([about])
-    found = _permits(tokens, fields, list(view.sharers.values()))
+    found = permits_of(tokens, fields, list(view.sharers.values()))
     before = view.before
     before = replace(before, permits={**before.permits, **found}, deaf=before.deaf | deaf(listening))
     return replace(view, before=before)
@@ -182,7 +182,8 @@ def _sharing(tokens: list[bytes]) -> set[bytes]:
     return {sharer.inbox for token in tokens if (sharer := Sharer.of(token)) is not None}
 
 
-def _permits(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> dict[bytes, Permit]:
+def permits_of(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> dict[bytes, Permit]:
+    """Return the permits of ``tokens``: ``about`` them STATE says this, PERMITS when they end."""
     found = {}
     for token, value, end in zip(tokens, about, ends, strict=True):
         if value is not None and end is not None:
@@ -290,7 +291,7 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
         over, live = checked((yield [ended, living]))
         ends = dict(pairs([*over, *live]))
         (about,) = checked((yield [(b"HMGET", state, *(b"=" + name for name in ends or [b""]))]))
-        held = _permits(list(ends), about[: len(ends)], list(ends.values()))
+        held = permits_of(list(ends), about[: len(ends)], list(ends.values()))
         used -= sum(permit.weight for permit in held.values() if permit.until <= now)
         listed = [
             [name, permit.weight, b"%d" % permit.fence, -((now - permit.until) // 1000)]

@@ -19,6 +19,10 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "NOAUTH": (PermissionRefused, "give the client a username and password"),
     "WRONGPASS": (PermissionRefused, "check the username and password of the client"),
     "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),
+    "TRYAGAIN": (
+        CommandRefused,
+        "nothing was changed; if its hash slot stays half-way between two nodes, finish that: redis-cli --cluster fix",
+    ),
     "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
 }
 # Redis 6.2 wraps the error of a command that a script ran, or that it returns after a pcall; later versions put its

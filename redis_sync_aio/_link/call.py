@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -95,6 +96,8 @@ class Call:
     """Nothing that is sent later may come before it: not because its script is not known to the server yet, either."""
     about: Any = None
     """For whoever reads the answer."""
+    _whole: tuple[Keys, Script] | None = None
+    """Its keys and script, while it is sent with fewer keys."""
 
     def __init__(
         self,
@@ -132,6 +135,27 @@ class Call:
             part.answer(reply)
         else:
             part.fail(self.error)
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether it is sent with fewer keys than it has."""
+        return self._whole is not None
+
+    def narrow(self) -> bool:
+        """Do the same with fewer keys from now on, and return True. Where that is not possible be whole again."""
+        narrow = self.script.narrow
+        if narrow is None:
+            self.widen()
+            return False
+        self._whole = self._whole or (self.keys, self.script)
+        self.keys = replace(self.keys, all=tuple(self.keys.all[number] for number in narrow.keys), heads={})
+        self.script = narrow.script
+        return True
+
+    def widen(self) -> None:
+        """Be sent with all keys again."""
+        if self._whole is not None:
+            (self.keys, self.script), self._whole = self._whole, None
 
     def had_its_time(self, time: float) -> bool:
         """Return whether the answer to what was sent is not worth waiting for any more."""

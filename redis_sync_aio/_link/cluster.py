@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import sys
 import threading
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet, WeakValueDictionary, ref
 
@@ -66,9 +67,13 @@ class Elsewhere(redis.exceptions.TryAgainError):
     slot = -1
 
 
-def not_now(answer: str, slot: str | int) -> str:
+def not_now(answer: str, slot: str | int, node: str) -> str:
     """Return what the error answers MOVED and ASK mean for us."""
-    return f"slot {slot} {'has moved' if answer == 'MOVED' else 'is on its way'} to another node ({answer})"
+    state = "has moved" if answer == "MOVED" else "is being moved"
+    return f"slot {slot} {state} to {node or 'another node'} ({answer})"
+
+
+_ASK = re.compile(r"^ASK \d+ (.+):(\d+)$|is being moved to (.+):(\d+) \(ASK\)")
 
 
 class Member(Protocol):
@@ -105,8 +110,8 @@ class Shard:
     def elsewhere(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
         """Return the error for such an answer of its primary."""
         if not isinstance(answer, redis.exceptions.MovedError):
-            return redis.exceptions.TryAgainError(not_now("ASK", answer.slot_id))
-        error = Elsewhere(not_now("MOVED", answer.slot_id))
+            return redis.exceptions.TryAgainError(not_now("ASK", answer.slot_id, f"{answer.host}:{answer.port}"))
+        error = Elsewhere(not_now("MOVED", answer.slot_id, f"{answer.host}:{answer.port}"))
         error.slot = answer.slot_id
         if self.cluster.shard_at(answer.slot_id) is self:  # else it is of a key that should not have been sent here
             self.cluster.moved(f"{answer.host}:{answer.port}")
@@ -197,6 +202,11 @@ class Cluster:
         if host and port.isdecimal():
             self._told = Address(host, int(port))  # it is likely to know; not remapped here: that may raise anything
 
+    def asked(self, answer: str) -> Address | None:
+        """Return the node that an ASK names, as the server says it or `not_now`; None for other answers."""
+        found = _ASK.search(answer)
+        return self._remapped(found[1] or found[3], int(found[2] or found[4])) if found else None
+
     def down(self, node: Address | None) -> None:
         """``node`` said that the cluster is down. It may be cut off, and not the primary any more: ask others first."""
         self._looked = NEVER
@@ -263,16 +273,9 @@ class Cluster:
 
     async def _ask(self, node: Address) -> list[Range]:
         """Return who has which slots, as ``node`` knows it."""
-        options = self._options | {"shard": None, "host": node.host, "port": node.port}
-        pool: Any = ConnectionPool(**options)
-        connection = pool.make_connection()
-        try:
-            with opening(connection):
-                await bared(connection.connect())
+        async with self.connected(node) as connection:
             write(connection, pack((b"CLUSTER", b"SLOTS")))
             answer = await connection.read_response(disable_decoding=True, timeout=float("inf"))
-        finally:
-            await connection.disconnect(nowait=True)
         return await self._read(node, answer)
 
     async def _read(self, node: Address, answer: Any) -> list[Range]:
@@ -293,6 +296,19 @@ class Cluster:
                 await asyncio.sleep(0)
         self._answer = node, answer, ranges
         return ranges
+
+    @asynccontextmanager
+    async def connected(self, node: Address) -> AsyncIterator[Any]:
+        """Have a connection of redis-py's to ``node``, whatever that is; raises as redis-py."""
+        options = self._options | {"shard": None, "host": node.host, "port": node.port}
+        pool: Any = ConnectionPool(**options)
+        connection = pool.make_connection()
+        try:
+            with opening(connection):
+                await bared(connection.connect())
+            yield connection
+        finally:
+            await connection.disconnect(nowait=True)
 
     def _remapped(self, host: str, port: int) -> Address:
         client = self._client()

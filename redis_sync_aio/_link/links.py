@@ -4,9 +4,10 @@ The order of a name (see `call.Executor`): while its slot stays where it is, all
 slot has moved, what the old link still has of the name is answered there, with MOVED as a rule, and sent to the new
 one; what is new stays behind it. So nothing overtakes.
 
-While a slot is on its way the server answers TRYAGAIN or ASK, as some keys of a name do not exist as a rule. That is
-"not now": the call is sent again, until the slot has moved. To follow an ASK would be in vain: with keys that do not
-exist the other node answers TRYAGAIN, too.
+While a slot is being moved the server answers TRYAGAIN or ASK, as some keys of a name do not exist as a rule. That is
+"not now": the call is sent again, until the slot has moved. But an interrupted move may last for hours. So what renews
+or releases is first tried with those keys only that exist while something is held (`Call.narrow`), which both nodes
+allow: the old one, and after its ASK the new one (`_transport/asking.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from threading import get_ident
 
 from redis.crc import key_slot
 
+from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
+from .._transport.asking import Asking
+from .answers import error_code
 from .call import Call, LinkOptions, LinkOwner, ReplyError
 from .cluster import Cluster, Shard, not_now
 from .link import Link
@@ -43,7 +47,7 @@ class Links:
         owner: LinkOwner,
         options: LinkOptions,
     ) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._known_as = known_as
         self._owner = owner
         self._options = options
@@ -81,7 +85,7 @@ class Links:
 
     def shard_of(self, keys: Keys) -> Shard:
         """Return who has ``keys``, as far as is known."""
-        return self._cluster.shard_at(key_slot(keys.all[0]))
+        return self.cluster.shard_at(key_slot(keys.all[0]))
 
     def known_as(self, keys: Keys) -> KnownAs:
         """Return what the server that has ``keys`` knows us as."""
@@ -118,12 +122,12 @@ class Links:
 
     def redirected(self, address: str) -> None:
         """A slot is not where it was; perhaps at ``address``: ask the nodes about all of them."""
-        self._cluster.moved(address)
+        self.cluster.moved(address)
         self._look_soon()
 
     def down(self, shard: Shard) -> None:
         """The primary of ``shard`` says that the cluster is down: ask the others whether it is the primary still."""
-        self._cluster.down(shard.address)
+        self.cluster.down(shard.address)
         self._look_soon()
 
     def _look_soon(self) -> None:
@@ -133,7 +137,7 @@ class Links:
 
     async def _look(self) -> None:
         async with asyncio.timeout(self._options.connect_timeout):
-            await self._cluster.look()
+            await self.cluster.look()
 
     def _look_ended(self, task: asyncio.Task[None]) -> None:
         self._looking = None
@@ -218,6 +222,7 @@ class ShardLink(Link):
         super().__init__(shard.client, known_as, owner, options)
         self._links = links
         self._shard = shard
+        self._asking = Asking(links.cluster, self._converse, self._response_timeout, self._not_answered)
         self._retries = Retries(self._loop, self._send_again, links.send)
 
     def concerns(self, keys: Keys) -> bool:
@@ -226,6 +231,32 @@ class ShardLink(Link):
 
     def _send_again(self, call: Call) -> None:
         self._links.link_of(call.keys).send(call)
+
+    def _on_error(self, call: Call, message: str) -> None:
+        code, wire = error_code(message), self._wire
+        if code in ("TRYAGAIN", "ASK") and wire is not None and not call.over:
+            watch = self._no_scripts != "" or call.keys.engine == "watch"
+            if code == "ASK" and call.narrowed:
+                self._asking.follow(call, message, watch)
+                return
+            if call.narrow():
+                call.sent = now()
+                call.attempts -= 1  # it was not executed
+                if watch:
+                    self._send_watching(wire, call)
+                else:
+                    wire.send(call)
+                return
+        super()._on_error(call, message)
+
+    def _not_answered(self, call: Call, message: str) -> None:
+        """Let a call wait that the node which is getting its slot did not answer either."""
+        call.widen()
+        super()._on_error(call, message)
+
+    def take_unsent(self) -> list[Call]:
+        """Hand over all calls that wait, or are being asked elsewhere."""
+        return [*self._asking.take(), *super().take_unsent()]
 
     def _understood(self, message: str) -> str:
         code, _, rest = message.partition(" ")
@@ -236,7 +267,7 @@ class ShardLink(Link):
         slot, _, address = rest.partition(" ")
         if code == "MOVED":
             self._links.redirected(address)
-        return f"TRYAGAIN {not_now(code, slot)}"
+        return f"TRYAGAIN {not_now(code, slot, address)}"
 
     async def _introduce(self, wire: Wire) -> None:
         await super()._introduce(wire)
@@ -253,6 +284,8 @@ class ShardLink(Link):
         return wire
 
     def _put_back(self, wire: Wire) -> None:
+        for call, _ in wire.unanswered():
+            call.widen()
         super()._put_back(wire)
         self._hand_on()
 

@@ -22,13 +22,15 @@ from .._cancellation import insisting
 from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
+from .._transport.asking import ask
 from .._transport.endpoint import Endpoint
 from ..errors import SyncError, copied
 from .adopt import bare, dead_end_pool, probe, send_once
-from .answers import TRANSIENT, answered, error_answer, scripts_refused
+from .answers import TRANSIENT, answered, error_answer, error_code, scripts_refused
 from .borrow import borrow
-from .call import CONFLICT, MOMENT, RETRY, Call, Reply
+from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
 from .client import address_of
+from .cluster import Cluster
 from .servers import OneServer, Servers
 from .talks import AFTER_CONFLICT, Converse, advance
 from .troubles import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
@@ -140,6 +142,8 @@ class PlainExecutor:
                 call.fail(error)
             except (Exception, asyncio.CancelledError) as error:
                 error = not_from_outside(error, self._closed)
+                if _keys_are_missing(error) and call.narrow():
+                    continue
                 self._failed(call, await self._behind(call, error))
             else:
                 self._silent, self._logged, self.trouble = False, None, None
@@ -156,8 +160,23 @@ class PlainExecutor:
     async def _execute(self, call: Call) -> Reply:
         if self._endpoint is not None:
             await self._endpoint.follow()
+        try:
+            return await self._decide(call)
+        except (ReplyError, redis.exceptions.ResponseError) as error:
+            cluster = self._servers
+            if not (call.narrowed and isinstance(cluster, Cluster)):
+                raise
+            node = cluster.asked(str(error))
+            if node is None:
+                raise
+        return await ask(cluster, node, call, self._converse if self._by_watch(call) else None)
+
+    def _by_watch(self, call: Call) -> bool:
+        return call.keys.engine == "watch" or (call.keys.engine == "auto" and self._no_scripts != "")
+
+    async def _decide(self, call: Call) -> Reply:
         engine = call.keys.engine
-        if engine == "lua" or (engine == "auto" and not self._no_scripts):
+        if not self._by_watch(call):
             try:
                 return await self._run_script(call)
             except redis.exceptions.ResponseError as error:
@@ -264,6 +283,12 @@ class PlainExecutor:
             await asyncio.wait(self._tasks)
         for call in left:
             call.fail(closed(call))
+
+
+def _keys_are_missing(error: Exception) -> bool:
+    """Return whether a slot is being moved, and not all keys of the call were there."""
+    answer = str(error_answer(error) or "")
+    return error_code(answer) == "TRYAGAIN" and "(MOVED)" not in answer
 
 
 def _context(error: Exception) -> Exception:

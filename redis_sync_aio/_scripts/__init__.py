@@ -1,5 +1,8 @@
 """Every decision on the server is one Lua script in a file of this folder; here they are loaded.
 
+A line ``-- NARROW script n m`` names the script that does the same, as far as it can, with keys n and m only. By that
+one leases are renewed and released while the hash slot of a name is being moved.
+
 A line ``-- include: part`` is replaced by ``parts/part.lua``. The header of each file documents its keys,
 arguments, replies, cost, and why running it twice is safe. Comments do not travel to the server.
 """
@@ -13,6 +16,7 @@ from hashlib import sha1
 from importlib.resources import files
 
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
+_NARROW = re.compile(r"^-- NARROW (\w+) ([\d ]+)$", re.MULTILINE)
 _COMMENT = re.compile(r"(^|\s)--.*$", re.MULTILINE)
 _BLANK = re.compile(r"\n\s*\n+")
 
@@ -24,6 +28,16 @@ class Script:
     name: str
     source: bytes
     sha: bytes
+    narrow: Narrow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A script for some of the keys of another."""
+
+    script: Script
+    keys: tuple[int, ...]
+    """Which of them, counted from 0."""
 
 
 def _read(path: str) -> str:
@@ -35,5 +49,8 @@ def _read(path: str) -> str:
 @cache
 def load(name: str) -> Script:
     """Return the script ``name``.lua with its includes in place."""
-    source = _BLANK.sub("\n", _COMMENT.sub("", _read(f"{name}.lua"))).strip().encode()
-    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
+    text = _read(f"{name}.lua")
+    source = _BLANK.sub("\n", _COMMENT.sub("", text)).strip().encode()
+    found = _NARROW.search(text)
+    narrow = Narrow(load(found[1]), tuple(int(number) - 1 for number in found[2].split())) if found else None
+    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode(), narrow)

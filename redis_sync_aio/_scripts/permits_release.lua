@@ -2,6 +2,7 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token ('' = only withdraw the ticket)  2 ticket ('' = none)
 --       3 '1' if a copy of the acquire that this ends may still be under way: it is to find its token SPENT
+-- NARROW narrow_permits_release 1 2
 -- REPLY 0 GONE (the token holds nothing)  1 RELEASED
 -- REPLAY  The second run finds the token gone and changes nothing; the caller, who knows whether its first run
 --       may have happened, reads GONE accordingly.

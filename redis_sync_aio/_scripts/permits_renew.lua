@@ -2,6 +2,7 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token  2 ttl_ms  3 what its holder thinks that it weighs; less is not his: GONE
 --       4 by a process that shares its permit: how many fences more it needs; 0: none
+-- NARROW narrow_permits_renew 1 2
 -- REPLY {0 GONE | 1 RENEWED, server time in us}; RENEWED with ARGV[4] also the first of those fences (0: none, as for
 --       readers), and whether somebody waits
 -- REPLAY  Sets the same remaining time again; reserves other fences. (Whose turn it is has it before that: the answer is

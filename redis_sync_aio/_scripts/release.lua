@@ -3,6 +3,7 @@
 -- ARGV  1 token ('' = only withdraw the ticket)  2 ticket ('' = none)
 --       3 '1' if the acquire that this undoes may still be under way: it is to find its token SPENT
 --       4 for how many ms the key is left free now and then, for clients that poll for it; none: never
+-- NARROW narrow_release 1
 -- REPLY 0 GONE (nobody holds the lock)  1 RELEASED  2 TAKEN (another token holds it)
 -- REPLAY  The second run finds the token gone and changes nothing; it can not tell who did it, so the
 --       caller, who knows whether its first run may have happened, reads GONE and TAKEN accordingly. (Only an

@@ -1,6 +1,7 @@
 -- Let a lease end ttl milliseconds from now, if it is still ours.
 -- KEYS  name, queue, fence, polls
 -- ARGV  1 token  2 ttl_ms  3 by a process that shares its lease: how many fences more it needs; 0: none
+-- NARROW narrow_renew 1
 -- REPLY {0 GONE | 1 RENEWED | 2 TAKEN, server time in us}, with ARGV[3] also the first of those fences, and whether
 --       somebody waits
 -- REPLAY  Sets the same remaining time again; reserves other fences.

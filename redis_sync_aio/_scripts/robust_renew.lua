@@ -1,6 +1,7 @@
 -- Let the lease of a robust lock end ttl milliseconds from now, if it is still ours; its record lasts a week longer.
 -- KEYS  name, queue, fence, polls, record
 -- ARGV  1 token  2 ttl_ms
+-- NARROW narrow_renew 1
 -- REPLY {0 GONE | 1 RENEWED | 2 TAKEN, server time in us}
 -- REPLAY  Sets the same remaining times again.
 -- COST  as renew; PEXPIRE is allowed when the server is out of memory

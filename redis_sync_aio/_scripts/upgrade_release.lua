@@ -2,6 +2,7 @@
 -- KEYS  permits, state, queue, polls
 -- ARGV  1 token  2 ticket ('' = none)  3 '1' if a copy of the upgrade that this ends may still be under way: it is to
 --       find its attempt SPENT  4 attempt: only what that upgraded; none: only what was acquired for writing
+-- NARROW narrow_upgrade_release 1 2
 -- REPLY 0 GONE (the token holds nothing)  1 this attempt does not write (any more)
 -- REPLAY  A token that reads stays one that reads, and one that was upgraded since stays the writer's.
 -- COST  O(log permits + log waiters), and as much for every permit that is over and every waiter granted

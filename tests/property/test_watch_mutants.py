@@ -166,7 +166,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "they end too soon": Mutant(PERMITS, "_keep", "+ 2 * least if", "if"),
     "the caller's own permit is not read": Mutant(
-        watch_permits, "_read", "held |= _permits([token,", "_permits([token,"
+        watch_permits, "_read", "held |= permits_of([token,", "permits_of([token,"
     ),
     "that it is shared is not stored": Mutant(
         PERMITS, "_permits", "if after.shared and not before.shared:", "if False:"

@@ -94,7 +94,8 @@ def prepare(client: Any, keys: Keys) -> None:
 
 
 def test_every_script_is_here_but_those_of_the_compatible_lock() -> None:
-    assert set(TALKS) == set(DECISIONS)
+    """Those with fewer keys are in test_narrow_scripts.py."""
+    assert set(TALKS) == {name for name in DECISIONS if not name.startswith("narrow_")}
 
 
 CHANGES: dict[str, Callable[[Any, Keys], object]] = {

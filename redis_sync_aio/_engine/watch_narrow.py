@@ -1,0 +1,101 @@
+"""Renewals and releases while a hash slot is being moved, by plain commands: see NARROW in `_scripts`, and `watch`.
+
+The rules are the usual ones. They are given what the keys that exist tell, and only those are written; the queue, which
+may be at the other node by now, is looked at by the next one that asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from .._link.call import Argument, Reply, ReplyError, Talk, Words
+from . import rules_lock, rules_permits
+from .outcomes import Renewed
+from .snapshot import LockSnapshot, PermitSnapshot
+from .talk import Decide, Line, Plan, blob, checked, microseconds
+from .watch_lock import LockRead
+from .watch_permits import PermitsRead, permits_of
+
+NOBODY = Line(b"", b"", 0, more=False, own=b"")
+
+LockRule: TypeAlias = Callable[[LockSnapshot], rules_lock.Decision]
+PermitsRule: TypeAlias = Callable[[PermitSnapshot], rules_permits.Decision]
+
+
+def _lock(name: bytes, rule: LockRule, more: tuple[int, ...] = ()) -> Decide:
+    """Decide about a lock of which only the holder is known; ``more`` is the rest of the reply."""
+
+    def decide(mute: bool, full: bool) -> Talk:
+        _, time, holder, left = checked((yield [(b"WATCH", name), (b"TIME",), (b"GET", name), (b"PTTL", name)]))
+        before = LockSnapshot(microseconds(time), holder, left)
+        decision = rule(before)
+        writes = LockRead((name, b"", b"", b""), before, NOBODY).writes(decision.after)
+        reply = _with(decision.reply, more)
+        return Plan(reply, [words for words in writes if words[1] == name])
+
+    return decide
+
+
+def _permits(keys: tuple[bytes, ...], token: bytes, rule: PermitsRule, more: tuple[int, ...] = ()) -> Decide:
+    """Decide about permits of which only that of ``token`` is known; ``more`` is the rest of the reply."""
+    permits, state = keys
+
+    def decide(mute: bool, full: bool) -> Talk:
+        fields = (b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token)
+        asked: list[Words] = [(b"WATCH", *keys), (b"TIME",), (b"HMGET", state, *fields), (b"ZSCORE", permits, token)]
+        _, time, known, until = checked((yield asked))
+        limit, used, fence, kept = (int(value or 0) for value in known[:4])
+        own = permits_of([token], known[6:], [until])
+        shared, resized = known[4] is not None, known[5] is not None
+        before = PermitSnapshot(microseconds(time), limit, used, fence, own, shared=shared, resized=resized)
+        view = PermitsRead((permits, state, b"", b""), before, kept, NOBODY, lost=False, many_over=False, sharers={})
+        decision = rule(before)
+        reply = _with(decision.reply, more)
+        return Plan(reply, view.writes(decision.after))
+
+    return decide
+
+
+def _with(reply: Reply, more: tuple[int, ...]) -> Reply:
+    """Return the reply to a renewal with ``more``, if it was renewed."""
+    return (*reply, *more) if more and reply[0] == Renewed.RENEWED else reply
+
+
+def _only_held(member: Argument, pending: Argument) -> None:
+    """Refuse what needs keys that need not exist."""
+    if blob(member) or blob(pending) == b"1":
+        raise ReplyError("TRYAGAIN the hash slot is being moved to another node")
+
+
+def renew(keys: tuple[bytes, ...], words: Words) -> Decide:
+    """As narrow_renew.lua."""
+    token, ttl_ms, *fences = words
+    return _lock(keys[0], lambda it: rules_lock.renew(it, blob(token), int(ttl_ms)), (0, 0) if fences else ())
+
+
+def release(keys: tuple[bytes, ...], words: Words) -> Decide:
+    """As narrow_release.lua."""
+    token, member, pending, *_ = words
+    _only_held(member, pending)
+    return _lock(keys[0], lambda it: rules_lock.release(it, blob(token), b"", pending=False))
+
+
+def renew_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
+    """As narrow_permits_renew.lua."""
+    token, ttl, least, more = blob(words[0]), int(words[1]), int(words[2]), (0, 0) if words[3:] else ()
+    return _permits(keys, token, lambda it: rules_permits.renew(it, token, ttl, least), more)
+
+
+def release_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
+    """As narrow_permits_release.lua."""
+    token = blob(words[0])
+    _only_held(words[1], words[2])
+    return _permits(keys, token, lambda it: rules_permits.release(it, token, b"", pending=False))
+
+
+def downgrade(keys: tuple[bytes, ...], words: Words) -> Decide:
+    """As narrow_upgrade_release.lua."""
+    token, attempt = blob(words[0]), blob(words[3]) if words[3:] else b""
+    _only_held(words[1], words[2])
+    return _permits(keys, token, lambda it: rules_permits.downgrade(it, token, b"", False, attempt))
