@@ -1,24 +1,37 @@
-"""Every way to reach a server: what passes on one of them must pass on all."""
+"""Every way to reach a server: what passes on one of them must pass on all.
+
+With TOPOLOGY=sentinel in the environment all clients find the server through sentinels. With TOPOLOGY=shards the
+cluster of the way "cluster" has three shards.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
 from redis import Redis as SyncRedis
 from redis.asyncio import RedisCluster
+from redis.asyncio.sentinel import Sentinel
 
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import Client
 
 from ..conftest import MakeClient
-from ..support.clusters import SLOTS
+from ..support.clusters import SLOTS, cluster
 from ..support.factories import KINDS, LOCK, SHARED, WATCHED, Kind
+from ..support.sentinels import GROUP, Group, sentinels
+
+T = TypeVar("T")
+
+TOPOLOGY = os.environ.get("TOPOLOGY", "")
+assert TOPOLOGY in ("", "sentinel", "shards"), TOPOLOGY
 
 WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "link": ({}, {}),
@@ -33,6 +46,9 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 WIDELY = ("link-no-socket-timeout", "polling-resp2-decoded", "cluster")
 """Ways for EVERY_WAY in the environment, as in CI: others show what a poll, decoding and RESP2 may change,
 `integration/test_wire_time.py` what a socket timeout does, and `integration/test_cluster.py` that clusters work."""
+
+WAYS_OF = {"sentinel": ("link", "polling"), "shards": ("cluster",)}
+"""What goes over another topology: the others differ in what it does not touch. Tests without a way use a link."""
 
 SEMAPHORES_GO = ("link", "polling", "cluster")
 """The other ways differ in decoding only, which is the same code for all primitives: locks show that it works. Without
@@ -52,8 +68,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _shows_nothing_new(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     chosen = {} if callspec is None else callspec.params
+    if TOPOLOGY and chosen.get("way", "link") not in WAYS_OF[TOPOLOGY]:
+        return True
     above = chosen.get("kind") in WATCHED and item.path.name.startswith(ABOVE_THE_ENGINE)
-    if (above or chosen.get("way") in WIDELY) and "EVERY_WAY" not in os.environ:
+    if (above or (chosen.get("way") in WIDELY and not TOPOLOGY)) and "EVERY_WAY" not in os.environ:
         return True
     if chosen.get("share") and item.get_closest_marker("tickets"):
         return True
@@ -81,6 +99,17 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@contextmanager
+def in_a_loop_of_its_own(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Enter it, for fixtures of the session: each test has another loop."""
+    loop = asyncio.new_event_loop()
+    try:
+        yield loop.run_until_complete(manager.__aenter__())
+        loop.run_until_complete(manager.__aexit__(None, None, None))
+    finally:
+        loop.close()
+
+
 @pytest.fixture(scope="session")
 def only_node() -> Iterator[EmbeddedServer]:
     """A cluster of one node, which any client can use as a server."""
@@ -92,15 +121,54 @@ def only_node() -> Iterator[EmbeddedServer]:
         yield node
 
 
+NAMED = (500, 15700)
+"""From and to where the slots of the names in tests are, so that clients of that one shard can look behind."""
+
+
+@pytest.fixture(scope="session")
+def main_shard() -> Iterator[EmbeddedServer]:
+    """One of three shards, which has the slots of all names in tests."""
+    with in_a_loop_of_its_own(cluster(bounds=(0, *NAMED, SLOTS))) as nodes:
+        yield nodes.primaries[1]
+
+
+@pytest.fixture(scope="session")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """A primary, a replica and three sentinels."""
+    with in_a_loop_of_its_own(sentinels(tmp_path_factory.mktemp("sentinels"))) as found:
+        yield found
+
+
 @pytest.fixture
 def server(request: pytest.FixtureRequest, server: EmbeddedServer) -> EmbeddedServer:
     """The server of all clients in a test."""
     chosen = getattr(request.node, "callspec", None)
+    if TOPOLOGY == "sentinel":
+        group: Group = request.getfixturevalue("group")
+        return group.primary
     if chosen is None or chosen.params.get("way") != "cluster":
         return server
-    node = request.getfixturevalue("only_node")
+    node = request.getfixturevalue("main_shard" if TOPOLOGY == "shards" else "only_node")
     assert isinstance(node, EmbeddedServer)
     return node
+
+
+if TOPOLOGY == "sentinel":
+
+    @pytest_asyncio.fixture
+    async def make_client(group: Group, server: EmbeddedServer) -> AsyncIterator[MakeClient]:
+        """Build clients of whoever is the primary; they are closed after the test."""
+        made: list[Any] = []
+
+        def make(**options: object) -> Any:
+            found: Any = Sentinel([(server.host, port) for port in group.ports])  # type: ignore[no-untyped-call]
+            client = found.master_for(GROUP, **options)
+            made.extend([client, *found.sentinels])
+            return client
+
+        yield make
+        for client in made:
+            await client.aclose()
 
 
 @pytest_asyncio.fixture

@@ -54,8 +54,9 @@ def our_tasks() -> list[str]:
 
 
 async def connections(observer: Redis) -> int:
-    """How many connections the server has, without the observer's own."""
-    return len(await observer.client_list()) - 1
+    """How many connections of clients the server has, without the observer's own; replicas and sentinels are none."""
+    found = await observer.client_list()
+    return sum("S" not in it["flags"] and not it["name"].startswith("sentinel-") for it in found) - 1
 
 
 def overrule(lock: Exclusive) -> Awaitable[object]:

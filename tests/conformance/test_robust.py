@@ -542,8 +542,8 @@ async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
 ) -> None:
     """Whoever asks for the lock is told what is wrong; what else is held goes on, by the same connection."""
     await AsyncLock(sync, "bystander").acquire()
-    connections = sync.connections
     first = await lock.acquire(identity="w")
+    connections = sync.connections
     if asks == "the next one":
         await crash(redis, first)
         if "before" in wrong:  # only who repeats the adoption looks at it

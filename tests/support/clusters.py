@@ -7,7 +7,7 @@ async with cluster(replicas=1) as it:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sized
+from collections.abc import AsyncIterator, Sequence, Sized
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ NODE_TIMEOUT = 1000
 SOON = Backoff(initial=0.01, cap=0.05)
 SLOTS = 16384
 SHARDS = 3
+EVEN = [-(-SLOTS * number // SHARDS) for number in range(SHARDS + 1)]
 OPTIONS = (
     *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT), "--repl-diskless-sync-delay", "0"),
     # A shard without a primary is no reason for the others to refuse commands.
@@ -134,8 +135,11 @@ class Nodes:
 
 
 @asynccontextmanager
-async def cluster(replicas: int = 0) -> AsyncIterator[Nodes]:
-    """Start the nodes; they agree with each other when this returns. ``replicas``: 0, or 1 for each shard."""
+async def cluster(replicas: int = 0, bounds: Sequence[int] = EVEN) -> AsyncIterator[Nodes]:
+    """Start the nodes; they agree with each other when this returns. ``replicas``: 0, or 1 for each shard.
+
+    ``bounds``: the first slot of each shard, and `SLOTS`. `Nodes.owner` knows the usual ones.
+    """
     async with AsyncExitStack() as stack:
         nodes = Nodes()
         for group, number in ((nodes.primaries, SHARDS), (nodes.replicas, SHARDS * replicas)):
@@ -145,7 +149,6 @@ async def cluster(replicas: int = 0) -> AsyncIterator[Nodes]:
         for epoch, node in enumerate(every, 1):
             nodes.ids[node] = _text(await nodes.say(node, "CLUSTER", "MYID"))
             await nodes.say(node, "CLUSTER", "SET-CONFIG-EPOCH", epoch)
-        bounds = [-(-SLOTS * number // SHARDS) for number in range(SHARDS + 1)]
         for number, node in enumerate(nodes.primaries):
             await nodes.say(node, "CLUSTER", "ADDSLOTS", *range(bounds[number], bounds[number + 1]))
         first = every[0]

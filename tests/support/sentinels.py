@@ -39,6 +39,7 @@ class Group:
     primary: EmbeddedServer
     replica: EmbeddedServer
     sentinel: Any  # redis-py's; it has no types
+    ports: list[int]  # of the sentinels
 
     def client(self) -> Redis:
         """Return a client of the primary, whichever that is."""
@@ -123,4 +124,4 @@ async def sentinels(directory: Path) -> AsyncIterator[Group]:
                 return found["num-other-sentinels"] == 2 and found["num-slaves"] == 1 and not found["is_disconnected"]
 
             await wait_until(agrees, SOON, timeout=10)
-        yield Group(primary, replica, sentinel)
+        yield Group(primary, replica, sentinel, ports)
