@@ -55,7 +55,7 @@ class Outage:
 
     def look(self, why: Exception | None) -> None:
         """Tell the log if it has lasted long enough; ``why``: of the latest attempt to connect."""
-        if self._since is None or self._told or now() - self._since < LASTS:
+        if self._since is None or self._told or now() - self._since < LASTS or type(why) is self._logged:
             return
         self._told = True
         reason = "no answer yet" if why is None else f"{type(why).__name__}: {why}".rstrip(".")
@@ -65,7 +65,7 @@ class Outage:
         """Return why an attempt to connect failed, in words that help where redis-py has none; log the unexpected."""
         message = str(error)
         if not isinstance(error, EXPECTED) and type(error) is not self._logged:
-            self._logged, self._told = type(error), True
+            self._logged = type(error)
             logs.connecting_failed(self._server(), error)
         if isinstance(error, TimeoutError) and not message:
             message = f"no connection to {self._server()} within {timeout:g} seconds" + self._tls_hint()
@@ -88,11 +88,11 @@ class Outage:
 
     def rest(self) -> None:
         """Note that nobody needs a connection any more. What was told is taken back when there is one again."""
-        if not self._told:
+        if not (self._told or self._logged):
             self._since = None
 
     def end(self) -> None:
         """Note that there is a connection."""
-        if self._told and self._since is not None:
+        if (self._told or self._logged) and self._since is not None:
             logs.connection_back(self._server(), now() - self._since)
         self._since, self._told, self._logged = None, False, None

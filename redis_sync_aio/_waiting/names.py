@@ -135,7 +135,7 @@ class Names(ABC):
             logs.useless_message(payload)
 
     def link_up(self, concerns: Callable[[Keys], bool]) -> None:
-        """A connection is there: whatever is held on its server looks where it stands, then whatever waits there."""
+        """Ask a server with a new connection about all that is held there, then about all that waits there."""
         self._unchecked.update(self.tickets)
         self._rechecks += 1
         self.renewals.slices.run(self._recheck(concerns))

@@ -1,4 +1,4 @@
-"""P3, P12, FAULTS F5: whatever goes wrong while connecting is kept in `trouble`, logged once, tried again, and told."""
+"""P3, P12: whatever goes wrong while connecting is kept in `trouble`, logged once, tried again, and told."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ async def processes(place: Place, **options: Any) -> AsyncIterator[tuple[Coordin
         yield first, await stack.enter_async_context(Coordinator(clients[1])), vault
 
 
-def failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if getattr(record, "event", "") == "connecting_failed"]
+def logged(caplog: pytest.LogCaptureFixture, event: str = "connecting_failed") -> list[logging.LogRecord]:
+    return [record for record in caplog.records if getattr(record, "event", "") == event]
 
 
-async def test_f5_a_waiter_hears_of_the_release(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_waiter_hears_of_the_release(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Its connection was lost and the next one could not be opened: it is tried again until the vault is in order."""
     async with processes(place, **NEVER_LOOK) as (sync, other, vault):
         holder = await AsyncLock(other, place.name).acquire()
@@ -117,14 +117,16 @@ async def test_f5_a_waiter_hears_of_the_release(place: Place, caplog: pytest.Log
         await wait_until(lambda: sync.connections > opened and sync.trouble is None, FAST, timeout=10)
         await holder.release()
         await (await asyncio.wait_for(waiting, 10)).release()
-    (record,) = failures(caplog)
+    (record,) = logged(caplog)
     assert "KeyError: 'token'" in record.getMessage()
     assert record.exc_info is not None
+    assert not logged(caplog, "connection_lost")
+    assert len(logged(caplog, "connection_back")) == 1
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
 @pytest.mark.parametrize("error", [KeyError, asyncio.CancelledError], ids=["raised", "cancelled itself"])
-async def test_f5_one_failure_is_retried(place: Place, push: Push, error: type[BaseException]) -> None:
+async def test_one_failure_is_retried(place: Place, push: Push, error: type[BaseException]) -> None:
     """An acquire has `retry_for` seconds; a vault that is out of order for less costs it nothing."""
     async with processes(place, push=push) as (sync, _, vault):
         vault.fail(error, times=2)
@@ -134,7 +136,7 @@ async def test_f5_one_failure_is_retried(place: Place, push: Push, error: type[B
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
-async def test_f5_it_is_told_as_what_it_is(place: Place, push: Push, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_told_as_what_it_is(place: Place, push: Push, caplog: pytest.LogCaptureFixture) -> None:
     """After `retry_for` the caller learns that it is the client, and neither Redis nor the network."""
     async with processes(place, push=push, retry_for=1.5) as (sync, _, vault):
         vault.fail()
@@ -150,10 +152,26 @@ async def test_f5_it_is_told_as_what_it_is(place: Place, push: Push, caplog: pyt
         with pytest.raises(Unreachable, match="KeyError"):
             await AsyncLock(sync, place.name).acquire(timeout=0.5)
         vault.times = 0
-    assert len(failures(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
 
-async def test_f5_somebody_cancels_the_tasks_of_the_link(place: Place) -> None:
+async def test_an_outage_that_begins_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is away after that is logged as ever."""
+    with EmbeddedServer(port=0) as server:
+        place = Place(lambda vault: server.client(credential_provider=vault), [server])
+        async with processes(place) as (sync, _, vault):
+            await AsyncLock(sync, NAME).acquire()
+            vault.fail()
+            await place.cut()
+            await wait_until(lambda: bool(logged(caplog)), FAST, timeout=10)
+            server.kill()
+            vault.times = 0
+            await wait_until(lambda: bool(logged(caplog, "connection_lost")), FAST, timeout=10)
+            server.start()
+            await wait_until(lambda: bool(logged(caplog, "connection_back")), FAST, timeout=10)
+
+
+async def test_somebody_cancels_the_tasks_of_the_link(place: Place) -> None:
     """A waiter still hears of the release; so it is with a program that cancels all tasks but some."""
     async with processes(place, **NEVER_LOOK) as (sync, other, vault):
         holder = await AsyncLock(other, place.name).acquire()
@@ -173,7 +191,7 @@ async def test_f5_somebody_cancels_the_tasks_of_the_link(place: Place) -> None:
         await (await asyncio.wait_for(waiting, 10)).release()
 
 
-async def test_f5_one_server_of_a_redlock() -> None:
+async def test_one_server_of_a_redlock() -> None:
     """A majority is enough; without one the error says why."""
     vaults = [Vault() for _ in range(3)]
     async with AsyncExitStack() as stack:
