@@ -20,19 +20,20 @@ from ._core import logs
 from ._core.slices import Slices
 from ._core.stalls import SHORTEST, Stalls
 from ._engine.lua import WHOLE, LuaEngine, Released, Renewed, Send, read_renew
-from ._keeper import Namesakes
 from ._keys import Keys
 from ._leases.deadlines import Deadlines, changed_nothing
 from ._leases.loss import notice_end
+from ._leases.releases import namesakes_of, release_error
 from ._leases.schedule import AT_ONCE, LONGEST, SLACK, Schedule
 from ._link.call import Argument, Call
 from ._link.client import Client
 from ._under_way import UnderWay
-from .errors import CommandRefused, LossReason, SyncError, Unreachable
+from .errors import CommandRefused, LossReason, SyncError
 from .lease import Lease, State
 
-TICK = 1.0
-"""Seconds between two looks at most, so that time asleep (suspension) is noticed soon after."""
+TICK = 0.5
+"""Seconds between two looks at most, so that time asleep (suspension) is noticed soon after. It is less than the time
+until a claim is renewed: most leases that are handed over end before the next look."""
 NEAR = 0.005
 """Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
 
@@ -72,20 +73,29 @@ class Renewals(Deadlines):
         self._late = 0.0
         self._stalls = Stalls()
         self._schedule = Schedule()
+        self.dismiss = self._schedule.leave
+        """Keep a lease no longer."""
         self.slices = Slices(self.loop)
         self.under_way = UnderWay()
 
+    def keep_new(self, lease: Lease) -> None:
+        """Keep a lease that was just granted."""
+        if lease.renew_at >= self._tick_at:
+            self._schedule.put_off[lease] = None
+        else:
+            self.keep(lease)
+
     def keep(self, lease: Lease) -> None:
-        """Keep ``lease`` from now on, or look at it in time: it has another deadline."""
+        """Look at ``lease`` in time: it has another deadline."""
+        if lease in self._schedule.put_off:
+            if lease.renew_at >= self._tick_at:
+                return
+            del self._schedule.put_off[lease]
         when, slack = lease.renew_at, lease.period / 8
         if when >= lease.deadline or lease.renewing or lease.upgraded:
             when = lease.deadline
             slack = (when - now()) / 8
         self._enter(lease, when, slack)
-
-    def dismiss(self, lease: Lease) -> None:
-        """Keep ``lease`` no longer."""
-        self._schedule.leave(lease)
 
     def _enter(self, lease: Lease, when: float, slack: float) -> None:
         if when < math.inf and self._schedule.enter(lease, when, slack) and when < self._tick_at:
@@ -114,6 +124,8 @@ class Renewals(Deadlines):
         if late >= SHORTEST:  # perhaps the process was asleep, and the timers of shares were, too
             self.slices.run(self._look_at_shares())
         self._timer, self._tick_at = None, math.inf
+        if schedule.put_off:
+            self.slices.run(self._enter_put_off())
         schedule.collect(begun)
         time, left = begun, AT_ONCE
         try:
@@ -145,6 +157,11 @@ class Renewals(Deadlines):
                 return
             self._renew(lease)
         self.keep(lease)
+
+    def _enter_put_off(self) -> Iterator[None]:
+        while self._schedule.put_off:
+            self.keep(self._schedule.put_off.popitem()[0])
+            yield
 
     def _look_at_shares(self) -> Iterator[None]:
         for lease in self._leases():
@@ -313,7 +330,7 @@ class Renewals(Deadlines):
         self._forget(lease)
         if lease.reader is not None:
             self.keep(lease.reader.permit)  # it is renewed by itself again
-        if (here := _namesakes(lease)) is not None:
+        if (here := namesakes_of(lease)) is not None:
             here.release_sent(lease.wire_token, 0 if lease.reader is None else WHOLE)
 
     def undo(
@@ -361,10 +378,10 @@ class Renewals(Deadlines):
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished(call)
         lease: Lease = call.about
-        if (here := _namesakes(lease)) is not None:
+        if (here := namesakes_of(lease)) is not None:
             here.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
-        error = None if plainly else self._release_error(lease, call)
+        error = None if plainly else release_error(lease, call)
         awaited = bool(lease.releasers)
         lease.release_ended(error)
         if error is None or lease.state is not State.HELD:
@@ -375,25 +392,3 @@ class Renewals(Deadlines):
             lease.lose("unreachable")
         else:
             notice_end(self.loop, lease)
-
-    def _release_error(self, lease: Lease, call: Call) -> SyncError | None:
-        if lease.state is State.LOST:  # closed, or found lost, meanwhile
-            return lease.loss()
-        if call.error is not None:
-            if isinstance(call.error, Unreachable) and now() >= lease.deadline:
-                lease.lose("unreachable")
-                return lease.loss()
-            lease.doubtful |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
-            return call.error
-        found = call.reply  # a Released
-        # An earlier copy of this very release may have been executed and its answer lost. Before our
-        # deadline nobody but us can have ended the lease, so that copy did it (P4).
-        if found == Released.RELEASED or ((call.ambiguous or lease.doubtful) and call.sent < lease.deadline):
-            return None
-        lease.lose("expired" if found == Released.GONE else "taken")
-        return lease.loss()
-
-
-def _namesakes(lease: Lease) -> Namesakes | None:
-    """Return the others of the lease's identity. That of an upgrade is the reader's."""
-    return lease.namesakes if lease.reader is None else lease.reader.namesakes

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ._cancellation import outcome_of
+from ._cancellation import undo_in
 from ._clock import now
 from ._core import logs
 from ._guarded import GuardedTransaction
@@ -263,7 +263,6 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         """
         if self.state is State.RELEASED:
             return
-        keeper = self._keeper
         self.check_place()
         if self.state is HELD and now() >= self.deadline:
             self.lose("expired")
@@ -272,10 +271,14 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         if self.body is not None:
             self.end_body()
         # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
-        outcome: asyncio.Future[None] = keeper.loop.create_future()
+        outcome: asyncio.Future[None] = self._keeper.loop.create_future()
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
         self.give_back()
-        await outcome_of(outcome)
+        try:
+            await outcome
+        except GeneratorExit:  # as `outcome_of`, without a coroutine for each release
+            undo_in(self._keeper.loop, outcome.cancel)
+            raise
 
     def end_body(self) -> None:
         """End the body that another task than the current one runs under it, as a loss would."""

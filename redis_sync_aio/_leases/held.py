@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ..lease import Lease
 
 
+FEW = 64
+"""So many leases are looked through, rather than kept by task."""
+
+
 class HeldLeases(dict["Lease", None]):
     """See the top of this module. As a dict it has those that are kept, mostly the oldest first.
 
@@ -25,8 +29,8 @@ class HeldLeases(dict["Lease", None]):
 
     def __init__(self) -> None:
         super().__init__()
-        # By task: the lease, or all of them, the oldest first. Each grant passes here, and most tasks have one.
-        self._by_task: dict[TaskRef, Lease | dict[Lease, None]] = {}
+        self._by_task: dict[TaskRef, dict[Lease, None]] | None = None
+        """What each task acquired, the oldest first; made when there are many, and somebody asks."""
         self._loose: dict[ReferenceType[Lease], None] = {}
 
     def all(self) -> list[Lease]:
@@ -47,22 +51,35 @@ class HeldLeases(dict["Lease", None]):
     def acquired(self, lease: Lease, task: asyncio.Task[object]) -> None:
         """Note that ``task`` acquired ``lease``."""
         by = lease.acquirer = ref(task)
-        self.note(by, lease)
+        if self._by_task is not None:
+            self._by_task.setdefault(by, {})[lease] = None
 
     def note(self, by: TaskRef, lease: Lease) -> None:
-        """Know that ``lease`` is the latest that the task ``by`` acquired."""
-        found = self._by_task.setdefault(by, lease)
-        if found is not lease:
-            if not isinstance(found, dict):
-                found = self._by_task[by] = {found: None}
-            found[lease] = None
+        """Know ``lease``, which is shared and not one of these, as the latest that the task ``by`` acquired."""
+        self._index().setdefault(by, {})[lease] = None
+
+    def any_of(self, task: asyncio.Task[object]) -> bool:
+        """Return whether ``task`` may have acquired one of them; False is certain."""
+        if len(self) > FEW:
+            return True
+        for lease in self:  # noqa: SIM110 (a generator would be felt: each wait passes here)
+            if lease.acquirer is not None and lease.acquirer() is task:
+                return True
+        return False
 
     def of_task(self, task: TaskRef) -> Iterable[Lease]:
         """Return the leases that ``task`` acquired, the latest first."""
-        found = self._by_task.get(task)
-        if found is None:
-            return ()
-        return reversed(found) if isinstance(found, dict) else (found,)
+        if self._by_task is None and len(self) <= FEW:
+            return [lease for lease in reversed(self) if lease.acquirer == task]
+        return reversed(self._index().get(task, {}))
+
+    def _index(self) -> dict[TaskRef, dict[Lease, None]]:
+        if self._by_task is None:
+            self._by_task = {}
+            for lease in self:
+                if lease.acquirer is not None and lease.acquirer() is not None:
+                    self._by_task.setdefault(lease.acquirer, {})[lease] = None
+        return self._by_task
 
     def latest(self, task: TaskRef | None, weight: int) -> Lease | None:
         """Return the lease that ``task`` acquired last and holds. Of ``weight``, unless that is 0. O(1), mostly."""
@@ -90,17 +107,19 @@ class HeldLeases(dict["Lease", None]):
     def discard(self, lease: Lease) -> None:
         """Forget ``lease``: it is held no longer."""
         self.pop(lease, None)
-        by = lease.acquirer
-        if by is not None:
-            try:
-                found = self._by_task.get(by)
-            except TypeError:  # its task has ended, and nobody asked for its hash before: it was not noted
-                found = None
-            if found is lease:
-                del self._by_task[by]
-            elif isinstance(found, dict):
-                found.pop(lease, None)
-                if not found:
-                    del self._by_task[by]
+        if self._by_task is not None and lease.acquirer is not None:
+            self._unlist(self._by_task, lease.acquirer, lease)
         if self._loose:
             self._loose.pop(ref(lease), None)
+
+    def _unlist(self, by_task: dict[TaskRef, dict[Lease, None]], by: TaskRef, lease: Lease) -> None:
+        try:
+            found = by_task.get(by)
+        except TypeError:  # its task has ended, and nobody asked for its hash before: it was not noted
+            return
+        if found is not None:
+            found.pop(lease, None)
+            if not found:
+                del by_task[by]
+        if not self:
+            self._by_task = None

@@ -87,6 +87,8 @@ class Schedule:
     """See the top of this module."""
 
     def __init__(self) -> None:
+        self.put_off: dict[Lease, None] = {}
+        """Granted since the latest look, and not due before the next: most end before that, and are never entered."""
         self._rows: dict[int, Row] = {}
         self._batch_of: dict[LeaseRef, Batch] = {}
         self._ended = Batch(-math.inf)
@@ -113,6 +115,8 @@ class Schedule:
 
     def leave(self, lease: Lease) -> None:
         """Look at ``lease`` no more."""
+        if self.put_off.pop(lease, self) is None:
+            return
         key = ref(lease)
         batch = self._batch_of.pop(key, None)
         if batch is not None:

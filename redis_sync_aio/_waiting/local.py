@@ -14,13 +14,14 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from .._acquire.waits import Waits
 from .._clock import EARLY, now
 from .._engine.lua import LuaEngine
 from .._engine.outcomes import WHOLE, Look
 from .._keys import Keys, KnownAs, PermitKeys
-from .._leases.choice import current_ref, refuse_deadlock
+from .._leases.choice import refuse_deadlock
 from .._leases.held import HeldLeases
 from .._link.call import Argument, Call
 from .._shared import Base, SharedLease
@@ -258,7 +259,7 @@ class LocalName:
         self.leases[lease] = None
         if request.identity is not None:
             self.by_identity().hold(lease)
-        self.hub.renewals.keep(lease)
+        self.hub.renewals.keep_new(lease)
         return lease
 
     def decline(self, lease: Lease) -> None:
@@ -301,10 +302,13 @@ class LocalName:
 
     def check_waits(self, request: Request) -> None:
         """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
-        task = current_ref()
-        if task is not None and (not request.weight or request.limit == WHOLE):  # the limit of a semaphore may grow
-            held = self.leases.of_task(task)
-            refuse_deadlock(self.name, [*held, *self._shares()] if self.cohorts else held, task, request.reads)
+        if request.weight and request.limit != WHOLE:
+            return  # the limit of a semaphore may grow
+        task = asyncio.current_task(self.hub.loop)
+        if task is not None and (self.cohorts or self.leases.any_of(task)):
+            by = ref(task)
+            held = self.leases.of_task(by)
+            refuse_deadlock(self.name, [*held, *self._shares()] if self.cohorts else held, by, request.reads)
 
     def held(self) -> list[Lease]:
         """Return the leases that tasks have, the oldest first of those on the server."""
@@ -375,7 +379,12 @@ class LocalName:
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""
-        if not self.tickets and self.leases.empty and not any(cohort.waiting for cohort in self.cohorts.values()):
+        if (
+            not self.tickets
+            and not self.leases
+            and self.leases.empty
+            and not any(cohort.waiting for cohort in self.cohorts.values())
+        ):
             self.hub.forget(self)
             if self.waits is not None:
                 self.waits.end()

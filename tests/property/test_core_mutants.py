@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio import Coordinator
+from redis_sync_aio import Coordinator, _renewal
 from redis_sync_aio._guard import Guard
 from redis_sync_aio._hold import Hold
 from redis_sync_aio._leases.deadlines import Deadlines
@@ -42,7 +42,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a claim is renewed after a third, as a ttl": Mutant(Ticket, "_granted", "local.hub.renewals.claimed(lease)"),
     # P4 replay
     "GONE is lost, whatever happened before": Mutant(
-        Renewals, "_release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
+        _renewal, "release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
     ),
     "a lost connection is no doubt": Mutant(Link, "_put_back", "call.ambiguous |= perhaps"),
     "a lost connection is no doubt, without a link": Mutant(

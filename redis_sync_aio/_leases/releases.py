@@ -1,0 +1,34 @@
+"""What the answer to a release means for the lease, and for others of its identity."""
+
+from __future__ import annotations
+
+from .._clock import now
+from .._engine.outcomes import Released
+from .._keeper import Namesakes
+from .._link.call import Call
+from ..errors import SyncError, Unreachable
+from ..lease import Lease, State
+
+
+def release_error(lease: Lease, call: Call) -> SyncError | None:
+    """Return why ``lease`` was not released, by the answer to its release; a lease that was gone is lost."""
+    if lease.state is State.LOST:  # closed, or found lost, meanwhile
+        return lease.loss()
+    if call.error is not None:
+        if isinstance(call.error, Unreachable) and now() >= lease.deadline:
+            lease.lose("unreachable")
+            return lease.loss()
+        lease.doubtful |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
+        return call.error
+    found = call.reply  # a Released
+    # An earlier copy of this very release may have been executed and its answer lost. Before our deadline nobody but
+    # us can have ended the lease, so that copy did it (P4).
+    if found == Released.RELEASED or ((call.ambiguous or lease.doubtful) and call.sent < lease.deadline):
+        return None
+    lease.lose("expired" if found == Released.GONE else "taken")
+    return lease.loss()
+
+
+def namesakes_of(lease: Lease) -> Namesakes | None:
+    """Return the others of the lease's identity. That of an upgrade is the reader's."""
+    return lease.namesakes if lease.reader is None else lease.reader.namesakes
