@@ -1,0 +1,227 @@
+"""``python -m benchmarks.failover``: seconds without a grant, and of two holders, around faults of the server.
+
+Two coordinators with four tasks each take eight locks at random, for 20 ms, all through the fault. A third one, with a
+new client, comes when the new primary (or the restarted server) is known. So after a planned failover old connections
+compete with a new one, each at its own primary. Of several runs the worst figures are shown. Takes about two minutes;
+needs a checkout, as the servers are those of the tests. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from redis.asyncio import Redis, RedisCluster
+
+from redis_sync_aio import AsyncLock, Coordinator, SyncError, wait_until
+from redis_sync_aio._clock import now
+from redis_sync_aio.embedded import EmbeddedServer
+from tests.support.clusters import cluster
+from tests.support.sentinels import SOON, Group, sentinels
+
+NAMES = [f"{{failover}}:{number}" for number in range(8)]
+TTL, HOLD = 2.0, 0.02
+BEFORE, TASKS = 1.5, 4
+GRANTS = 50
+"""So many of the new client's end a case, after `AFTER` seconds at the earliest."""
+PATIENCE = 30.0
+
+Client: TypeAlias = Redis | RedisCluster
+Connect: TypeAlias = Callable[[], Client]
+Fault: TypeAlias = Callable[[], Awaitable[float]]
+"""Brings the fault about; returns when (local clock) a client is led to a server that takes writes again."""
+
+
+@dataclass
+class Case:
+    """What is tried; ``set_up`` yields how to connect, and the fault."""
+
+    topology: str
+    fault: str
+    set_up: Callable[[Path], AsyncIterator[tuple[Connect, Fault]]]
+    after: float = 2.0
+    """Seconds that are watched after the fault, at least."""
+    runs: int = 1
+
+
+@dataclass
+class Record:
+    """What happened in one case."""
+
+    begun: float = 0.0
+    back: float = 0.0
+    holds: list[tuple[float, float, str]] = field(default_factory=list)
+    by_new_client: int = 0
+
+    def gap(self) -> float:
+        """Return the longest time without a grant since the fault."""
+        grants = sorted(begin for begin, _, _ in self.holds)
+        return max((b - a for a, b in itertools.pairwise(grants) if b > self.begun), default=float("nan"))
+
+    def until_granted(self) -> float:
+        """Return the time from when a server took writes again to the next grant."""
+        return min((begin for begin, _, _ in self.holds if begin >= self.back), default=float("nan")) - self.back
+
+    def two_holders(self) -> float:
+        """Return the time from the first moment in which a lock had two holders to the last one."""
+        moments: list[float] = []
+        ends: dict[str, float] = {}
+        for begin, until, name in sorted(self.holds):
+            end = ends.get(name, begin)
+            if begin < end:
+                moments += [begin, min(until, end)]
+            ends[name] = max(end, until)
+        return max(moments) - min(moments) if moments else 0.0
+
+
+async def work(sync: Coordinator, record: Record, over: asyncio.Event, *, new: bool = False) -> None:
+    """Hold the lock again and again."""
+    while not over.is_set():
+        name = random.choice(NAMES)
+        try:
+            # The new client does not wait: what was held at the failover is held at the new primary, too, for a while.
+            lease = await AsyncLock(sync, name, ttl=TTL).acquire(timeout=0.002 if new else 1)
+        except SyncError:
+            continue
+        begin = now()
+        await asyncio.sleep(HOLD)
+        record.holds.append((begin, min(now(), lease.deadline), name))
+        record.by_new_client += new
+        try:
+            await lease.release()
+        except SyncError:
+            continue
+
+
+async def play(case: Case, directory: Path) -> Record:
+    """Bring the fault about while the lock is used."""
+    record, over = Record(), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        connect, fault = await stack.enter_async_context(asynccontextmanager(case.set_up)(directory))
+
+        async def coordinator() -> Coordinator:
+            client = connect()
+            stack.push_async_callback(client.aclose)
+            return await stack.enter_async_context(Coordinator(client, retry_for=1))
+
+        async def enough() -> bool:
+            return record.by_new_client >= GRANTS and now() >= record.begun + case.after
+
+        async with asyncio.TaskGroup() as group:
+            for sync in [await coordinator(), await coordinator()]:
+                for _ in range(TASKS):
+                    group.create_task(work(sync, record, over))
+            await asyncio.sleep(BEFORE)
+            record.begun = now()
+            record.back = await fault()
+            fresh = await coordinator()
+            for _ in range(TASKS):
+                group.create_task(work(fresh, record, over, new=True))
+            try:
+                await wait_until(enough, SOON, timeout=PATIENCE)
+            finally:
+                over.set()
+    return record
+
+
+async def standalone(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+    """One server that restarts with its data."""
+    async with EmbeddedServer(port=0, persistent=True) as server:
+
+        async def restart() -> float:
+            await asyncio.to_thread(server.restart, True)
+            return now()
+
+        yield server.client, restart
+
+
+async def planned(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+    """A failover that Sentinel was asked for."""
+    async with sentinels(directory) as group:
+        yield group.client, group.fail_over
+
+
+async def planned_with_min_replicas(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+    """The same, where a primary without a replica takes no writes."""
+    async with sentinels(directory) as group:
+        for server in (group.primary, group.replica):
+            async with server.client() as client:
+                await client.config_set("min-replicas-to-write", 1)
+                await client.config_set("min-replicas-max-lag", 1)
+        yield group.client, group.fail_over
+
+
+async def killed(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+    """The primary of a Sentinel group dies."""
+    async with sentinels(directory) as group:
+        yield group.client, lambda: _kill(group)
+
+
+async def _kill(group: Group) -> float:
+    await group.replicated()
+    group.primary.kill()
+    return await group.switched()
+
+
+async def taken_over(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+    """A shard of a cluster, whose replica takes over when it is told to."""
+    async with cluster(replicas=1) as nodes:
+
+        async def take_over() -> float:
+            owner = nodes.owner(NAMES[0])
+            await nodes.say(nodes.replicas[nodes.primaries.index(owner)], "CLUSTER", "FAILOVER")
+            await nodes.promoted(owner)
+            return now()
+
+        yield nodes.client, take_over
+
+
+async def shard_killed(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
+    """A shard of a cluster whose primary dies."""
+    async with cluster(replicas=1) as nodes:
+
+        async def kill() -> float:
+            owner = nodes.owner(NAMES[0])
+            owner.kill()
+            await nodes.promoted(owner)
+            return now()
+
+        yield nodes.client, kill
+
+
+CASES = [
+    Case("one server", "restarts, with its data", standalone),
+    Case("Sentinel", "planned failover", planned, after=9, runs=3),
+    Case("Sentinel, min-replicas-to-write 1, max-lag 1", "planned failover", planned_with_min_replicas, after=15),
+    Case("Sentinel", "the primary is killed (down-after 1 s)", killed),
+    Case("Cluster", "planned failover of the shard", taken_over),
+    Case("Cluster", "the primary of the shard is killed (node-timeout 1 s)", shard_killed),
+]
+
+
+def main() -> None:
+    """Print the table."""
+    logging.getLogger("redis_sync_aio").setLevel(logging.CRITICAL)
+    titles = ("topology", "fault", "s without a grant", "of these since a server takes writes", "s of two holders")
+    print("| " + " | ".join(titles) + " |")
+    print("|" + "---|" * len(titles))
+    for case in CASES:
+        figures: list[tuple[float, ...]] = []
+        for _ in range(case.runs):
+            with tempfile.TemporaryDirectory() as directory:
+                record = asyncio.run(play(case, Path(directory)))
+            figures.append((record.gap(), record.until_granted(), record.two_holders()))
+        worst = " | ".join(f"{max(found):.2f}" for found in zip(*figures, strict=True))
+        print(f"| {case.topology} | {case.fault} | {worst} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
