@@ -88,9 +88,15 @@ async def pooled(client: Redis) -> Any:
             await bared(connection.connect())
         except BaseException:
             await connection.disconnect(nowait=True)
-            await pool.release(connection)
+            await _give_back(pool, connection)
             raise
     return connection
+
+
+async def _give_back(pool: Any, connection: Any) -> None:
+    """Release a connection; a cancellation does not tear redis-py's books, and is raised afterwards."""
+    release = asyncio.get_running_loop().create_task(pool.release(connection), name="redis_sync_aio release")
+    await finished(release)
 
 
 async def _from_pool(client: Redis) -> Any:
@@ -134,8 +140,7 @@ async def send_once(client: Redis, words: Words) -> Reply:
     except redis.exceptions.ResponseError as error:
         answer = error  # raised below: if it were while we give back, it would be the context of a time-out there
     finally:
-        release = asyncio.get_running_loop().create_task(pool.release(connection), name="redis_sync_aio release")
-        await finished(release)
+        await _give_back(pool, connection)
     if isinstance(answer, redis.exceptions.ResponseError):
         raise answer
     return answer
