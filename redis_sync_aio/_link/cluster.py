@@ -132,8 +132,9 @@ class Cluster:
         self._nodes: list[Address] = []  # in the order in which they are asked
         self._told: Address | None = None  # by the latest MOVED, and not asked yet
         self._failed: dict[Address, float] = {}  # when they did (local clock)
-        # The original ones, which may be a name that always leads to the cluster: redis-py forgets them.
-        self._seeds = [Address(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
+        # The original ones may be a name that always leads to the cluster: the manager forgets them.
+        seeds = getattr(client, "startup_nodes", None) or client.nodes_manager.startup_nodes.values()
+        self._seeds = [Address(node.host, int(node.port)) for node in seeds]
         self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest: of which node, and what it means
         self._learnt: list[Range] | None = None
         self._looked = NEVER  # local clock, from before the nodes were asked

@@ -123,14 +123,15 @@ class Links:
     def redirected(self, address: str) -> None:
         """A slot is not where it was; perhaps at ``address``: ask the nodes about all of them."""
         self.cluster.moved(address)
-        self._look_soon()
+        self.look_soon()
 
     def down(self, shard: Shard) -> None:
         """The primary of ``shard`` says that the cluster is down: ask the others whether it is the primary still."""
         self.cluster.down(shard.address)
-        self._look_soon()
+        self.look_soon()
 
-    def _look_soon(self) -> None:
+    def look_soon(self) -> None:
+        """Ask the nodes, in the background, who has which slots."""
         if self._looking is None and not self._closed:
             self._looking = asyncio.Task(self._look(), name="redis_sync_aio cluster")
             self._looking.add_done_callback(self._look_ended)
@@ -175,7 +176,8 @@ class Links:
             self._loop.call_later(RETIRING, self._retire, shard)
             return
         del self._links[shard]
-        link.part()
+        for call in link.part():
+            self.send(call)
         self._left = {name: links for name, links in self._left.items() if link not in links}
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -289,6 +291,11 @@ class ShardLink(Link):
         super()._put_back(wire)
         self._hand_on()
 
+    def _on_lost(self, wire: Wire, error: Exception | None) -> None:
+        super()._on_lost(wire, error)
+        if self._connecting is None and not self._closed:
+            self._links.look_soon()  # nothing is needed of it: perhaps it was removed for good
+
     def calls(self) -> list[Call]:
         """Return all calls that are to be sent, or under way."""
         under_way = () if self._wire is None else self._wire.unanswered()
@@ -308,6 +315,8 @@ class ShardLink(Link):
         """Slots have moved: use another connection if the primary is another one, and part with calls of others."""
         if self._wire is not None and self._wire.leads_to != self._shard.address:
             self._drop("the primary of these slots is another node now")
+        elif self._wire is None and self._connecting is None:
+            self._trouble = None  # it was with another node, perhaps
         self._hand_on()
 
     def _hand_on(self) -> None:

@@ -101,8 +101,13 @@ class Names(ABC):
             if self._emptied is not None and not self.locals:
                 self._emptied.set()
 
+    def _every_name(self) -> Iterator[LocalName]:
+        left = [*reversed(self.locals.values())]
+        while left:  # one after the other: to let go of many at a time takes long
+            yield left.pop()
+
     def _all_leases(self) -> Iterator[Lease]:
-        for local in list(self.locals.values()):
+        for local in self._every_name():
             yield from local.leases.all()
 
     def _keeps_lease(self, lease: Lease) -> bool:
@@ -142,7 +147,7 @@ class Names(ABC):
 
     def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
         concerned: list[LocalName] = []
-        for local in list(self.locals.values()):
+        for local in self._every_name():
             if concerns(local.keys):
                 concerned.append(local)
                 for lease in local.leases.all():
@@ -169,7 +174,7 @@ class Names(ABC):
 
     def _reroute(self) -> Iterator[None]:
         hub = cast(Hub, self)
-        for local in list(self.locals.values()):
+        for local in self._every_name():
             known_as = hub.known_as(local.keys)
             if known_as != local.known_as:
                 local.known_as = known_as
@@ -211,7 +216,7 @@ class Names(ABC):
         self._emptied = asyncio.Event()
         self._stop_sharing()
         why = "the coordinator is being closed"
-        self.renewals.slices.run(step for local in list(self.locals.values()) for step in local.give_up(why))
+        self.renewals.slices.run(step for local in self._every_name() for step in local.give_up(why))
         await self.renewals.slices.done()
         self._give_back_resting()
         with suppress(TimeoutError):
@@ -235,7 +240,7 @@ class Names(ABC):
 
     def _give_up(self, why: str) -> Iterator[None]:
         """End all that wait, and take all leases from those who have them."""
-        for local in list(self.locals.values()):
+        for local in self._every_name():
             yield from local.give_up(why)
             yield
         for lease in self._all_leases():
