@@ -36,7 +36,7 @@ from redis_sync_aio._keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, CUT_INSIDE_REPLY, DUPLICATE, SWALLOW_REPLY, Action, FaultProxy
+from ..support.proxy import CUT_AFTER, CUT_BEFORE, CUT_INSIDE_REPLY, DUPLICATE, HOLD, SWALLOW_REPLY, Action, FaultProxy
 from ..support.resp import Predicate
 from ..support.timed import Timed, timed
 from .test_wire import ACQUIRE, RELEASE, RENEW
@@ -683,6 +683,27 @@ async def test_p8_fences_rise_when_the_one_that_is_ahead_is_all_that_remembers(
             async with lock.hold(timeout=10) as lease:
                 fences.append(lease.fence)
     assert fences == sorted(set(fences))
+
+
+async def test_p8_one_that_is_ahead_does_not_stand_for_one_that_was_not_told(servers: list[EmbeddedServer]) -> None:
+    """All three hold it, but the fence could be raised on one of two only: nobody has it, all is given back."""
+    put_ahead(servers[1], 3600)
+    put_ahead(servers[2], 5)
+    async with (
+        FaultProxy(servers[0].unix_socket) as proxy,
+        process(servers[1:3]) as others,
+        Redis.from_url(proxy.url) as client,
+        Coordinator(client, response_timeout=5) as first,
+    ):
+        lock = AsyncRedlock([first, *others], NAME, ttl=5, answer_within=WITHIN)
+        rule = proxy.on(RENEW, HOLD)
+        assert await lock.try_acquire() is None
+        assert rule.fired.is_set()
+        rule.cancel()
+        rule.release.set()
+        await nothing_left(servers[:3])
+        async with lock as lease:
+            assert lease.held_on == 3
 
 
 async def test_p8_two_contend_while_a_clock_is_an_hour_ahead(
