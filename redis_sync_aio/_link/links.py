@@ -249,6 +249,8 @@ class ShardLink(Link):
                 else:
                     wire.send(call)
                 return
+        if code != "NOSCRIPT":
+            call.widen()  # after MOVED the new node has all keys
         super()._on_error(call, message)
 
     def _not_answered(self, call: Call, message: str) -> None:

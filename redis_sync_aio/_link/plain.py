@@ -144,6 +144,7 @@ class PlainExecutor:
                 error = not_from_outside(error, self._closed)
                 if _keys_are_missing(error) and call.narrow():
                     continue
+                call.widen()
                 self._failed(call, await self._behind(call, error))
             else:
                 self._silent, self._logged, self.trouble = False, None, None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, Transaction, transaction, wait_until
 from redis_sync_aio._clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -81,6 +81,31 @@ async def test_p1_p6_what_the_old_primary_grants_meanwhile_ends_soon(tmp_path: P
             with pytest.raises(LeaseLost):
                 old.check()
             await new.release()
+
+
+async def test_a_transaction_does_not_use_a_pooled_connection_to_the_old_primary(tmp_path: Path) -> None:
+    """One was in use when Sentinel named the new primary, so redis-py did not close it with the idle ones."""
+    async with sentinels(tmp_path) as group, group.client() as client, Coordinator(client) as sync:
+        async with sync.lock("held"):  # so somebody asks Sentinel
+            pool: Any = client.connection_pool
+            connection = await pool.get_connection()
+            await group.fail_over()
+
+            async def known() -> bool:
+                return bool(pool.master_address[1] == group.replica.port)
+
+            await wait_until(known, FAST, timeout=NOTICED)
+            await pool.release(connection)
+
+            async def write(tx: Transaction) -> None:
+                await tx.get("written")
+                tx.multi()
+                tx.set("written", 1)
+
+            await transaction(client, write, "written")
+        async with group.replica.client() as new:
+            assert await new.get("written") == b"1"
+        assert await role(group.primary) == "master"
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
