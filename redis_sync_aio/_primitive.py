@@ -320,7 +320,7 @@ class Primitive(Enterable[Lease]):
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
         local = self._local()
-        if request.wait and request.identity is None and (local.leases or local.cohorts):
+        if local.leases and request.wait and request.identity is None:
             local.check_waits(request)
         if not request.shared:
             return self._ticket(local, request)

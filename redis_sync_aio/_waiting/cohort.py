@@ -118,8 +118,6 @@ class Cohort(Bases):
     def enter(self, request: Request, task: Task | None) -> Awaited | None:
         """Take what rests, join the readers, or stand in the line; return None if another cohort is for it now.
 
-        For ``task``, the current one.
-
         Whatever ends the await of the answer but the answer itself has to call `task_cancelled`.
         """
         if request.limit != self.limit:
@@ -138,10 +136,8 @@ class Cohort(Bases):
             if self._alone:
                 self._check_waits(request, task)
             self.line.append((answer, request, self._asked))
-            if self._watch is None:
-                self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
-            if self.local.waits is None:
-                self.local.waits = Waits(self.local)
+            if self.bases:
+                self._watch_line()
             if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
                 self._ask()
         elif self.waiting or self._room <= 0:
@@ -162,6 +158,12 @@ class Cohort(Bases):
                 body = base.shares[0].body
                 if body is not None and body() is task:
                     self.local.check_waits(request)
+
+    def _watch_line(self) -> None:
+        if self._watch is None:
+            self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
+        if self.local.waits is None:
+            self.local.waits = Waits(self.local)
 
     def _look(self) -> None:
         """Find out whether what is waited for is still held here: nobody has a ticket, which would look."""
@@ -343,6 +345,8 @@ class Cohort(Bases):
             only.set_result(SharedLease(self, base, opening.wants))
         elif not self._hand_on(base):
             self.give_back(base)
+        if self.line:
+            self._watch_line()
         if not base.takes_room:
             self._ask()
         if opening.ticket.wanted:
