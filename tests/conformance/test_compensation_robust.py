@@ -278,7 +278,7 @@ async def test_work_that_is_done_under_the_earlier_lease_says_that_its_steps_are
             await undo.push("refund", order=1)
             second = await lock.acquire(identity="w")
     assert await recorded(redis) == [1]
-    await second.compensate(shop.steps)
+    await second.compensate(shop.steps)  # pyright: ignore[reportPossiblyUnboundVariable]
     assert shop.done == [1]
 
 

@@ -90,7 +90,7 @@ async def test_one_that_is_closed_is_not_warned_of(redis: Redis, push: Push) -> 
         for _ in range(3):
             async with Coordinator(redis, push=push) as coordinator, coordinator.lock("a"):
                 pass
-        del coordinator
+        del coordinator  # pyright: ignore[reportPossiblyUnboundVariable]
         assert warned.dropped == 0
         await use(redis, push=push)
         await warned.until(1)
@@ -172,7 +172,8 @@ async def test_one_of_a_cluster(nodes: Nodes) -> None:
         found = 0
         for node in nodes.primaries:
             with SyncRedis.from_url(node.url) as admin:
-                found += sum(channel.startswith(INBOX_PREFIX) for channel in admin.pubsub_channels())
+                channels: Any = admin.pubsub_channels()
+                found += sum(channel.startswith(INBOX_PREFIX) for channel in channels)
         return found
 
     async def spread() -> None:

@@ -84,7 +84,7 @@ async def test_a_lease_whose_key_is_deleted(
     assert (record.lock, record.reason, record.fence, record.tasks) == (error.name, "expired", error.fence, 1)
     assert error.held_for == pytest.approx(record.held_for, abs=0.5)
     assert error.fence is not None
-    assert error.fence <= lease.fence
+    assert error.fence <= lease.fence  # pyright: ignore[reportPossiblyUnboundVariable]
     assert error.held_for is not None
     assert 0.05 < error.held_for < 30
     assert "before its time was up" in str(error)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import TryAgainError
 
 from redis_sync_aio._engine.watch import talk
 from redis_sync_aio._keys import Keys, lock_keys, permit_keys, robust_keys
@@ -143,7 +144,7 @@ def test_p5_what_has_to_be_written_elsewhere_waits(client: Any, script: str, arg
     prepare(client, keys)
     before = left(client, keys)
     narrow, fewer = narrowed(script, keys)
-    with pytest.raises(redis.exceptions.TryAgainError):
+    with pytest.raises(TryAgainError):
         run(client, narrow, fewer, *arguments)
     if keys is not ROBUST:
         with pytest.raises(ReplyError, match=r"^TRYAGAIN"):
@@ -157,7 +158,7 @@ def test_a_robust_lock_whose_record_was_not_adopted_is_released_by_its_name(clie
     name_and_record, _ = narrowed("robust_release", ROBUST)
     assert name_and_record.narrow is not None
     script, keys = name_and_record.narrow.script, replace(LOCK, all=LOCK.all[:1], heads={})
-    with pytest.raises(redis.exceptions.TryAgainError):
+    with pytest.raises(TryAgainError):
         run(client, script, keys, b"a", b"", b"0", WRITER, b"0")
     assert client.exists(LOCK.name)
     assert run(client, script, keys, b"a", b"", b"0", b"", b"0") == 1
