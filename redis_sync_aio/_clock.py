@@ -4,8 +4,8 @@ A lease runs on while a laptop or a virtual machine is suspended. ``time.monoton
 Linux and macOS, so deadlines measured with it would be too late by the whole suspension. CLOCK_BOOTTIME
 (Linux) and CLOCK_MONOTONIC (macOS, where Python's own monotonic clock is another one) count it.
 
-Timers of the event loop run on ``time.monotonic()``; `Renewals` therefore look at the leases once a
-second at least while there are any, so that a suspension is noticed within a second of waking up.
+Timers of the event loop run on ``time.monotonic()``; that of `Renewals` therefore fires once a second at
+least while there are leases, so that a suspension is noticed within a second of waking up.
 """
 
 from __future__ import annotations

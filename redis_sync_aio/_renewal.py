@@ -71,6 +71,7 @@ class Renewals(Deadlines):
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self._late = 0.0
+        self._asleep = now() - self.loop.time()  # so far: the loop's clock stands still meanwhile
         self._stalls = Stalls()
         self._schedule = Schedule()
         self.dismiss = self._schedule.leave
@@ -121,7 +122,8 @@ class Renewals(Deadlines):
         late = begun - self._tick_at
         self._stalls.note(begun, late)
         self._late = max(self._late if schedule.behind else 0.0, late)
-        if late >= SHORTEST:  # perhaps the process was asleep, and the timers of shares were, too
+        asleep, self._asleep = self._asleep, begun - self.loop.time()
+        if self._asleep - asleep >= SHORTEST:  # timers of shares do not count that
             self.slices.run(self._look_at_shares())
         self._timer, self._tick_at = None, math.inf
         if schedule.put_off:
