@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import AsyncGeneratorType, CoroutineType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import anyio
 
@@ -44,6 +44,44 @@ async def outcome_of(outcome: asyncio.Future[T]) -> T:
         raise
 
 
+GOES_ON = "has no answer yet and goes on"
+"""What the note says of a release for which an error waits no longer."""
+
+
+def leaving() -> BaseException | None:
+    """Return the cancellation, or the SystemExit and the like, in whose clean-up this runs, if it does."""
+    error = sys.exception()
+    return None if error is None or isinstance(error, Exception) else error
+
+
+def patience_of(error: BaseException, limit: float) -> float:
+    """Return for how long ``error`` waits for a release: ``limit`` seconds, for all that it passes on its way."""
+    return 0.0 if any(note.endswith(GOES_ON) for note in getattr(error, "__notes__", ())) else limit
+
+
+def give_up_on(release: str, error: BaseException) -> None:
+    """Note that ``error`` does not wait for a release any longer."""
+    error.add_note(f"redis_sync_aio: the release of {release!r} {GOES_ON}")
+
+
+class Limited(Protocol):
+    """What knows how long an error waits for a release."""
+
+    exit_timeout: float
+
+
+async def in_time(outcome: asyncio.Future[T], keeper: Limited, release: str, error: BaseException) -> T:
+    """Return the result of ``outcome``. After ``exit_timeout`` seconds raise ``error``, which is `leaving`.
+
+    At its end `asyncio.run` cancels all tasks, and waits for whatever they await in their clean-up.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience_of(error, keeper.exit_timeout)):
+            return await outcome_of(outcome)
+    give_up_on(release, error)
+    raise error
+
+
 async def finished(task: asyncio.Task[T]) -> T:
     """Return the result of ``task``. A cancellation is raised when it is over, and does not reach it.
 
@@ -64,6 +102,14 @@ async def finished(task: asyncio.Task[T]) -> T:
             task.exception()  # looked at
         raise cancelled  # that very one: anyio knows its own by their message
     return task.result()
+
+
+async def cancelled(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel ``tasks`` until all have ended: redis-py may swallow a cancellation (`SWALLOWED`)."""
+    while left := [task for task in tasks if task is not None and not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=AGAIN)
 
 
 class Cancelling:
@@ -171,6 +217,33 @@ def insisting(seconds: float | None) -> Iterator[None]:
     finally:
         timer.cancel()
         again.take_back()
+
+
+@contextmanager
+def heeded() -> Iterator[None]:
+    """For a block in which redis-py may swallow a cancellation from outside: it comes again, until the block ends.
+
+    At its end `asyncio.run` cancels each task once, and waits for it (`SWALLOWED`).
+    """
+    task = asyncio.current_task()
+    if task is None or AGAIN is None:
+        yield
+        return
+    timer: asyncio.TimerHandle
+    before, again, loop = task.cancelling(), AGAIN, task.get_loop()
+
+    def look() -> None:
+        nonlocal timer
+        if task.cancelling() > before:
+            task.cancel()
+            task.uncancel()  # it was counted when it was requested
+        timer = loop.call_later(again, look)
+
+    timer = loop.call_later(again, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def stay_due(cancelled: asyncio.CancelledError, before: int) -> None:

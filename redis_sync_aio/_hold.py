@@ -16,7 +16,7 @@ from weakref import ref
 
 import anyio.lowlevel
 
-from ._cancellation import stay_due
+from ._cancellation import give_up_on, patience_of, stay_due
 from ._clock import now
 from ._guard import Guard
 from ._keeper import HELD
@@ -135,14 +135,14 @@ class Hold(Generic[L]):
     async def _release_after(self, error: BaseException, lease: Lease) -> None:
         """Release after a body that failed. Its error waits for the answer for ``exit_timeout`` seconds (P5).
 
-        A second cancellation must not hide that error.
+        That is for all the bodies that it leaves, one inside the other. A second cancellation must not hide it.
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            async with asyncio.timeout(lease._keeper.exit_timeout):
+            async with asyncio.timeout(patience_of(error, lease._keeper.exit_timeout)):
                 await lease.release()
         except TimeoutError:
-            error.add_note(f"redis_sync_aio: the release of {lease.name!r} has no answer yet and goes on")
+            give_up_on(lease.name, error)
         except asyncio.CancelledError as again:
             # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
             if cancelled or asyncio.current_task() is None:

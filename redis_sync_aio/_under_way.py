@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ._clock import now
+
 if TYPE_CHECKING:
     from ._link.call import Call
 
@@ -29,10 +31,14 @@ class UnderWay:
             self._drained.set()
 
     async def drained(self, timeout: float) -> None:
-        """Wait until all are answered, ``timeout`` seconds at most."""
+        """Wait until all are answered, or the newest has had ``timeout`` seconds for that.
+
+        A quarter of it passes in any case: an answer may have arrived while the event loop stood still.
+        """
         if self._calls:
             if self._drained is None or self._drained.is_set():  # else somebody waits by it already
                 self._drained = asyncio.Event()
+            newest = max(call.begun for call in self._calls)
             with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(max(timeout / 4, newest + timeout - now())):
                     await self._drained.wait()

@@ -23,7 +23,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, Self, cast
@@ -33,7 +33,7 @@ from redis import exceptions
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
-from ._cancellation import stay_due
+from ._cancellation import give_up_on, leaving, patience_of, stay_due
 from ._clock import now
 from ._engine.lua import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
 from ._implicit import coordinator_for
@@ -139,7 +139,7 @@ class Lock(RedisLock):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            await self.release()
+            await self._release(error)
         except (RedisError, SyncError) as trouble:
             if isinstance(trouble, LockError) and not self.raise_on_release_error:
                 logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
@@ -217,15 +217,25 @@ class Lock(RedisLock):
         The token is cleared when the server has answered, and only then. Raises LockError when nothing was acquired,
         LockNotOwnedError when the lock had ended or somebody else holds it (nothing was changed then).
 
-        On cancellation, and after a ConnectionError, the release goes on in the background.
+        On cancellation, and after a ConnectionError, the release goes on in the background. So it does when it is
+        called in the clean-up of a cancellation, which waits for the coordinator's ``exit_timeout`` at most.
         """
+        error = leaving()
+        with nullcontext() if error is None else suppress(Unreachable):
+            await self._release(error)
+            return
+        assert error is not None
+        raise error
+
+    async def _release(self, error: BaseException | None) -> None:
+        """Release. ``error`` is on its way out, and must not wait for long."""
         token = self._token()
         if token is None:
             raise self._error("Cannot release a lock that's not owned or is already unlocked.")
-        if not await self._give_back(token, forget=True):
+        if not await self._give_back(token, forget=True, error=error):
             raise self._error("Cannot release a lock that's no longer owned", LockNotOwnedError)
 
-    async def _give_back(self, token: bytes, *, forget: bool) -> bool:
+    async def _give_back(self, token: bytes, *, forget: bool, error: BaseException | None = None) -> bool:
         """End the lock if it has this token, and return whether it had. ``forget``: the object's token, too."""
         local = coordinator_for(self.redis).local(self._keys)
         outcome: asyncio.Future[Call] = local.hub.loop.create_future()
@@ -253,9 +263,12 @@ class Lock(RedisLock):
 
         local.undo(token, b"", closing=(GAP_MS,), done=answered)
         try:
-            async with asyncio.timeout(local.hub.retry_for):
+            limit = local.hub.retry_for if error is None else patience_of(error, local.hub.renewals.exit_timeout)
+            async with asyncio.timeout(limit):
                 call = await outcome
         except TimeoutError:
+            if error is not None:
+                give_up_on(local.name, error)
             trouble = local.hub.trouble_of(local.keys)
             raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from trouble
         if call.error is not None:

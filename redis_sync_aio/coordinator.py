@@ -136,6 +136,7 @@ class Coordinator(Names):
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
         self._exit_timeout = positive_seconds(exit_timeout, "exit_timeout")
         self._response_timeout = client_response_timeout(client, response_timeout)
+        self._drain_timeout = min(self._exit_timeout, self._response_timeout)
         self.asked_response_timeout = None if response_timeout is None else self._response_timeout
         self._closing: asyncio.Task[None] | None = None
         self._why_closed: str | None = None
@@ -198,9 +199,8 @@ class Coordinator(Names):
         self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
 
     async def loop_ends(self) -> None:
-        """Close at the end of the event loop, unless it is closing."""
-        if self._closing is None or self._closing.cancelled():
-            self._closing = None
+        """Close at the end of the event loop. Nothing runs after it, so a closing that has begun ends first."""
+        if self._closing is not asyncio.current_task():  # else that one asks the loop to notice nothing more
             await self.close()
 
     async def __aenter__(self) -> Self:
@@ -216,7 +216,8 @@ class Coordinator(Names):
         """Release what is held, end what waits, close the connection. Idempotent.
 
         Bodies that still run are cancelled with LeaseLost (reason "closed"), waiters get CoordinatorClosed.
-        Takes a round trip; ``response_timeout`` at most when Redis is out of reach.
+        Takes a round trip. When Redis is out of reach no release is waited for longer than ``exit_timeout`` seconds;
+        what has no answer by then ends with its ttl. The end of the event loop closes in the same way.
 
         ``drain``: seconds (or timedelta) for which bodies may go on before that. They are renewed, nothing new is
         granted, and waiters get CoordinatorClosed immediately. It ends as soon as nothing is held.
@@ -233,22 +234,22 @@ class Coordinator(Names):
             if within and self._why_closed is None:
                 await self._drain(within)
         finally:
-            await self._closed()
+            await finished(self._start_closing())  # bounded: by `_drain_timeout`, and what a connection takes to close
 
-    async def _closed(self) -> None:
-        if self._closing is None:
+    def _start_closing(self) -> asyncio.Task[None]:
+        if self._closing is None or self._closing.cancelled():  # `asyncio.run` cancels all tasks at its end
             self._why_closed = self._why_closed or "it was closed"
             self._stop_sharing()
             # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
             self._closing = asyncio.Task(self._close(), loop=self._loop, name="redis_sync_aio close")
-        await finished(self._closing)  # bounded: it takes response_timeout at most
+        return self._closing
 
     async def _close(self) -> None:
         self.on_close()
         self._end_all()
         await self.renewals.slices.done()
         self.renewals.stop()
-        await self.renewals.under_way.drained(self._response_timeout)
+        await self.renewals.under_way.drained(self._drain_timeout)
         await self._executor.close()
         self._witness.leave()
         if self._client_closed:
@@ -319,9 +320,8 @@ class Coordinator(Names):
     def retire(self, why: str) -> None:
         """Close it in the background; it can not be used from now on, since locks remember their coordinator."""
         self._why_closed = self._why_closed or why
-        self._stop_sharing()
         self.on_close()
-        self.loop.create_task(self.close(), name="redis_sync_aio close")
+        self._start_closing()
 
     @property
     def connections(self) -> int:
@@ -359,7 +359,7 @@ class Coordinator(Names):
         if self._forked or self._loop is not running_loop():
             return
         if self._give_back_resting():
-            await self.renewals.under_way.drained(self._response_timeout)
+            await self.renewals.under_way.drained(self._drain_timeout)
 
     def link_client_closed(self) -> None:
         """The client or its pool was closed, and with it our connection if there is one."""

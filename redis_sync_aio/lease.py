@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ._cancellation import undo_in
+from ._cancellation import in_time, leaving, undo_in
 from ._clock import now
 from ._core import logs
 from ._guarded import GuardedTransaction
@@ -259,7 +259,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
                 But the writer's of an upgrade is lost, and the reader's goes on.
             CoordinatorClosed: closed before the answer. WrongContext: in another event loop or process.
 
-        On cancellation the release goes on in the background: it is never torn in half.
+        On cancellation it goes on in the background, never torn in half; so it does in a clean-up after ``exit_timeout``.
         """
         if self.state is State.RELEASED:
             return
@@ -275,7 +275,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
         self.give_back()
         try:
-            await outcome
+            await (outcome if (error := leaving()) is None else in_time(outcome, self._keeper, self.name, error))
         except GeneratorExit:  # as `outcome_of`, without a coroutine for each release
             undo_in(self._keeper.loop, outcome.cancel)
             raise

@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .._cancellation import finished
+from .._cancellation import finished, heeded
 from .call import Reply, Words
 
 T = TypeVar("T")
@@ -119,7 +119,8 @@ async def _from_pool(client: Redis) -> Any:
 async def bared(connecting: Awaitable[T]) -> T:
     """Return a connection, or what became of connecting; raise what redis-py raises, but `bare`."""
     try:
-        return await connecting
+        with heeded():
+            return await connecting
     except redis.exceptions.ConnectionError as error:
         failed = bare(error)
     raise failed  # not inside: the wrapping would be the context of what it wraps
@@ -135,8 +136,9 @@ async def send_once(client: Redis, words: Words) -> Reply:
     connection: Any = await pooled(client)
     answer: Reply = None
     try:
-        await connection.send_command(*words)
-        answer = await connection.read_response(disable_decoding=True)
+        with heeded():
+            await connection.send_command(*words)
+            answer = await connection.read_response(disable_decoding=True)
     except redis.exceptions.ResponseError as error:
         answer = error  # raised below: if it were while we give back, it would be the context of a time-out there
     finally:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 from redis.asyncio import Redis
 
+from .._cancellation import cancelled
 from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
@@ -389,12 +390,10 @@ class Link:
     async def close(self) -> None:
         """Close the connection; calls that are still under way end with CoordinatorClosed."""
         connecting, wire = self._connecting, self._end()
-        left = self.take_unsent()
-        if connecting is not None:
-            await asyncio.wait([connecting])
-        await self._endpoint.close()
-        if wire is not None:
-            left += [call for call, _ in wire.unanswered()]
-            await wire.gone
+        left = [*self.take_unsent(), *(call for call, _ in (wire.unanswered() if wire is not None else ()))]
         for call in left:
             call.fail(troubles.closed(call))
+        await cancelled(connecting)
+        await self._endpoint.close()
+        if wire is not None:
+            await wire.gone

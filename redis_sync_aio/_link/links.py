@@ -19,6 +19,7 @@ from threading import get_ident
 
 from redis.crc import key_slot
 
+from .._cancellation import cancelled
 from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
@@ -205,8 +206,7 @@ class Links:
         """Close all connections; calls that are still under way end with CoordinatorClosed."""
         self._closed = True
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+            await cancelled(self._looking)
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
 

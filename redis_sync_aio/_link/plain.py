@@ -18,7 +18,7 @@ from functools import partial
 import redis.exceptions
 from redis.asyncio import Redis
 
-from .._cancellation import insisting
+from .._cancellation import cancelled, insisting
 from .._clock import now
 from .._core import logs
 from .._keys import Keys, KnownAs
@@ -278,12 +278,11 @@ class PlainExecutor:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        for call in left:
-            call.fail(closed(call))
+        try:
+            await cancelled(*self._tasks)
+        finally:
+            for call in left:
+                call.fail(closed(call))
 
 
 def _keys_are_missing(error: Exception) -> bool:

@@ -82,10 +82,12 @@ def not_from_outside(error: Exception | asyncio.CancelledError, closed: bool) ->
 
     ``closed``: the link is, and so the cancellation may be its own, swallowed by redis-py on the way.
     """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():  # that which redis-py swallowed, if it is not this one
+        raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
     if not isinstance(error, asyncio.CancelledError):
         return error
-    task = asyncio.current_task()
-    if closed or (task is not None and task.cancelling()):
+    if closed:
         raise error
     found = RuntimeError("CancelledError, although nobody cancelled the attempt to connect")
     found.__cause__ = error

@@ -24,7 +24,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from .._cancellation import insisting
+from .._cancellation import cancelled, insisting
 from .._clock import now
 
 LOOK = 1.0
@@ -129,8 +129,7 @@ class Endpoint:
     async def close(self) -> None:
         """Look no more."""
         if (looking := self._looking) is not None:
-            looking.cancel()
-            await asyncio.wait([looking])
+            await cancelled(looking)
 
     def stop(self) -> None:
         """Cancel the present look, without waiting for its end."""
