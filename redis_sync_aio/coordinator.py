@@ -87,7 +87,8 @@ class Coordinator(Names):
         poll: the back-off of waiters that nobody will wake: polling, or behind a foreign holder. They look when the key
             should end, too, and once more when their timeout is over. Default: ``Backoff(initial=0.01, cap=0.1)``.
         exit_timeout: for how long the end of a body that failed or was cancelled waits for the answer to its release.
-            Then its error comes out, and the release goes on in the background. Seconds or timedelta, default 1.
+            Then its error comes out, and the release goes on in the background. Closing waits for each answer as long.
+            Seconds or timedelta, default 1.
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
             tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
             second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5 (transactions: no limit).

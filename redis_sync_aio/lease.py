@@ -259,7 +259,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
                 But the writer's of an upgrade is lost, and the reader's goes on.
             CoordinatorClosed: closed before the answer. WrongContext: in another event loop or process.
 
-        On cancellation it goes on in the background, never torn in half; so it does in a clean-up after ``exit_timeout``.
+        On cancellation it goes on in the background, never torn in half; in a clean-up too, after ``exit_timeout``.
         """
         if self.state is State.RELEASED:
             return
