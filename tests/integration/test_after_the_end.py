@@ -70,7 +70,7 @@ from redis_sync_aio import Coordinator, SyncError
 
 async def main():
     client = Redis(port=int(sys.argv[1]))
-    sync = Coordinator(client, retry_for=1)
+    sync = Coordinator(client, retry_for=1, exit_timeout=8)
     lease = await sync.lock("end").acquire()
     async with Redis(port=int(sys.argv[2])) as direct:
         await direct.set("cut", 1)  # the proxy cuts, and refuses from then on
