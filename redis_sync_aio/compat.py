@@ -23,7 +23,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, Self, cast
@@ -139,7 +139,13 @@ class Lock(RedisLock):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            await self._release(error)
+            limit = coordinator_for(self.redis).renewals.exit_timeout
+            async with asyncio.timeout(None if error is None else patience_of(error, limit)):
+                await self.release()
+        except TimeoutError:
+            if error is None:
+                raise
+            give_up_on(text(self._keys.name), error)
         except (RedisError, SyncError) as trouble:
             if isinstance(trouble, LockError) and not self.raise_on_release_error:
                 logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
@@ -220,19 +226,10 @@ class Lock(RedisLock):
         On cancellation, and after a ConnectionError, the release goes on in the background. So it does when it is
         called in the clean-up of a cancellation, which waits for the coordinator's ``exit_timeout`` at most.
         """
-        error = leaving()
-        with nullcontext() if error is None else suppress(Unreachable):
-            await self._release(error)
-            return
-        assert error is not None
-        raise error
-
-    async def _release(self, error: BaseException | None) -> None:
-        """Release. ``error`` is on its way out, and must not wait for long."""
         token = self._token()
         if token is None:
             raise self._error("Cannot release a lock that's not owned or is already unlocked.")
-        if not await self._give_back(token, forget=True, error=error):
+        if not await self._give_back(token, forget=True, error=leaving()):
             raise self._error("Cannot release a lock that's no longer owned", LockNotOwnedError)
 
     async def _give_back(self, token: bytes, *, forget: bool, error: BaseException | None = None) -> bool:
@@ -262,13 +259,14 @@ class Lock(RedisLock):
                 outcome.set_result(call)
 
         local.undo(token, b"", closing=(GAP_MS,), done=answered)
-        try:
-            limit = local.hub.retry_for if error is None else patience_of(error, local.hub.renewals.exit_timeout)
-            async with asyncio.timeout(limit):
+        call, limit = None, local.hub.retry_for
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit if error is None else patience_of(error, local.hub.renewals.exit_timeout)):
                 call = await outcome
-        except TimeoutError:
-            if error is not None:
-                give_up_on(local.name, error)
+        if call is None and error is not None:  # it leaves, and its clean-up goes on without us
+            give_up_on(local.name, error)
+            raise error
+        if call is None:
             trouble = local.hub.trouble_of(local.keys)
             raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from trouble
         if call.error is not None:
