@@ -139,6 +139,6 @@ async def test_a_pool_whose_disconnect_the_caller_replaced(make_client: MakeClie
     sync = Coordinator(client)
     await (await sync.lock("a").acquire()).release()
     await client.aclose()
-    assert called  # and once more when the coordinator has closed: for what was opened meanwhile
+    assert 1 <= len(called) <= 2, "the coordinator may close once more what was opened meanwhile"
     assert sync.why_closed is not None
     await sync.close()
