@@ -20,6 +20,8 @@ SWALLOWED = sys.version_info < (3, 12)
 """`asyncio.wait_for` returns a result that it has, and drops a cancellation that it meets; redis-py writes by it."""
 AGAIN = 0.1 if SWALLOWED else None
 """Seconds between cancellations of an attempt whose time is up."""
+HEED_EVERY = AGAIN
+"""Seconds between repetitions of a cancellation from outside, while redis-py may have swallowed it."""
 
 
 def undo_in(loop: asyncio.AbstractEventLoop, undo: Callable[[], object]) -> None:
@@ -226,11 +228,11 @@ def heeded() -> Iterator[None]:
     At its end `asyncio.run` cancels each task once, and waits for it (`SWALLOWED`).
     """
     task = asyncio.current_task()
-    if task is None or AGAIN is None:
+    if task is None or HEED_EVERY is None:
         yield
         return
     timer: asyncio.TimerHandle
-    before, again, loop = task.cancelling(), AGAIN, task.get_loop()
+    before, again, loop = task.cancelling(), HEED_EVERY, task.get_loop()
 
     def look() -> None:
         nonlocal timer

@@ -142,7 +142,7 @@ class PlainExecutor:
                 call.fail(error)
             except (Exception, asyncio.CancelledError) as error:
                 error = not_from_outside(error, self._closed)
-                if _keys_are_missing(error) and call.narrow():
+                if isinstance(self._servers, Cluster) and _keys_are_missing(error) and call.narrow():
                     continue
                 call.widen()
                 self._failed(call, await self._behind(call, error))

@@ -29,7 +29,7 @@ from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import _clock
+from redis_sync_aio import _cancellation, _clock
 
 from .resp import Frame, Splitter
 
@@ -331,17 +331,23 @@ class Gate:
 
 @contextmanager
 def _times(clock: Callable[[], float]) -> Iterator[None]:
-    """Let every module of the package that has the clock by its name have this one."""
+    """Let every module of the package that has the clock by its name have this one.
+
+    And no timer repeats cancellations every 0.1 seconds: nothing takes longer than that then, in a time that only
+    passes when there is nothing else to do.
+    """
     modules: Sequence[Any] = [
         module
         for name, module in list(sys.modules.items())
         if name.split(".")[0] == "redis_sync_aio" and getattr(module, "now", None) is _clock.now
     ]
-    real = _clock.now
+    real, heed = _clock.now, _cancellation.HEED_EVERY
+    _cancellation.HEED_EVERY = None
     for module in modules:
         module.now = clock
     try:
         yield
     finally:
+        _cancellation.HEED_EVERY = heed
         for module in modules:
             module.now = real
