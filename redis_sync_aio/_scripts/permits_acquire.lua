@@ -27,7 +27,7 @@ if limit == 0 or differs or had or weight > limit then
   save()
   if had == 0 then return {4, 0, -1, now, 0} end
   if had then return {3, tonumber(its_fence), left(redis.call('ZSCORE', PERMITS, token)), now, had} end
-  return {(limit == 0 or differs) and 5 or 6, limit, -1, now, resized and 1 or 0}
+  return {(limit == 0 or differs) and 5 or 6, limit, -1, now, differs and resized and 1 or 0}
 end
 if turn == FREE and fits(weight, 0) then -- nothing was written yet if the request is new: refused when out of memory
   if more then leave(ticket) end

@@ -260,7 +260,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 async def test_a_process_that_uses_it_may_fork() -> None:
-    code, output = await _run("-c", FORK)
+    code, output = await _run("-W", "ignore::DeprecationWarning", "-c", FORK)
     assert code == 0
     assert output.startswith("redis_sync_aio polls instead of being woken")
     assert len(output.splitlines()) == 1

@@ -177,7 +177,7 @@ async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
         await group.replicated()
         group.replica.pause()
         async with group.primary.client() as admin:
-            await admin.client_kill_filter(_type="replica")
+            await admin.execute_command("CLIENT", "KILL", "TYPE", "replica")  # type: ignore[no-untyped-call]
         await queue.serve()
         await sync.lock("something else").acquire()
         group.primary.kill()

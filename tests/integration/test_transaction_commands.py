@@ -37,7 +37,7 @@ READS: dict[str, Any] = {
     "client_getname": lambda tx: tx.client_getname(),
     "client_list": lambda tx: tx.client_list(),
     "in small letters": lambda tx: tx.execute_command("config get", b"maxmemory"),
-    "in two words": lambda tx: tx.execute_command("Config", bytearray(b"get"), "maxmemory"),
+    "in two words": lambda tx: tx.execute_command("Config", b"get", "maxmemory"),
 }
 WRITES: dict[str, Any] = {
     "sort": lambda tx: tx.sort("list", store="n"),

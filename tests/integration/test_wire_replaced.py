@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Unreachable, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, wait_until
 from redis_sync_aio._link.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -89,7 +89,7 @@ async def test_p1_p6_by_watch_the_time_of_a_talk_is_its_own(server: EmbeddedServ
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")
 async def test_p12_eager_tasks(make_client: MakeClient) -> None:
-    """A connection that fails at once, in an eager task, is tried again with the next command."""
+    """A connection that fails immediately, in an eager task, is tried again."""
     client = make_client()
     pool: Client = client.connection_pool
     make = pool.make_connection
@@ -104,9 +104,7 @@ async def test_p12_eager_tasks(make_client: MakeClient) -> None:
         pool.make_connection = failing
         loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
         try:
-            with pytest.raises(Unreachable, match="no credentials yet"):
-                await AsyncLock(sync, "eager").acquire()
-            async with asyncio.timeout(2), AsyncLock(sync, "eager"):
+            async with asyncio.timeout(5), AsyncLock(sync, "eager"):
                 pass
         finally:
             loop.set_task_factory(None)

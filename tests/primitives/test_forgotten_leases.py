@@ -64,7 +64,7 @@ async def test_a_forgotten_lease_ends_with_its_ttl(
     """Its task has ended and nothing refers to it: a ResourceWarning and a log line name it, and others get it."""
     with caplog.at_level(logging.WARNING, "redis_sync_aio"):
         await ended(make)
-        await wait_until(lambda: any("'it' (fence " in text for text in noted.forgotten()), FAST, timeout=10)
+        await wait_until(lambda: any("'it' (fence " in text for text in noted.forgotten()), FAST, timeout=30)
     assert {record.message for record in caplog.records} >= set(noted.forgotten())
     async with asyncio.timeout(10):
         leases = [await make(ttl=TTL).acquire() for _ in range(1 if primitive.alone else 4)]
@@ -114,7 +114,7 @@ async def test_a_lease_in_a_cycle_is_found_by_the_collector(sync: Coordinator, n
         await Worker().run()
 
     await asyncio.create_task(work())
-    await wait_until(noted.forgotten, FAST, timeout=10)
+    await wait_until(noted.forgotten, FAST, timeout=30)
     async with asyncio.timeout(10), sem:
         pass
 

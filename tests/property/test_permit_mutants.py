@@ -210,7 +210,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a resize is not remembered": Mutant("'used', used, 'resized', 1)", "'used', used)"),
     "a resize is forgotten with the permits": Mutant("if resized then redis", "if false then redis"),
     "a resize is remembered for an hour": Mutant("keep(TEN_YEARS_MS, false)", "keep(0, false)"),
-    "nobody is told who set the limit": Mutant("now, resized and 1 or 0}", "now, 0}"),
+    "nobody is told who set the limit": Mutant("now, differs and resized and 1 or 0}", "now, 0}"),
     "who sets the limit wakes nobody": Mutant("  turn, more = settle(ticket)\n  had", "  had"),
     "who sets the limit does not store it": Mutant("  redis.call('HSET', STATE, 'limit', limit)\n  turn", "  turn"),
     "a short release frees nothing": Mutant("known[1] - held)", "known[1])"),
