@@ -112,7 +112,9 @@ async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: 
         finally:
             with contextlib.suppress(ProcessLookupError):
                 program.kill()
-        assert (out.decode().split(), err.decode()) == (["Unreachable", "done"], "")
+        # A machine that is busy may let the outage last for the second after which it is logged.
+        unexpected = [line for line in err.decode().splitlines() if "has had no connection to" not in line]
+        assert (out.decode().split(), unexpected) == (["Unreachable", "done"], [])
 
 
 def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:

@@ -431,6 +431,7 @@ async def test_one_client_in_two_threads(nodes: Nodes) -> None:
     await client.aclose()
 
 
+@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")  # of the garbage of tests before it
 def test_it_is_forgotten_with_its_client() -> None:
     client = RedisCluster(host="127.0.0.1", port=1)
     assert Cluster.of(client) is Cluster.of(client)

@@ -196,5 +196,6 @@ async def test_p9_a_release_of_an_identity_costs_the_same_however_many_there_are
         return time.process_time() - before
 
     await work(None)
-    without = await work(None)
-    assert await work("w") < 3 * without
+    # The best of three, as the time of one may have a collection of the garbage in it.
+    without = min([await work(None) for _ in range(3)])
+    assert min([await work(f"w{number} ") for number in range(3)]) < 3 * without
