@@ -9,8 +9,8 @@ difference. Figures are the least of the rounds: whatever else the machine does 
     hiredis   packing our two commands and parsing their answers, in a loop of its own.
     ours      all that is left of the client's time.
 
-The second table is about releases alone: our acquire, by hand over a bare protocol, and after it release.lua, a bare
-compare-and-delete by script, and the same as a command, where the server has it.
+The second table is about releases alone: our acquire, by hand over a bare protocol, and after it lock/release.lua, a
+bare compare-and-delete by script, and the same as a command, where the server has it.
 
 The third is the latency of one task. Rounds of one program and then of another compare the moods of the machine as
 well; here both are in one loop and take turns of `TURN` pairs.
@@ -94,17 +94,17 @@ class Loop(Contestant):
 
 
 class OurRelease(Loop):
-    """acquire.lua by hand, without a lease; and a release to compare."""
+    """lock/acquire.lua by hand, without a lease; and a release to compare."""
 
-    name = "release.lua"
+    name = "lock/release.lua"
     about = "hands over to the next waiter"
     protocol = RawProtocol
-    source = load("release").source
+    source = load("lock/release").source
 
     async def open(self) -> None:
         await super().open()
         self._numbers = itertools.count()
-        self._acquire = await self.connection.command(b"SCRIPT", b"LOAD", load("acquire").source)
+        self._acquire = await self.connection.command(b"SCRIPT", b"LOAD", load("lock/acquire").source)
         self._release = await self.connection.command(b"SCRIPT", b"LOAD", self.source)
 
     def grip(self, key: str) -> Grip:

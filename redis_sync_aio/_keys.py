@@ -29,7 +29,7 @@ MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
-"""In the inboxes of a cluster (the rest is in small letters): see `KnownAs.at`, and parts/push.lua."""
+"""In the inboxes of a cluster (the rest is in small letters): see `KnownAs.at`, and include/publish.lua."""
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]

@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """A decoded answer of inspect.lua."""
+    """A decoded answer of lock/inspect.lua."""
 
     holder: bytes | None
     left: float | None
@@ -44,7 +44,7 @@ class LockView:
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """A permit as permits_inspect.lua shows it."""
+    """A permit as permits/inspect.lua shows it."""
 
     token: bytes
     weight: int
@@ -54,7 +54,7 @@ class Permit:
 
 @dataclass(frozen=True, slots=True)
 class PermitsView:
-    """A decoded answer of permits_inspect.lua."""
+    """A decoded answer of permits/inspect.lua."""
 
     limit: int
     used: int
@@ -79,7 +79,7 @@ def read_acquire(reply: Reply) -> Answer:
 
 
 def left_free(reply: Reply) -> bool:
-    """Return whether acquire_all.lua says of a lock that it is free, and was not taken because others are not."""
+    """Return whether lock/acquire_all.lua says of a lock that it is free, and was not taken because others are not."""
     return type(reply) is list and reply[0] == Outcome.BUSY and reply[2] == FREE_MS
 
 
@@ -89,7 +89,7 @@ def read_renew(reply: Reply) -> Renewed:
 
 
 def read_inspect(reply: Reply) -> LockView:
-    """Decode a reply of inspect.lua."""
+    """Decode a reply of lock/inspect.lua."""
     holder, left, fence, token, waiting, tickets = reply
     waiting -= OPEN in tickets
     shown = _tickets(Ticket.of_lock(ticket) for ticket in tickets if ticket != OPEN)
@@ -97,7 +97,7 @@ def read_inspect(reply: Reply) -> LockView:
 
 
 def read_permits(reply: Reply) -> PermitsView:
-    """Decode a reply of permits_inspect.lua."""
+    """Decode a reply of permits/inspect.lua."""
     limit, used, fence, waiting, tickets, permits = reply
     shown = tuple(Permit(token, weight, int(own), ms / 1000) for token, weight, own, ms in permits)
     return PermitsView(limit, used, int(fence), waiting, _tickets(map(Ticket.parse, tickets)), shown)
@@ -112,7 +112,7 @@ def _left(milliseconds: int) -> float | None:
 
 
 def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight: int = 0) -> bytes:
-    """Return a ticket as it stands in the queue (see parts/lock.lua, and with a weight parts/turns.lua)."""
+    """Return a ticket as it stands in the queue: see lock_queue.lua, and with a weight permit_queue.lua."""
     if weight:
         return b"%b|%d|%d|%d|%b" % (inbox, number, claim_ms, weight, token)
     return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
@@ -137,7 +137,7 @@ class Pushed(NamedTuple):
 
 
 def read_push(payload: bytes) -> Pushed:
-    """Decode a message from settle() in parts/lock.lua or parts/turns.lua. Raises ValueError for any other."""
+    """Decode a message from settle() in lock_queue.lua or permit_queue.lua. Raises ValueError for any other."""
     if len(payload) > MESSAGE_BYTES:
         raise ValueError("too long")
     number, fence, micros, ms, *more = map(int, payload.split())
@@ -172,17 +172,17 @@ class LuaEngine:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self._scripts: dict[Family, Scripts] = {
-            "lock": Scripts("acquire", "release", "renew", "inspect"),
-            "robust": Scripts("acquire", "robust_release", "robust_renew", "inspect"),
-            "permits": Scripts("permits_acquire", "permits_release", "permits_renew", "permits_inspect"),
-            "upgrade": Scripts("upgrade_acquire", "upgrade_release", "permits_renew", "permits_inspect"),
+            "lock": Scripts("lock/acquire", "lock/release", "lock/renew", "lock/inspect"),
+            "robust": Scripts("lock/acquire", "robust/release", "robust/renew", "lock/inspect"),
+            "permits": Scripts("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
+            "upgrade": Scripts("permits/upgrade", "permits/downgrade", "permits/renew", "permits/inspect"),
         }
-        self._all = load("acquire_all")
-        self._force = load("force")
-        self._resize = load("permits_resize")
-        self._adopt = load("robust_adopt")
-        self._record = load("robust_record")
-        self._gate = load("fence_gate")
+        self._all = load("lock/acquire_all")
+        self._force = load("lock/force_release")
+        self._resize = load("permits/resize")
+        self._adopt = load("robust/adopt")
+        self._record = load("robust/record")
+        self._gate = load("fence_gate/accept")
 
     def _send(
         self, script: Script, keys: Keys, words: tuple[Argument, ...], sent: float, expires: float, done: Done
@@ -278,14 +278,14 @@ class LuaEngine:
     ) -> Call:
         """Look what the last holder of a robust lock left behind, and put the record of ``token`` in its place.
 
-        ``words`` as in robust_adopt.lua, from the fence on.
+        ``words`` as in robust/adopt.lua, from the fence on.
         """
         return self._send(self._adopt, keys, (token, *words), sent, expires, done)
 
     def record(
         self, keys: Keys, token: bytes, words: tuple[Argument, ...], sent: float, expires: float, done: Done
     ) -> Call:
-        """Record how far the work of ``token`` has come; ``words`` as in robust_record.lua, from the fence on."""
+        """Record how far the work of ``token`` has come; ``words`` as in robust/record.lua, from the fence on."""
         return self._send(self._record, keys, (token, *words), sent, expires, done)
 
     def gate(self, keys: Keys, fence: bytes, ttl_ms: int, sent: float, expires: float, done: Done) -> Call:

@@ -11,7 +11,7 @@ WANTED = -2
 FIRST = 2
 """Of so many waiters the first that listens is told when a lease is made shorter; the others look by themselves."""
 OPEN = b"|0|0|"
-"""The ticket of all clients that poll for a lock without one: see parts/leave_open.lua."""
+"""The ticket of all clients that poll for a lock without one: see include/lock_poller_gap.lua."""
 RANGE = 128
 """So many fences a process that shares is granted at once."""
 WHOLE = 2**31 - 1

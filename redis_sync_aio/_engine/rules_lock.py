@@ -1,7 +1,7 @@
 """What is decided about a lock, as pure functions: a snapshot of the keys -> reply, messages, the snapshot after.
 
-The scripts acquire, release, renew, force and acquire_all decide the same on the server; property tests compare the
-two, reply by reply and key by key. Nothing here talks to a server, and nothing but the snapshot enters a decision.
+The scripts lock/*.lua decide the same on the server; property tests compare the two, reply by reply and key by key.
+Nothing here talks to a server, and nothing but the snapshot enters a decision.
 
     key     in the snapshot      read by a decision                     written by it
     NAME    holder, left         both                                   the holder after it

@@ -1,6 +1,6 @@
 """What is decided about permits, as pure functions: a snapshot of the keys -> reply, messages, the snapshot after.
 
-The scripts permits_*.lua decide the same on the server; property tests compare the two, reply by reply and key by
+The scripts permits/*.lua decide the same on the server; property tests compare the two, reply by reply and key by
 key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` included, enters a decision.
 
     key       in the snapshot         read by a decision                      written by it
@@ -275,7 +275,7 @@ def acquire(
 ) -> Decision:
     """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's.
 
-    ``whose`` says whose limit counts when the server has another one: see parts/whose_limit.lua.
+    ``whose`` says whose limit counts when the server has another one: see include/permit_choose_limit.lua.
     """
     desk = _Desk(before)
     desk.limit = before.limit or limit

@@ -124,33 +124,33 @@ def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], w
 
 
 def acquire(keys: WireKeys, words: Words) -> Decide:
-    """As acquire.lua."""
+    """As lock/acquire.lua."""
     token, ttl_ms, member, poll_ms, reusable = words
     own, ttl, poll = blob(member), int(ttl_ms), int(poll_ms)
     return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, int(reusable) == 1), waits=True)
 
 
 def release(keys: WireKeys, words: Words) -> Decide:
-    """As release.lua."""
+    """As lock/release.lua."""
     token, member, pending, *gap = words
     own, gap_ms = blob(member), int(gap[0]) if gap else 0
     return _one(keys, own, lambda it: rules.release(it, blob(token), own, pending == b"1", gap_ms))
 
 
 def renew(keys: WireKeys, words: Words) -> Decide:
-    """As renew.lua."""
+    """As lock/renew.lua."""
     token, ttl_ms, *more = words
     fences = int(more[0]) if more else None
     return _one(keys, b"", lambda it: rules.renew(it, blob(token), int(ttl_ms), fences))
 
 
 def force(keys: WireKeys, words: Words) -> Decide:
-    """As force.lua."""
+    """As lock/force_release.lua."""
     return _one(keys, b"", rules.force)
 
 
 def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As acquire_all.lua."""
+    """As lock/acquire_all.lua."""
     ttl_ms, prefix, numbers = words
     tokens = tuple(blob(prefix) + number for number in blob(numbers).split())
     locks = [keys[first : first + 4] for first in range(0, len(keys), 4)]
@@ -169,7 +169,7 @@ def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
 
 
 def inspect(keys: WireKeys, words: Words) -> Decide:
-    """As inspect.lua."""
+    """As lock/inspect.lua."""
     name, queue, fence, _ = keys
     (shown,) = words
 

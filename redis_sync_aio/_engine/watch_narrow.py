@@ -69,33 +69,33 @@ def _only_held(member: Argument, pending: Argument) -> None:
 
 
 def renew(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As narrow_renew.lua."""
+    """As lock/narrow_renew.lua."""
     token, ttl_ms, *fences = words
     return _lock(keys[0], lambda it: rules_lock.renew(it, blob(token), int(ttl_ms)), (0, 0) if fences else ())
 
 
 def release(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As narrow_release.lua."""
+    """As lock/narrow_release.lua."""
     token, member, pending, *_ = words
     _only_held(member, pending)
     return _lock(keys[0], lambda it: rules_lock.release(it, blob(token), b"", pending=False))
 
 
 def renew_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As narrow_permits_renew.lua."""
+    """As permits/narrow_renew.lua."""
     token, ttl, least, more = blob(words[0]), int(words[1]), int(words[2]), (0, 0) if words[3:] else ()
     return _permits(keys, token, lambda it: rules_permits.renew(it, token, ttl, least), more)
 
 
 def release_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As narrow_permits_release.lua."""
+    """As permits/narrow_release.lua."""
     token = blob(words[0])
     _only_held(words[1], words[2])
     return _permits(keys, token, lambda it: rules_permits.release(it, token, b"", pending=False))
 
 
 def downgrade(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As narrow_upgrade_release.lua."""
+    """As permits/narrow_downgrade.lua."""
     token, attempt = blob(words[0]), blob(words[3]) if words[3:] else b""
     _only_held(words[1], words[2])
     return _permits(keys, token, lambda it: rules_permits.downgrade(it, token, b"", False, attempt))

@@ -59,7 +59,7 @@ class PermitsRead:
         new = {token: permit for token, permit in after.permits.items() if before.permits.get(token) != permit}
         fields: list[bytes | int] = []
         for token, permit in new.items():
-            # A tombstone is over half a microsecond earlier: see parts/state.lua.
+            # A tombstone is over half a microsecond earlier: see include/permit_state.lua.
             until = permit.until if permit.weight else b"%d.5" % (permit.until - 1)
             found.append((b"ZADD", permits, until, token))
             about = b"%d %d" % (permit.weight, permit.fence)
@@ -235,7 +235,7 @@ def _about(
 
 
 def acquire(keys: WireKeys, words: Words) -> Decide:
-    """As permits_acquire.lua."""
+    """As permits/acquire.lua."""
     token, own = blob(words[0]), blob(words[2])
     ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 4, 5))
     whose = blob(words[6]) if words[6:] else b""
@@ -244,39 +244,39 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
 
 
 def release(keys: WireKeys, words: Words) -> Decide:
-    """As permits_release.lua."""
+    """As permits/release.lua."""
     token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
     return _about(keys, token, own, lambda it: rules.release(it, token, own, pending))
 
 
 def renew(keys: WireKeys, words: Words) -> Decide:
-    """As permits_renew.lua."""
+    """As permits/renew.lua."""
     token, ttl, least, fences = blob(words[0]), int(words[1]), int(words[2]), int(words[3]) if words[3:] else None
     return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, least, fences))
 
 
 def resize(keys: WireKeys, words: Words) -> Decide:
-    """As permits_resize.lua."""
+    """As permits/resize.lua."""
     limit = int(words[0])
     return _about(keys, b"", b"", lambda it: rules.resize(it, limit))
 
 
 def upgrade(keys: WireKeys, words: Words) -> Decide:
-    """As upgrade_acquire.lua."""
+    """As permits/upgrade.lua."""
     token, own, attempt = blob(words[0]), blob(words[2]), blob(words[4])
     ttl, poll = int(words[1]), int(words[3])
     return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll, attempt), True, attempt)
 
 
 def downgrade(keys: WireKeys, words: Words) -> Decide:
-    """As upgrade_release.lua."""
+    """As permits/downgrade.lua."""
     token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
     attempt = blob(words[3]) if words[3:] else b""
     return _about(keys, token, own, lambda it: rules.downgrade(it, token, own, pending, attempt), attempt=attempt)
 
 
 def inspect(keys: WireKeys, words: Words) -> Decide:
-    """As permits_inspect.lua."""
+    """As permits/inspect.lua."""
     permits, state, queue, _ = keys
     shown = int(words[0])
 

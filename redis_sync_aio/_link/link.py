@@ -10,7 +10,7 @@ they are sent again on the next connection, in order, unless withdrawn. A call f
 
 The old connection may still have unread commands in a buffer somewhere when the next one is already in use. So a new
 connection first kills the old one at the server, if it is still there (CLIENT KILL ID, if the ACL user may); what still
-slips through finds its token spent (see acquire.lua) or ends with its ttl.
+slips through finds its token spent (see lock/acquire.lua) or ends with its ttl.
 
 Liveness. A connection on which an answer is overdue for `response_timeout` is dropped. While somebody depends on pushes
 a PING goes out after as much silence, so a black-holed connection is noticed within twice that time and a tick.

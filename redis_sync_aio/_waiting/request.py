@@ -29,7 +29,7 @@ class Request:
     timeout: float | None = None
     weight: int = 0  # of a permit; 0: it is a lock
     limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
-    whose_limit: bytes = b""  # counts when the server knows another one: see parts/whose_limit.lua
+    whose_limit: bytes = b""  # counts when the server knows another one: see include/permit_choose_limit.lua
     upgrade: bool = False  # of what the token holds already; ends by a downgrade
     shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
     linger: float = 0.0  # for so long a shared lease that no task has is kept

@@ -91,7 +91,7 @@ class Ticket:
         own = b"%b%d~" if request.shared else b"%b%d"
         self.token = request.identity or request.token or own % (known_as.token_prefix, self.number)
         if request.upgrade:
-            self._attempt = b"%b|%d" % (known_as.inbox or known_as.token_prefix, self.number)  # see parts/turns.lua
+            self._attempt = b"%b|%d" % (known_as.inbox or known_as.token_prefix, self.number)  # see permit_queue.lua
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms

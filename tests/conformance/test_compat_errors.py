@@ -190,15 +190,15 @@ async def test_lost_connections_change_no_answer(
         lock = client.lock(NAME, timeout=10, lock_class=Lock)
         async with lock:  # the server knows the scripts
             await lock.extend(10)
-        rule = proxy.on(script(load("acquire").sha), fault)
+        rule = proxy.on(script(load("lock/acquire").sha), fault)
         assert await lock.acquire(blocking=False, token=token) is True
         assert rule.acted
         assert await lock.owned()
-        rule = proxy.on(script(load("renew").sha), fault)
+        rule = proxy.on(script(load("lock/renew").sha), fault)
         assert await lock.extend(10)
         assert rule.acted
         assert near(await redis.pttl(NAME), 20)
-        rule = proxy.on(script(load("release").sha), fault)
+        rule = proxy.on(script(load("lock/release").sha), fault)
         await lock.release()
         assert rule.acted
         assert await is_free(redis)
@@ -239,14 +239,14 @@ async def test_an_extended_lock_is_released_for_sure(server: EmbeddedServer, red
         await redis.set("clock", 0, px=150)
         await lock.extend(30)
         await until(lambda: is_free(redis, "clock"))
-        rule = proxy.on(script(load("release").sha), CUT_AFTER)
+        rule = proxy.on(script(load("lock/release").sha), CUT_AFTER)
         await lock.release()
         assert rule.acted
 
 
 async def test_out_of_reach_is_not_false(server: EmbeddedServer, redis: Redis) -> None:
     await redis.set(NAME, OTHER)
-    asked = script(load("acquire").sha)
+    asked = script(load("lock/acquire").sha)
     async with through_proxy(server) as (proxy, client):
         coordinator_for(client).retry_for = 0.5
         lock = client.lock(NAME, lock_class=Lock)

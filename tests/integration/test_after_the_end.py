@@ -141,7 +141,7 @@ def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> Non
 async def test_two_wait_until_nothing_is_under_way() -> None:
     """A client and a coordinator that are closed at the same time; what ends twice counts once."""
     sent = UnderWay()
-    calls = [Call(lock_keys(b"a"), load("release"), (), now(), now(), sent.finished) for _ in range(2)]
+    calls = [Call(lock_keys(b"a"), load("lock/release"), (), now(), now(), sent.finished) for _ in range(2)]
     for call in calls:
         sent.started(call)
     both = [asyncio.create_task(sent.drained(10)) for _ in range(2)]

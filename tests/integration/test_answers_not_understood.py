@@ -53,12 +53,12 @@ async def adopts(w: Wired) -> object:
 
 
 CASES: dict[str, tuple[str, Operation]] = {
-    "acquire": ("acquire", acquires),
-    "try_acquire": ("acquire", tries),
-    "acquire for an identity": ("acquire", identifies),
-    "acquire several": ("acquire_all", takes_several),
-    "acquire a permit": ("permits_acquire", takes_a_permit),
-    "adopt": ("robust_adopt", adopts),
+    "acquire": ("lock/acquire", acquires),
+    "try_acquire": ("lock/acquire", tries),
+    "acquire for an identity": ("lock/acquire", identifies),
+    "acquire several": ("lock/acquire_all", takes_several),
+    "acquire a permit": ("permits/acquire", takes_a_permit),
+    "adopt": ("robust/adopt", adopts),
 }
 
 
@@ -68,7 +68,7 @@ async def test_an_answer_that_says_nothing_ends_the_request(
     server: EmbeddedServer, mode: str, command: str, operation: Operation, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The caller gets an error that says so, what the server did is undone, and the connection stays."""
-    if command == "acquire_all" and mode == "plain":
+    if command == "lock/acquire_all" and mode == "plain":
         pytest.skip("without a link several locks are asked for one by one")
     async with wired(server, mode, name="one") as w:
         await w.direct.flushdb()
@@ -104,14 +104,14 @@ async def test_an_answer_that_says_nothing_to_one_who_has_a_lease(server: Embedd
     """It raises what could not be understood, and the lease is renewed on."""
     async with wired(server, mode, name="one") as w:
         lease = await AsyncLock(w.sync, "one", robust=True).acquire()
-        for name in ("robust_renew", "robust_record"):
+        for name in ("robust/renew", "robust/record"):
             await w.direct.script_load(load(name).source.decode())
         opened = w.sync.connections
         async with asyncio.timeout(10):
-            w.proxy.on(script(load("robust_renew").sha), NONSENSE)
+            w.proxy.on(script(load("robust/renew").sha), NONSENSE)
             with pytest.raises(SyncError, match="the answer could not be used"):
                 await lease.extend(20)
-            w.proxy.on(script(load("robust_record").sha), NONSENSE)
+            w.proxy.on(script(load("robust/record").sha), NONSENSE)
             with pytest.raises(SyncError, match="the answer could not be used"):
                 await lease.record({"step": 1})
             await lease.extend(20)
@@ -124,7 +124,7 @@ async def test_a_renewal_whose_answer_says_nothing_is_repeated(server: EmbeddedS
     async with wired(server, name="one") as w:
         lease = await w.sync.lock("one", ttl=1).acquire()
         first = lease.deadline
-        rule = w.proxy.on(script(load("renew").sha), NONSENSE)
+        rule = w.proxy.on(script(load("lock/renew").sha), NONSENSE)
         await wait_until(lambda: _is(rule.acted > 0 and lease.deadline > first + 0.5), FAST, timeout=10)
         lease.check()
         await lease.release()
@@ -146,7 +146,7 @@ async def test_a_defect_in_what_takes_an_error_answer_ends_the_call(
         opened = w.sync.connections
         with monkeypatch.context() as patch:
             patch.setattr(link, "refusal", defect)
-            w.proxy.on(script(load("acquire").sha), ERROR("MISCONF no disk"))
+            w.proxy.on(script(load("lock/acquire").sha), ERROR("MISCONF no disk"))
             async with asyncio.timeout(10):
                 with pytest.raises(SyncError, match="RuntimeError: a defect"):
                     await w.sync.lock("one").acquire()

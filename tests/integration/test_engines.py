@@ -186,7 +186,7 @@ async def test_p1_a_connection_that_is_closed_between_reading_and_exec(redis: Re
     answered = asyncio.get_running_loop().create_future()
     words = (b"mine", 30_000, b"", 0, b"0")
     keys = lock_keys(b"closed").by("watch")
-    executor.send(Call(keys, load("acquire"), words, now(), now() + 5, answered.set_result))
+    executor.send(Call(keys, load("lock/acquire"), words, now(), now() + 5, answered.set_result))
     call = await asyncio.wait_for(answered, 6)
     assert closed
     assert call.error is None

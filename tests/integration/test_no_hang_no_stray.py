@@ -173,7 +173,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
         Redis.from_url(proxy.url) as client,
         Coordinator(client) as sync,
     ):
-        recording, no = script(load("robust_record").sha), ERROR("ERR no")
+        recording, no = script(load("robust/record").sha), ERROR("ERR no")
         lock = AsyncLock(sync, "job", ttl=5, robust=True)
         lease = await lock.acquire()
         await lease.record({"line": 1})
@@ -238,7 +238,7 @@ async def test_a_time_of_the_drop_in_is_called_as_there(redis: Redis) -> None:
 async def test_p7_the_drop_in_lets_the_bodys_error_out_when_it_is_cancelled_behind_it(server: EmbeddedServer) -> None:
     """The release goes on, and the cancellation is delivered at the next await."""
     async with FaultProxy(upstream=server.unix_socket) as proxy, Redis.from_url(proxy.url) as client:
-        slow = proxy.on(script(load("release").sha), DELAY_REPLY(0.3))
+        slow = proxy.on(script(load("lock/release").sha), DELAY_REPLY(0.3))
         steps: list[str] = []
 
         async def work() -> None:

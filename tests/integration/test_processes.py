@@ -228,7 +228,7 @@ async def test_p1_a3_killed_between_grant_and_bookkeeping(
                     [grant] = await queue_up(lock, child, ttl=ttl)
                     await holder.release()
                 else:
-                    rule = proxy.on(script(load("acquire").sha), HOLD_REPLY)
+                    rule = proxy.on(script(load("lock/acquire").sha), HOLD_REPLY)
                     grant = child.acquire(NAME, ttl)
                 await asyncio.wait_for(rule.fired.wait(), 5)
                 assert await redis.get(NAME) is not None
@@ -319,7 +319,7 @@ async def test_p1_a4_a_late_release_frees_nobody_elses_lock(
             await child.acquire("warm", 5)
             await child.release()
             await child.acquire(NAME, 0.3)
-            rule = proxy.on(script(load("release").sha), HOLD)
+            rule = proxy.on(script(load("lock/release").sha), HOLD)
             release = child.release()
             await asyncio.wait_for(rule.fired.wait(), 2)
             lease = await asyncio.wait_for(lock.acquire(), 3)

@@ -86,7 +86,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
         with crew.children(1) as [child]:
             await child.open(proxy.url)
             await child.robust("warm", TTL)
-            rule = proxy.on(script(load("robust_adopt").sha), HOLD_REPLY if adopted else HOLD)
+            rule = proxy.on(script(load("robust/adopt").sha), HOLD_REPLY if adopted else HOLD)
             grant = child.robust(NAME, TTL)
             await asyncio.wait_for(rule.fired.wait(), 5)
             token = await redis.get(NAME)
@@ -172,7 +172,7 @@ async def work(w: Wired, name: str) -> None:
     assert await gate.highest() == following.fence
 
 
-COMMANDS = {"robust_adopt": 1, "robust_record": 5, "robust_renew": 1, "robust_release": 1, "fence_gate": 3}
+COMMANDS = {"robust/adopt": 1, "robust/record": 5, "robust/renew": 1, "robust/release": 1, "fence_gate/accept": 3}
 """The scripts that `work` sends, and how often at least."""
 
 
@@ -198,7 +198,7 @@ async def test_p4_every_fault_at_every_command(server: EmbeddedServer, mode: str
     points = [(command, skip) for command, count in COMMANDS.items() for skip in range(count if mode == "link" else 1)]
     cases = [(*point, *fault) for point in points for fault in WIRE.items()]
     if mode == "link":
-        cases += [(command, 0, *fault) for command in ("robust_adopt", "robust_record") for fault in ANSWERS.items()]
+        cases += [(command, 0, *fault) for command in ("robust/adopt", "robust/record") for fault in ANSWERS.items()]
     at_once = asyncio.Semaphore(AT_ONCE)
 
     async def run(command: str, skip: int, fault: str, action: Action) -> str | None:
@@ -216,7 +216,7 @@ async def test_an_adoption_that_is_never_answered_gives_the_lock_back(server: Em
     async with wired(server, mode, name=NAME) as w:
         before = await left_behind(w, NAME)
         await AsyncLock(w.sync, "warm").locked()
-        rule = w.proxy.on(script(load("robust_adopt").sha), SWALLOW_REQUEST, times=100)
+        rule = w.proxy.on(script(load("robust/adopt").sha), SWALLOW_REQUEST, times=100)
         with pytest.raises(Unreachable):
             await AsyncLock(w.sync, NAME, robust=True).acquire(timeout=0.1)
         assert rule.acted
@@ -232,8 +232,8 @@ async def test_an_adoption_that_another_one_overtook_takes_nothing_from_it(serve
     Then that one writes. The acquisition is refused, and ends nothing, since the identity holds the lock still.
     """
     async with wired(server, mode, name=NAME) as w:
-        await w.direct.script_load(load("robust_adopt").source.decode())
-        answer = w.proxy.on(script(load("robust_adopt").sha), HOLD_REPLY)
+        await w.direct.script_load(load("robust/adopt").source.decode())
+        answer = w.proxy.on(script(load("robust/adopt").sha), HOLD_REPLY)
         acquiring = asyncio.create_task(AsyncLock(w.sync, NAME, robust=True).acquire(identity="w"))
         await answer.fired.wait()
         w.proxy.refuse = True

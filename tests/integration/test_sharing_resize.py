@@ -18,7 +18,7 @@ from ..support.proxy import CUT_AFTER, FaultProxy, script
 from ..support.sharing import base_of, soon
 
 NAME = "shared"
-RESIZE = script(load("permits_resize").sha)
+RESIZE = script(load("permits/resize").sha)
 both_ways = pytest.mark.parametrize("share", [True, False])
 
 

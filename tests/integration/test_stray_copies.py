@@ -110,7 +110,7 @@ async def test_p8_of_an_acquire_when_the_fence_is_ahead_of_the_clock(server: Emb
         assert await w.direct.pttl(fence) > 5.9 * hours
         client: Client = w.direct
         words = (*w.kind.keys(w.name).all, lease.token, 30000, "", 0, 0)
-        late = await client.eval(load("acquire").source, 4, *words)
+        late = await client.eval(load("lock/acquire").source, 4, *words)
         assert late[0] == 4, "SPENT"
         assert await w.direct.pttl(fence) > 5.9 * hours
         again = await w.lock().acquire()

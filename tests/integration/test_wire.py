@@ -65,7 +65,7 @@ from ..support.proxy import (
 from ..support.resp import Predicate
 from ..support.timed import Timed
 
-KNOWN = (*(kind.script(part) for kind in KINDS for part in PARTS), load("force"), load("permits_resize"))
+KNOWN = (*(kind.script(part) for kind in KINDS for part in PARTS), load("lock/force_release"), load("permits/resize"))
 """Every script, but those that the compatible lock has to itself."""
 
 
@@ -75,7 +75,7 @@ def _of_any_kind(part: Part) -> Predicate:
 
 
 ACQUIRE, RELEASE, RENEW, INSPECT = (_of_any_kind(part) for part in PARTS)
-FORCE = script(load("force").sha)
+FORCE = script(load("lock/force_release").sha)
 RESPONSE_TIMEOUT = 0.3
 RETRY_FOR = 3.0
 AT_ONCE = 12

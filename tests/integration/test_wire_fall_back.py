@@ -53,7 +53,7 @@ def no_more_pushes(proxy: FaultProxy) -> None:
 async def test_p4_granted_and_the_answer_lost(proxy: FaultProxy, sync: Coordinator, kind: str, timeout: float) -> None:
     lock = LOCKS[kind](sync)
     await (await lock.acquire()).release()
-    for name in ("acquire", "acquire_all"):
+    for name in ("lock/acquire", "lock/acquire_all"):
         proxy.on(script(load(name).sha), CUT_AFTER)
     no_more_pushes(proxy)
     lease = await lock.acquire(timeout=timeout)

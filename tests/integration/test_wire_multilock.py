@@ -21,10 +21,10 @@ __all__ = ["quiet_loop"]  # a fixture
 
 CASES: dict[str, tuple[str, str, int]] = {
     # names, script, how many calls of it pass by unharmed
-    "one script": ("{{{0}}}:1 {{{0}}}:2 {{{0}}}:3", "acquire_all", 0),
-    "the first of three": ("{0}:1 {0}:2 {0}:3", "acquire", 0),
-    "the last of three": ("{0}:1 {0}:2 {0}:3", "acquire", 2),
-    "a release": ("{{{0}}}:1 {{{0}}}:2 {{{0}}}:3", "release", 1),
+    "one script": ("{{{0}}}:1 {{{0}}}:2 {{{0}}}:3", "lock/acquire_all", 0),
+    "the first of three": ("{0}:1 {0}:2 {0}:3", "lock/acquire", 0),
+    "the last of three": ("{0}:1 {0}:2 {0}:3", "lock/acquire", 2),
+    "a release": ("{{{0}}}:1 {{{0}}}:2 {{{0}}}:3", "lock/release", 1),
 }
 
 
@@ -54,7 +54,7 @@ async def one_fault(server: EmbeddedServer, mode: str, case: str, fault: str, ac
     names = template.format(f"{case} {fault}".replace(" ", "-")).split()
     try:
         async with asyncio.timeout(30), wired(server, mode, name=names[0]) as w:
-            await w.direct.script_load(load("acquire_all").source.decode())
+            await w.direct.script_load(load("lock/acquire_all").source.decode())
             await acquire_and_release(w, names, command, skip, action)
             await check_free(w, names)
     except Exception:

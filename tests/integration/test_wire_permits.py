@@ -21,8 +21,8 @@ from .test_wire import ACQUIRE, ANSWERS, RELEASE, WIRE, Arm, Case, Operation, Wi
 from .test_wire import quiet_loop as quiet_loop
 
 LIMIT = 5
-SEVERAL = SemaphoreKind("semaphore(5)", "permits_", "expired", limit=LIMIT)
-RESIZE = script(load("permits_resize").sha)
+SEVERAL = SemaphoreKind("semaphore(5)", "permits/", "expired", limit=LIMIT)
+RESIZE = script(load("permits/resize").sha)
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 
 

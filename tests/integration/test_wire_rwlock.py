@@ -18,7 +18,7 @@ from .test_wire import ANSWERS, SOON, WIRE, Arm, Case, Operation, Wired, sweep
 from .test_wire import quiet_loop as quiet_loop
 from .test_wire_permits import SEVERAL
 
-SCRIPTS = ("upgrade_acquire", "upgrade_release")
+SCRIPTS = ("permits/upgrade", "permits/downgrade")
 UPGRADE, DOWNGRADE = (script(load(name).sha) for name in SCRIPTS)
 
 

@@ -197,7 +197,7 @@ class History(Compared[LockSnapshot]):
         words = (actor.token, actor.ttl_ms, actor.ticket, SLOW_MS if actor.kind == "polling" else 0)
         reusable = actor.kind == "identity"
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.acquire(it, *words, reusable), "acquire", *words, int(reusable), mute=mute)
+        self.both(lambda it: rules.acquire(it, *words, reusable), "lock/acquire", *words, int(reusable), mute=mute)
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:
@@ -227,14 +227,14 @@ class History(Compared[LockSnapshot]):
     def release(self, data: st.DataObject) -> None:
         """Also the undoing of a cancelled request."""
         actor = self.someone(data)
-        # An identity that also waits for itself elsewhere can not be told from that other one: see release.lua.
+        # An identity that also waits for itself elsewhere can not be told from that other one: see lock/release.lua.
         only_if(not self.waits(actor.token, actor.ticket))
         pending = actor.kind != "identity" and data.draw(st.booleans())
         self.own = (actor.ticket,)
         words, mute = (actor.token, actor.ticket), data.draw(MUTE)
         gap_ms = data.draw(st.sampled_from([0, 150]))
         rule_ = lambda it: rules.release(it, *words, pending, gap_ms)  # noqa: E731
-        self.both(rule_, "release", *words, int(pending), gap_ms, mute=mute, spends=pending)
+        self.both(rule_, "lock/release", *words, int(pending), gap_ms, mute=mute, spends=pending)
         self.own = ()
 
     def ends(self) -> list[int]:
@@ -254,7 +254,7 @@ class History(Compared[LockSnapshot]):
         only_if(self.model.queue)
         member = data.draw(st.sampled_from(self.model.queue))
         self.own = (member,)
-        self.both(lambda it: rules.release(it, b"", member, False), "release", b"", member, 0)
+        self.both(lambda it: rules.release(it, b"", member, False), "lock/release", b"", member, 0)
         self.own = ()
 
     def renew(self, data: st.DataObject) -> None:
@@ -263,11 +263,11 @@ class History(Compared[LockSnapshot]):
         token, mute = actor.token, data.draw(MUTE)
         only_if(self.model.holder is not None or not self.waits(token))
         if actor.kind != "sharing":
-            self.both(lambda it: rules.renew(it, token, ttl_ms), "renew", token, ttl_ms, mute=mute)
+            self.both(lambda it: rules.renew(it, token, ttl_ms), "lock/renew", token, ttl_ms, mute=mute)
             return
         fences = data.draw(st.sampled_from([0, 5, 4096]))
         words, last = (token, ttl_ms, fences), self.fence
-        renewed = self.both(lambda it: rules.renew(it, *words), "renew", *words, mute=mute, spends=fences > 0)
+        renewed = self.both(lambda it: rules.renew(it, *words), "lock/renew", *words, mute=mute, spends=fences > 0)
         assert isinstance(renewed.reply, tuple)
         if fences and renewed.reply[0] == Renewed.RENEWED:
             assert renewed.reply[2] > last, "P8"
@@ -275,7 +275,7 @@ class History(Compared[LockSnapshot]):
     def force(self, data: st.DataObject) -> None:
         """Not twice: the second run would hit the next holder."""
         before = replace(self.model, now=self.now)
-        self.check_promises(before, self.once(rules.force, "force", (), data.draw(MUTE)))
+        self.check_promises(before, self.once(rules.force, "lock/force_release", (), data.draw(MUTE)))
 
     def take_both(self, data: st.DataObject) -> None:
         """This lock together with another one, which is free or not."""
@@ -289,7 +289,7 @@ class History(Compared[LockSnapshot]):
         other = LockSnapshot(self.now, b"somebody" if taken else None, SLOW_MS if taken else FREE_MS)
         before = replace(self.model, now=self.now)
         first, second = rules.acquire_all((before, other), SLOW_MS, tokens)
-        replies = type(self).execute(self.client, "acquire_all", BOTH, (SLOW_MS, prefix, ends), self.now)
+        replies = type(self).execute(self.client, "lock/acquire_all", BOTH, (SLOW_MS, prefix, ends), self.now)
         self.compare(replies[0], first)
         assert isinstance(replies[1], int) is isinstance(replies[0], int) is isinstance(second.reply, int)
         assert self.client.get(OTHER.name) == (b"somebody" if taken else second.after.holder)

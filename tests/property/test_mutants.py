@@ -21,7 +21,7 @@ from ..scripts import test_lock_sharing as sharing
 from ..scripts.test_lock_scripts import KEYS, acquire, holder, polled, run
 from ..support.script_mutants import Check, Mutant, failing, is_caught
 
-SCRIPTS = ("acquire", "release", "renew", "force", "inspect")
+SCRIPTS = ("lock/acquire", "lock/release", "lock/renew", "lock/force_release", "lock/inspect")
 
 
 MUTANTS: Mapping[str, Mutant] = {
@@ -214,22 +214,26 @@ def untyped(client: Redis) -> Any:
 async def check_a_foreign_lock_is_respected_in_every_way(redis: Redis) -> None:
     await redis.set(KEYS.name, "foreign", px=5000)
     assert (await acquire(redis, b"a"))[0] == 0
-    assert (await run(redis, "acquire", b"a", 0, b"", 0, 0))[0] == 0, "for ever"
+    assert (await run(redis, "lock/acquire", b"a", 0, b"", 0, 0))[0] == 0, "for ever"
     assert (await acquire(redis, b"a", polled(b"a"), 60_000))[0] == 2
-    assert (await run(redis, "renew", b"a", 1000))[0] == 2
-    assert await run(redis, "release", b"a", polled(b"a")) == 2
+    assert (await run(redis, "lock/renew", b"a", 1000))[0] == 2
+    assert await run(redis, "lock/release", b"a", polled(b"a")) == 2
     assert (await holder(redis), await redis.exists(KEYS.fence)) == (b"foreign", 0)
 
 
 async def check_a_renewal_keeps_the_fence_as_well(redis: Redis) -> None:
     await acquire(redis, b"a")
     await redis.pexpire(KEYS.fence, 1000)
-    await run(redis, "renew", b"a", 20_000)
+    await run(redis, "lock/renew", b"a", 20_000)
     assert await redis.pttl(KEYS.fence) > 10_000
 
 
 async def check_whoever_finds_it_gone_wakes_the_next(redis: Redis) -> None:
-    finders: dict[str, tuple[bytes | int, ...]] = {"renew": (b"a", 1000), "release": (b"a", b""), "force": ()}
+    finders: dict[str, tuple[bytes | int, ...]] = {
+        "lock/renew": (b"a", 1000),
+        "lock/release": (b"a", b""),
+        "lock/force_release": (),
+    }
     for finder, arguments in finders.items():
         await redis.flushall()
         async with untyped(redis).pubsub() as pubsub:
@@ -246,12 +250,12 @@ async def check_whoever_finds_it_gone_wakes_the_next(redis: Redis) -> None:
 async def check_fences_rise_over_a_loss_and_a_hand_over(redis: Redis) -> None:
     first = await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)
-    await run(redis, "release", b"a", b"")
+    await run(redis, "lock/release", b"a", b"")
     second = await acquire(redis, b"b", polled(b"b"), 60_000)
     assert int((await untyped(redis).get(KEYS.fence)).split()[0]) == second > first
     await redis.delete(KEYS.fence)
     await acquire(redis, b"c", polled(b"c"), 60_000)
-    await run(redis, "release", b"b", b"")
+    await run(redis, "lock/release", b"b", b"")
     assert await acquire(redis, b"c", polled(b"c"), 60_000) > second
 
 
@@ -266,7 +270,7 @@ async def check_a_holder_that_asks_again_leaves_the_queue(redis: Redis) -> None:
 async def check_a_spent_token_takes_nothing_although_others_wait(redis: Redis) -> None:
     await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)
-    await run(redis, "release", b"a", b"")
+    await run(redis, "lock/release", b"a", b"")
     await redis.zadd(KEYS.polls, {polled(b"b"): 1})
     assert (await acquire(redis, b"a"))[0] == 4
 
@@ -275,7 +279,7 @@ async def check_two_living_pollers_are_served_in_their_order(redis: Redis) -> No
     await acquire(redis, b"a")
     for token in (b"b", b"c", b"b"):
         await acquire(redis, token, polled(token), 60_000)
-    await run(redis, "release", b"a", b"")
+    await run(redis, "lock/release", b"a", b"")
     assert (await acquire(redis, b"c", polled(b"c"), 60_000))[0] == 2
     assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
 
@@ -288,14 +292,14 @@ async def check_the_next_in_line_is_told_in_its_own_inbox(redis: Redis) -> None:
         await acquire(redis, b"a")
         await acquire(redis, b"b", ticket_member(b"rsa:one", 1, 500, b"b"))
         await acquire(redis, b"c", ticket_member(b"rsa:other", 2, 700, b"c"))
-        await run(redis, "release", b"a", b"")
+        await run(redis, "lock/release", b"a", b"")
         await untyped(redis).publish("rsa:other", "the end")
         told = [await pubsub.get_message(timeout=5) for _ in range(2)]
         assert told[0]["channel"] == b"rsa:one"
         assert told[1]["data"].split()[:2] == [b"2", b"0"]
         await acquire(redis, b"d", ticket_member(b"rsa:other", 3, 700, b"d"))
         assert (await pubsub.get_message(timeout=5))["data"] == b"the end"
-        await run(redis, "release", b"b", b"")
+        await run(redis, "lock/release", b"b", b"")
         assert (await pubsub.get_message(timeout=5))["data"].split()[4:] == [b"3"], "with the grant of the one before"
 
 
@@ -305,7 +309,7 @@ async def check_force_serves_the_next(redis: Redis) -> None:
         await pubsub.get_message(timeout=5)
         await acquire(redis, b"a")
         await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
-        assert await run(redis, "force") == 1
+        assert await run(redis, "lock/force_release") == 1
         assert await holder(redis) == b"b"
 
 

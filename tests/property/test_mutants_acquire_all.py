@@ -1,4 +1,4 @@
-"""Mutants of acquire_all.lua: each takes one decision out, and at least one of its script tests has to notice."""
+"""Mutants of lock/acquire_all.lua: each takes one decision out, and at least one of its script tests has to notice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
 def mutate(old: str, new: str) -> Callable[[str], Script]:
     def loaded(name: str) -> Script:
         script = load(name)
-        if name != "acquire_all":
+        if name != "lock/acquire_all":
             return script
         source = script.source.replace(old.encode(), new.encode())
         return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
@@ -77,8 +77,8 @@ async def test_the_script_passes_every_check(redis: Redis) -> None:
 @pytest.mark.every_way
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: tuple[str, str]) -> None:
-    assert mutant[0].encode() in load("acquire_all").source, "the script changed: adapt the mutant"
+    assert mutant[0].encode() in load("lock/acquire_all").source, "the script changed: adapt the mutant"
     mutated = mutate(*mutant)
-    await redis.script_load(mutated("acquire_all").source.decode())  # raises if it is no Lua any more
+    await redis.script_load(mutated("lock/acquire_all").source.decode())  # raises if it is no Lua any more
     monkeypatch.setattr(suite, "load", mutated)
     assert await noticed(redis), "no check notices"

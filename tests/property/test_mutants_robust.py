@@ -30,125 +30,125 @@ OUTDATED = "if outdated(token, fence) then return {2, now} end"
 KEEP = "redis.call('PEXPIRE', RECORD, record_ttl(ARGV[%d]))"
 MUTANTS: dict[str, Mutant] = {
     # adopt
-    "anybody adopts": Mutant("robust_adopt", NOT_OURS, "if not holder then"),
-    "adopts what is gone": Mutant("robust_adopt", NOT_OURS, "if holder and holder ~= ARGV[1] then"),
-    "a late copy of an identity adopts": Mutant("robust_adopt", OUTDATED),
-    "a replay takes itself for abandoned": Mutant("robust_adopt", "found[2] == fence\n", "false\n"),
+    "anybody adopts": Mutant("robust/adopt", NOT_OURS, "if not holder then"),
+    "adopts what is gone": Mutant("robust/adopt", NOT_OURS, "if holder and holder ~= ARGV[1] then"),
+    "a late copy of an identity adopts": Mutant("robust/adopt", OUTDATED),
+    "a replay takes itself for abandoned": Mutant("robust/adopt", "found[2] == fence\n", "false\n"),
     "an identity is not told of its own crash": Mutant(
-        "robust_adopt", "found[1] == token and found[2] == fence\n", "found[1] == token\n"
+        "robust/adopt", "found[1] == token and found[2] == fence\n", "found[1] == token\n"
     ),
     "a later adoption keeps the writer": Mutant(
-        "robust_adopt", "writers == '' and writer or writers .. ' ' .. writer", "writers"
+        "robust/adopt", "writers == '' and writer or writers .. ' ' .. writer", "writers"
     ),
-    "an earlier adoption is repeated": Mutant("robust_adopt", "if known and last ~= writer then return {3, now} end"),
+    "an earlier adoption is repeated": Mutant("robust/adopt", "if known and last ~= writer then return {3, now} end"),
     "an earlier lease adopts as if it were new": Mutant(
-        "robust_adopt", "' ' .. writer .. ' ', 1, true)", "' ' .. writer .. ' $', 1, false)"
+        "robust/adopt", "' ' .. writer .. ' ', 1, true)", "' ' .. writer .. ' $', 1, false)"
     ),
     "each adoption of an identity counts from the beginning": Mutant(
-        "robust_adopt", "tonumber(seq), found[7]", "0, found[7]"
+        "robust/adopt", "tonumber(seq), found[7]", "0, found[7]"
     ),
-    "the list of writers grows": Mutant("robust_adopt", "if #writers + #writer >= 832 then", "if false then"),
-    "the list of writers is short": Mutant("robust_adopt", ">= 832", ">= 99"),
+    "the list of writers grows": Mutant("robust/adopt", "if #writers + #writer >= 832 then", "if false then"),
+    "the list of writers is short": Mutant("robust/adopt", ">= 832", ">= 99"),
     "a withdrawn adoption stays": Mutant(
-        "robust_adopt", "redis.call('HSET', RECORD, 'writers', writer .. ' ' .. others)"
+        "robust/adopt", "redis.call('HSET', RECORD, 'writers', writer .. ' ' .. others)"
     ),
-    "a withdrawn adoption is forgotten": Mutant("robust_adopt", "writer .. ' ' .. others)", "others)"),
-    "the only adoption is withdrawn": Mutant("robust_adopt", "'^(.+) %S+$')", "'^(.+) %S+$') or ''"),
-    "a withdrawal adopts": Mutant("robust_adopt", "if ARGV[5] == '1' then", "if false then"),
-    "any record is adopted": Mutant("robust_adopt", "if wrong then return wrong end", "found = found or {}"),
-    "any fence is ours": Mutant("robust_adopt", "number(found[2], 16, 16) and "),
-    "any time is ours": Mutant("robust_adopt", "number(found[3], 16, 16) and "),
-    "any number is ours": Mutant("robust_adopt", " and number(found[6], 1, 15)"),
-    "numbers may be long": Mutant("robust_adopt", "#text <= most and"),
-    "numbers may be short": Mutant("robust_adopt", "#text >= least and"),
-    "numbers may be text": Mutant("robust_adopt", "string.match(text, '^%d+$')", "true"),
-    "a replay finds nobody": Mutant("robust_adopt", "before, seq, same = found[4] or ''", "before, seq, same = ''"),
-    "the predecessor is not told": Mutant("robust_adopt", "found[1] and found[2] .. ' '", "false and found[2] .. ' '"),
+    "a withdrawn adoption is forgotten": Mutant("robust/adopt", "writer .. ' ' .. others)", "others)"),
+    "the only adoption is withdrawn": Mutant("robust/adopt", "'^(.+) %S+$')", "'^(.+) %S+$') or ''"),
+    "a withdrawal adopts": Mutant("robust/adopt", "if ARGV[5] == '1' then", "if false then"),
+    "any record is adopted": Mutant("robust/adopt", "if wrong then return wrong end", "found = found or {}"),
+    "any fence is ours": Mutant("robust/adopt", "number(found[2], 16, 16) and "),
+    "any time is ours": Mutant("robust/adopt", "number(found[3], 16, 16) and "),
+    "any number is ours": Mutant("robust/adopt", " and number(found[6], 1, 15)"),
+    "numbers may be long": Mutant("robust/adopt", "#text <= most and"),
+    "numbers may be short": Mutant("robust/adopt", "#text >= least and"),
+    "numbers may be text": Mutant("robust/adopt", "string.match(text, '^%d+$')", "true"),
+    "a replay finds nobody": Mutant("robust/adopt", "before, seq, same = found[4] or ''", "before, seq, same = ''"),
+    "the predecessor is not told": Mutant("robust/adopt", "found[1] and found[2] .. ' '", "false and found[2] .. ' '"),
     "the predecessor's own predecessor is told": Mutant(
-        "robust_adopt",
+        "robust/adopt",
         "before, seq = found[1] and found[2] .. ' ' .. found[3] .. ' ' .. found[1]",
         "before, seq = before",
     ),
-    "the predecessor is not remembered": Mutant("robust_adopt", "'before', before,", "'before', '',"),
-    "the fence is not written": Mutant("robust_adopt", "'fence', fence, ", ""),
-    "adopting keeps the older number": Mutant("robust_adopt", "or '', '0'", "or '', seq"),
-    "adopting forgets the progress": Mutant("robust_adopt", "'seq', seq)", "'seq', seq, 'progress', '')"),
+    "the predecessor is not remembered": Mutant("robust/adopt", "'before', before,", "'before', '',"),
+    "the fence is not written": Mutant("robust/adopt", "'fence', fence, ", ""),
+    "adopting keeps the older number": Mutant("robust/adopt", "or '', '0'", "or '', seq"),
+    "adopting forgets the progress": Mutant("robust/adopt", "'seq', seq)", "'seq', seq, 'progress', '')"),
     "an identity that joins forgets the progress": Mutant(
-        "robust_adopt", "writers .. ' ' .. writer)", "writers .. ' ' .. writer, 'progress', '')"
+        "robust/adopt", "writers .. ' ' .. writer)", "writers .. ' ' .. writer, 'progress', '')"
     ),
-    "the time of the record stands still": Mutant("robust_adopt", "'at', at, ", "'at', found[3] or at, "),
-    "a new record has no ttl": Mutant("robust_adopt", "  end\n  " + KEEP % 3, "  end"),
-    "a record lasts as long as the lease": Mutant("robust_adopt", "604800000 + remember(ms)", "remember(ms)"),
-    "a record lasts a week whatever the ttl": Mutant("robust_adopt", "604800000 + remember(ms)", "604800001"),
+    "the time of the record stands still": Mutant("robust/adopt", "'at', at, ", "'at', found[3] or at, "),
+    "a new record has no ttl": Mutant("robust/adopt", "  end\n  " + KEEP % 3, "  end"),
+    "a record lasts as long as the lease": Mutant("robust/adopt", "604800000 + remember(ms)", "remember(ms)"),
+    "a record lasts a week whatever the ttl": Mutant("robust/adopt", "604800000 + remember(ms)", "604800001"),
     # record
-    "anybody records": Mutant("robust_record", NOT_OURS, "if not holder then"),
-    "records what is gone": Mutant("robust_record", NOT_OURS, "if holder and holder ~= ARGV[1] then"),
-    "who finds it gone wakes nobody": Mutant("robust_record", "settle('', heads())\n  return {0", "return {0"),
-    "a late copy of an identity records": Mutant("robust_record", OUTDATED),
-    "a late copy overwrites": Mutant("robust_record", "tonumber(found[6]) > tonumber(ARGV[5])", "false"),
-    "numbers as text": Mutant("robust_record", "tonumber(found[6]) > tonumber(ARGV[5])", "found[6] > ARGV[5]"),
-    "an earlier lease of the identity records": Mutant("robust_record", "then return {3, now} end", "then end"),
-    "nobody records when the record was evicted": Mutant("robust_record", "writers ~= '' and ", ""),
+    "anybody records": Mutant("robust/record", NOT_OURS, "if not holder then"),
+    "records what is gone": Mutant("robust/record", NOT_OURS, "if holder and holder ~= ARGV[1] then"),
+    "who finds it gone wakes nobody": Mutant("robust/record", "settle('', heads())\n  return {0", "return {0"),
+    "a late copy of an identity records": Mutant("robust/record", OUTDATED),
+    "a late copy overwrites": Mutant("robust/record", "tonumber(found[6]) > tonumber(ARGV[5])", "false"),
+    "numbers as text": Mutant("robust/record", "tonumber(found[6]) > tonumber(ARGV[5])", "found[6] > ARGV[5]"),
+    "an earlier lease of the identity records": Mutant("robust/record", "then return {3, now} end", "then end"),
+    "nobody records when the record was evicted": Mutant("robust/record", "writers ~= '' and ", ""),
     "whoever records when it was evicted is not the writer": Mutant(
-        "robust_record", "writers == '' and ARGV[8] or writers", "writers"
+        "robust/record", "writers == '' and ARGV[8] or writers", "writers"
     ),
     "what is refused renews": Mutant(
-        "robust_record", "local same = found", "redis.call('PEXPIRE', NAME, ttl) local same = found"
+        "robust/record", "local same = found", "redis.call('PEXPIRE', NAME, ttl) local same = found"
     ),
-    "any record is written": Mutant("robust_record", "if wrong then return wrong end", "found = found or {}"),
-    "nothing is recorded": Mutant("robust_record", "'progress', ARGV[6], "),
-    "no steps are recorded": Mutant("robust_record", ", 'undo', ARGV[7]"),
-    "the number is not recorded": Mutant("robust_record", "'seq', ARGV[5], "),
-    "the predecessor stays": Mutant("robust_record", "'before', '',"),
-    "recording always renews": Mutant("robust_record", "if ttl ~= '0' then", "do"),
-    "recording never renews": Mutant("robust_record", "if ttl ~= '0' then", "if false then"),
-    "recording forgets the fence": Mutant("robust_record", "redis.call('PEXPIRE', FENCE, keep)"),
-    "recording does not keep the record": Mutant("robust_record", KEEP % 4),
+    "any record is written": Mutant("robust/record", "if wrong then return wrong end", "found = found or {}"),
+    "nothing is recorded": Mutant("robust/record", "'progress', ARGV[6], "),
+    "no steps are recorded": Mutant("robust/record", ", 'undo', ARGV[7]"),
+    "the number is not recorded": Mutant("robust/record", "'seq', ARGV[5], "),
+    "the predecessor stays": Mutant("robust/record", "'before', '',"),
+    "recording always renews": Mutant("robust/record", "if ttl ~= '0' then", "do"),
+    "recording never renews": Mutant("robust/record", "if ttl ~= '0' then", "if false then"),
+    "recording forgets the fence": Mutant("robust/record", "redis.call('PEXPIRE', FENCE, keep)"),
+    "recording does not keep the record": Mutant("robust/record", KEEP % 4),
     "a foreign key is found too late": Mutant(
-        "robust_record",
+        "robust/record",
         "local found, wrong = read_record()",
         "redis.call('PEXPIRE', NAME, ARGV[4]) local found, wrong = read_record()",
     ),
     # renew
-    "renewing does not keep the record": Mutant("robust_renew", "redis.call('PEXPIRE', RECORD, record_ttl(ttl))"),
-    "renewing keeps any record": Mutant("robust_renew", "redis.pcall('HMGET', RECORD, 'token')[1] == holder", "true"),
-    "renewing stops at a foreign record": Mutant("robust_renew", "redis.pcall('HMGET'", "redis.call('HMGET'"),
-    "anybody renews": Mutant("robust_renew", NOT_OURS, "if not holder then"),
-    "renewing does not renew": Mutant("robust_renew", "redis.call('PEXPIRE', NAME, ttl)"),
+    "renewing does not keep the record": Mutant("robust/renew", "redis.call('PEXPIRE', RECORD, record_ttl(ttl))"),
+    "renewing keeps any record": Mutant("robust/renew", "redis.pcall('HMGET', RECORD, 'token')[1] == holder", "true"),
+    "renewing stops at a foreign record": Mutant("robust/renew", "redis.pcall('HMGET'", "redis.call('HMGET'"),
+    "anybody renews": Mutant("robust/renew", NOT_OURS, "if not holder then"),
+    "renewing does not renew": Mutant("robust/renew", "redis.call('PEXPIRE', NAME, ttl)"),
     # release
-    "a release leaves the record": Mutant("robust_release", "redis.call('DEL', RECORD)\n    elseif", "\n    elseif"),
-    "a release by another deletes": Mutant("robust_release", "if holder == ARGV[1] then", "if true then"),
-    "an older record of an identity goes": Mutant("robust_release", "(adopted or writer == '*')", "true"),
-    "who never adopted it deletes": Mutant("robust_release", "writer ~= '' and string.find", "string.find"),
-    "nobody may release for an identity": Mutant("robust_release", "(adopted or writer == '*')", "adopted"),
-    "a release for an identity is broken off": Mutant("robust_release", "(writer == '*' or string", "(string"),
+    "a release leaves the record": Mutant("robust/release", "redis.call('DEL', RECORD)\n    elseif", "\n    elseif"),
+    "a release by another deletes": Mutant("robust/release", "if holder == ARGV[1] then", "if true then"),
+    "an older record of an identity goes": Mutant("robust/release", "(adopted or writer == '*')", "true"),
+    "who never adopted it deletes": Mutant("robust/release", "writer ~= '' and string.find", "string.find"),
+    "nobody may release for an identity": Mutant("robust/release", "(adopted or writer == '*')", "adopted"),
+    "a release for an identity is broken off": Mutant("robust/release", "(writer == '*' or string", "(string"),
     "a release by an earlier lease is clean": Mutant(
-        "robust_release", "(writer == '*' or string.match(writers, '%S*$') == writer)", "true"
+        "robust/release", "(writer == '*' or string.match(writers, '%S*$') == writer)", "true"
     ),
-    "what was put back has a writer": Mutant("robust_release", "'writers', '', "),
-    "undo steps go": Mutant("robust_release", "if not undo and done then", "if done then"),
-    "broken off is done": Mutant("robust_release", "local done = ARGV[5] ~= '1' and", "local done ="),
-    "what was found is not put back": Mutant("robust_release", "elseif token then", "elseif false then"),
-    "what was found is put back in part": Mutant("robust_release", "'at', at, "),
-    "what was put back is soon gone": Mutant("robust_release", "redis.call('PEXPIRE', RECORD, 604800000)"),
-    "progress goes": Mutant("robust_release", "(found[4] or '') == '' then", "true then"),
-    "an empty record stays": Mutant("robust_release", "elseif not undo and (found[4] or '') == ''", "elseif false"),
-    "a foreign record keeps the lock": Mutant("robust_release", "redis.pcall('HMGET'", "redis.call('HMGET'"),
-    "a robust release wakes nobody": Mutant("robust_release", "local next = settle('', first)", "local next = FREE"),
+    "what was put back has a writer": Mutant("robust/release", "'writers', '', "),
+    "undo steps go": Mutant("robust/release", "if not undo and done then", "if done then"),
+    "broken off is done": Mutant("robust/release", "local done = ARGV[5] ~= '1' and", "local done ="),
+    "what was found is not put back": Mutant("robust/release", "elseif token then", "elseif false then"),
+    "what was found is put back in part": Mutant("robust/release", "'at', at, "),
+    "what was put back is soon gone": Mutant("robust/release", "redis.call('PEXPIRE', RECORD, 604800000)"),
+    "progress goes": Mutant("robust/release", "(found[4] or '') == '' then", "true then"),
+    "an empty record stays": Mutant("robust/release", "elseif not undo and (found[4] or '') == ''", "elseif false"),
+    "a foreign record keeps the lock": Mutant("robust/release", "redis.pcall('HMGET'", "redis.call('HMGET'"),
+    "a robust release wakes nobody": Mutant("robust/release", "local next = settle('', first)", "local next = FREE"),
     # gate
-    "a gate for all": Mutant("fence_gate", "if highest > fence then", "if false then"),
-    "a gate for new ones only": Mutant("fence_gate", "highest > fence", "highest >= fence"),
-    "fences as numbers": Mutant("fence_gate", "highest > fence", "(tonumber(highest) or 0) > tonumber(fence)"),
-    "looking passes": Mutant("fence_gate", "highest > fence", "fence ~= '' and highest > fence"),
-    "a gate has no ttl": Mutant("fence_gate", "'SET', KEYS[1], fence, 'PX', ARGV[2]", "'SET', KEYS[1], fence"),
+    "a gate for all": Mutant("fence_gate/accept", "if highest > fence then", "if false then"),
+    "a gate for new ones only": Mutant("fence_gate/accept", "highest > fence", "highest >= fence"),
+    "fences as numbers": Mutant("fence_gate/accept", "highest > fence", "(tonumber(highest) or 0) > tonumber(fence)"),
+    "looking passes": Mutant("fence_gate/accept", "highest > fence", "fence ~= '' and highest > fence"),
+    "a gate has no ttl": Mutant("fence_gate/accept", "'SET', KEYS[1], fence, 'PX', ARGV[2]", "'SET', KEYS[1], fence"),
     "a pass does not keep the gate": Mutant(
-        "fence_gate", "redis.call('PEXPIRE', KEYS[1], ARGV[2]) else", "else"
+        "fence_gate/accept", "redis.call('PEXPIRE', KEYS[1], ARGV[2]) else", "else"
     ),
     "a refusal keeps the gate": Mutant(
-        "fence_gate", "fence then return", "fence then redis.call('PEXPIRE', KEYS[1], ARGV[2]) return"
+        "fence_gate/accept", "fence then return", "fence then redis.call('PEXPIRE', KEYS[1], ARGV[2]) return"
     ),
-    "any text is a fence": Mutant("fence_gate", " and string.match(highest, '^%d+$')"),
-    "any number is a fence": Mutant("fence_gate", "#highest == 16 and "),
+    "any text is a fence": Mutant("fence_gate/accept", " and string.match(highest, '^%d+$')"),
+    "any number is a fence": Mutant("fence_gate/accept", "#highest == 16 and "),
 }  # fmt: skip
 
 

@@ -44,8 +44,8 @@ from ..support.histories import (
 
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
-SCRIPTS = tuple(f"permits_{name}" for name in ("acquire", "release", "renew", "resize"))
-UPGRADES = ("upgrade_acquire", "upgrade_release")
+SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize"))
+UPGRADES = ("permits/upgrade", "permits/downgrade")
 MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 
 Rule = Callable[[PermitSnapshot], Decision]
@@ -234,7 +234,7 @@ class History(Compared[PermitSnapshot]):
         arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
         size = (actor.weight, actor.limit, actor.whose)
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.acquire(it, *arguments, *size), "permits_acquire", *arguments, *size, mute=mute)
+        self.both(lambda it: rules.acquire(it, *arguments, *size), "permits/acquire", *arguments, *size, mute=mute)
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:
@@ -267,7 +267,7 @@ class History(Compared[PermitSnapshot]):
         pending = int(actor.kind != "identity" and data.draw(st.booleans()))
         self.own = (actor.ticket,)
         words, mute = (actor.token, actor.ticket), data.draw(MUTE)
-        self.both(lambda it: rules.release(it, *words, pending > 0), "permits_release", *words, pending, mute=mute)
+        self.both(lambda it: rules.release(it, *words, pending > 0), "permits/release", *words, pending, mute=mute)
         self.own = ()
 
     def withdraw(self, data: st.DataObject) -> None:
@@ -275,7 +275,7 @@ class History(Compared[PermitSnapshot]):
         only_if(self.model.queue)
         member = data.draw(st.sampled_from(self.model.queue))
         self.own = (member,)
-        self.both(lambda it: rules.release(it, b"", member, False), "permits_release", b"", member, 0)
+        self.both(lambda it: rules.release(it, b"", member, False), "permits/release", b"", member, 0)
         self.own = ()
 
     def renew(self, data: st.DataObject) -> None:
@@ -284,11 +284,11 @@ class History(Compared[PermitSnapshot]):
         token, mute = actor.token, data.draw(MUTE)
         if actor.kind != "sharing":
             least = (token, ttl_ms, data.draw(st.sampled_from([1, 1, actor.weight])))
-            self.both(lambda it: rules.renew(it, *least), "permits_renew", *least, mute=mute)
+            self.both(lambda it: rules.renew(it, *least), "permits/renew", *least, mute=mute)
             return
         fences = data.draw(st.sampled_from([0, 5, 4096]))
         words, last = (token, ttl_ms, 1, fences), self.fence
-        renewed = self.both(lambda it: rules.renew(it, *words), "permits_renew", *words, mute=mute, spends=fences > 0)
+        renewed = self.both(lambda it: rules.renew(it, *words), "permits/renew", *words, mute=mute, spends=fences > 0)
         assert isinstance(renewed.reply, tuple)
         if renewed.reply[0] == Renewed.RENEWED:
             reads = WHOLE in self.limits and self.model.permits[token].weight == 1
@@ -297,7 +297,7 @@ class History(Compared[PermitSnapshot]):
 
     def resize(self, data: st.DataObject) -> None:
         limit = data.draw(st.sampled_from(self.limits))
-        self.both(lambda it: rules.resize(it, limit), "permits_resize", limit)
+        self.both(lambda it: rules.resize(it, limit), "permits/resize", limit)
 
     def ends(self) -> list[int]:
         return [*super().ends(), *(permit.until for permit in self.model.permits.values())]
@@ -330,7 +330,7 @@ class Crowded(History):
             super().release(data)
             return
         token, mute = data.draw(st.sampled_from(held)).token, data.draw(MUTE)
-        self.both(lambda it: rules.release(it, token, b"", False), "permits_release", token, b"", 0, mute=mute)
+        self.both(lambda it: rules.release(it, token, b"", False), "permits/release", token, b"", 0, mute=mute)
 
 
 class ReadersAndWriters(History):
@@ -353,7 +353,7 @@ class ReadersAndWriters(History):
         arguments, attempt = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms), self.attempt(actor)
         words = (*arguments, attempt)
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.upgrade(it, *arguments, attempt), "upgrade_acquire", *words, mute=data.draw(MUTE))
+        self.both(lambda it: rules.upgrade(it, *arguments, attempt), "permits/upgrade", *words, mute=data.draw(MUTE))
         self.asking, self.own = None, ()
 
     def attempt(self, actor: Actor) -> bytes:
@@ -367,7 +367,7 @@ class ReadersAndWriters(History):
         self.own = (actor.ticket,)
         words, mute = (actor.token, actor.ticket), data.draw(MUTE)
         rule: Rule = lambda it: rules.downgrade(it, *words, pending > 0, attempt)  # noqa: E731
-        self.both(rule, "upgrade_release", *words, pending, attempt, mute=mute)
+        self.both(rule, "permits/downgrade", *words, pending, attempt, mute=mute)
         self.own = ()
 
     def renew(self, data: st.DataObject) -> None:

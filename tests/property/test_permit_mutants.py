@@ -23,8 +23,8 @@ from ..scripts import test_upgrade_scripts as upgrades
 from ..support.script_mutants import Check, Client, Mutant, failing, is_caught
 
 SCRIPTS = (
-    *(f"permits_{name}" for name in ("acquire", "release", "renew", "resize", "inspect")),
-    *("upgrade_acquire", "upgrade_release"),
+    *(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "inspect")),
+    *("permits/upgrade", "permits/downgrade"),
 )
 
 MUTANTS: Mapping[str, Mutant] = {

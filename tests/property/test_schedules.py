@@ -170,17 +170,17 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "a permit is not undone": ("one permit", undo_nothing),
     "a permit that is undone leaves no tombstone": ("one permit", leave_no_tombstone),
-    "there is always room for one": ("one permit", in_script("permits_acquire", "used + weight <= limit", "true")),
+    "there is always room for one": ("one permit", in_script("permits/acquire", "used + weight <= limit", "true")),
     "of several permits none is undone": ("permits", undo_nothing),
     "a heavy permit is as light as any": (
         "permits",
-        in_script("permits_acquire", "used + weight <= limit", "used + 1 <= limit"),
+        in_script("permits/acquire", "used + weight <= limit", "used + 1 <= limit"),
     ),
     "by talks no permit is undone": ("permits by watch", undo_nothing),
     "a reader is not undone": ("read and write", undo_nothing),
     "readers do not keep a writer out": (
         "read and write",
-        in_script("permits_acquire", "used + weight <= limit", "used + 1 <= limit"),
+        in_script("permits/acquire", "used + weight <= limit", "used + 1 <= limit"),
     ),
     "nothing is watched": (
         "transaction",
@@ -215,7 +215,7 @@ def test_who_gave_up_does_not_ask_again(private: EmbeddedServer) -> None:
     asked: Counter[bytes] = Counter()
 
     def count(_: Pipe, words: Command) -> bool:
-        if words[0] == b"EVALSHA" and KINDS[words[1]] == "acquire":
+        if words[0] == b"EVALSHA" and KINDS[words[1]] == "lock/acquire":
             asked[words[7]] += 1
         return True
 

@@ -73,7 +73,7 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
     """A history: who comes, looks again, goes, renews; while time passes."""
     draw, now, came = random.Random(seed), START, list[tuple[int, bytes]]()
     lock = keys is LOCK
-    prefix = "" if lock else "permits_"
+    prefix = "lock/" if lock else "permits/"
     for number in range(1, STEPS):
         now += draw.choice([1, 1000, 2_000_000])
         what = draw.choice(["come", "come", "come", "again", "go", "go", "undo", "renew", "look", "other"])
@@ -95,9 +95,9 @@ def commands(keys: Keys, seed: int) -> Iterator[tuple[str, tuple[Any, ...], int]
         elif what == "look":
             yield f"{prefix}inspect", (draw.choice([1, 2, 50] if lock else [0, 2, 50]),), now
         elif lock:
-            yield "force", (), now
+            yield "lock/force_release", (), now
         else:
-            yield "permits_resize", (draw.choice([3, 4, 4, 6]),), now
+            yield "permits/resize", (draw.choice([3, 4, 4, 6]),), now
 
 
 def check(server: EmbeddedServer) -> None:
@@ -117,7 +117,7 @@ def check(server: EmbeddedServer) -> None:
             for run, _ in runs:
                 run.pubsub.close()
     with redis.Redis.from_url(server.url) as client:
-        for name in ("acquire", "permits_acquire", "release", "permits_release"):
+        for name in ("lock/acquire", "permits/acquire", "lock/release", "permits/release"):
             for change in test_talks.CHANGES.values():
                 client.flushall()
                 test_talks.test_overtaken(client, name, change)

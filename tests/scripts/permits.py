@@ -40,7 +40,7 @@ async def ask(
 ) -> Any:
     """Acquire; a ticket without an inbox is polled for."""
     poll_ms = POLL_MS if ticket.startswith(b"|") else 0
-    return await run(redis, "permits_acquire", token, ttl, ticket, poll_ms, weight, limit)
+    return await run(redis, "permits/acquire", token, ttl, ticket, poll_ms, weight, limit)
 
 
 async def granted(redis: Client, token: bytes, ticket: bytes = b"", *, weight: int = 1, limit: int = 2) -> int:
@@ -58,26 +58,26 @@ async def waits(redis: Client, token: bytes, inbox: bytes = ALIVE, *, weight: in
 
 
 async def release(redis: Client, token: bytes, ticket: bytes = b"", *, pending: bool = False) -> int:
-    found = await run(redis, "permits_release", token, ticket, int(pending))
+    found = await run(redis, "permits/release", token, ticket, int(pending))
     assert isinstance(found, int)
     return found
 
 
 async def renew(redis: Client, token: bytes, ttl: int = TTL) -> int:
-    found = (await run(redis, "permits_renew", token, ttl, 1))[0]
+    found = (await run(redis, "permits/renew", token, ttl, 1))[0]
     assert isinstance(found, int)
     return found
 
 
 async def renew_of(redis: Client, keys: PermitKeys, token: bytes, least: int) -> int:
     """Renew what weighs so much at ``least``."""
-    found = await redis.eval(load("permits_renew").source, 4, *keys.all, token, TTL, least)
+    found = await redis.eval(load("permits/renew").source, 4, *keys.all, token, TTL, least)
     assert isinstance(found[0], int)
     return found[0]
 
 
 async def resize(redis: Client, limit: int) -> Any:
-    return await run(redis, "permits_resize", limit)
+    return await run(redis, "permits/resize", limit)
 
 
 async def expire(redis: Client, *tokens: bytes) -> None:

@@ -1,4 +1,4 @@
-"""acquire_all.lua on a real server: all or none, twice (P4), and never past those who wait (P2)."""
+"""lock/acquire_all.lua on a real server: all or none, twice (P4), and never past those who wait (P2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUSY, OWN, SPENT = 0, 3, 4
 async def acquire_all(redis: Client, numbers: bytes = b"1 2 3", ttl: int = TTL) -> Any:
     keys = joined_keys(LOCKS)
     assert keys is not None
-    return await redis.eval(load("acquire_all").source, len(keys.all), *keys.all, ttl, b"t", numbers)
+    return await redis.eval(load("lock/acquire_all").source, len(keys.all), *keys.all, ttl, b"t", numbers)
 
 
 async def single(redis: Client, script: str, keys: LockKeys, *arguments: bytes | int) -> Any:
@@ -30,7 +30,7 @@ async def single(redis: Client, script: str, keys: LockKeys, *arguments: bytes |
 
 
 async def acquire(redis: Client, keys: LockKeys, token: bytes, ticket: bytes = b"", poll_ms: int = 0) -> Any:
-    return await single(redis, "acquire", keys, token, TTL, ticket, poll_ms, 0)
+    return await single(redis, "lock/acquire", keys, token, TTL, ticket, poll_ms, 0)
 
 
 async def holders(redis: Client) -> list[bytes | None]:
@@ -86,7 +86,7 @@ async def test_p4_twice_answers_the_same_and_changes_nothing(redis: Client) -> N
 async def test_p4_a_copy_after_the_release_takes_nothing(redis: Client) -> None:
     await acquire_all(redis)
     for number, keys in enumerate(LOCKS, 1):
-        assert await single(redis, "release", keys, b"t%d" % number, b"", b"0") == 1
+        assert await single(redis, "lock/release", keys, b"t%d" % number, b"", b"0") == 1
     before = await everything(redis)
     for _ in range(2):
         assert codes(await acquire_all(redis)) == [SPENT] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 import pytest
@@ -23,7 +24,7 @@ async def run(redis: Client, script: str, *arguments: bytes | int) -> Any:
 
 
 async def acquire(redis: Client, token: bytes, ticket: bytes = b"", poll_ms: int = 0, identity: bool = False) -> Any:
-    return await run(redis, "acquire", token, TTL, ticket, poll_ms, 1 if identity else 0)
+    return await run(redis, "lock/acquire", token, TTL, ticket, poll_ms, 1 if identity else 0)
 
 
 def polled(token: bytes) -> bytes:
@@ -62,7 +63,7 @@ async def test_p4_queueing_twice_keeps_the_place(redis: Client) -> None:
 
 async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Client) -> None:
     await acquire(redis, b"a")
-    assert await run(redis, "release", b"a", b"") == 1
+    assert await run(redis, "lock/release", b"a", b"") == 1
     for _ in range(2):
         assert (await acquire(redis, b"a"))[0] == 4
     assert await holder(redis) is None
@@ -70,28 +71,28 @@ async def test_p4_a_copy_that_arrives_after_the_release_takes_nothing(redis: Cli
 
 async def test_p4_releasing_twice_changes_nothing_more(redis: Client) -> None:
     await acquire(redis, b"a")
-    assert await run(redis, "release", b"a", b"") == 1
-    assert await run(redis, "release", b"a", b"") == 0
+    assert await run(redis, "lock/release", b"a", b"") == 1
+    assert await run(redis, "lock/release", b"a", b"") == 0
     await acquire(redis, b"b")
-    assert await run(redis, "release", b"a", b"") == 2
+    assert await run(redis, "lock/release", b"a", b"") == 2
     assert await holder(redis) == b"b"
 
 
 async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Client) -> None:
     await acquire(redis, b"a")
     for _ in range(2):
-        assert (await run(redis, "renew", b"a", 1000))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", 1000))[0] == 1
         assert 0 < await redis.pttl(KEYS.name) <= 1000
-    assert (await run(redis, "renew", b"b", 1000))[0] == 2
+    assert (await run(redis, "lock/renew", b"b", 1000))[0] == 2
     await redis.delete(KEYS.name)
-    assert (await run(redis, "renew", b"a", 1000))[0] == 0
+    assert (await run(redis, "lock/renew", b"a", 1000))[0] == 0
     assert await holder(redis) is None
 
 
 async def test_an_identity_may_acquire_again_after_its_release(redis: Client) -> None:
     first = await acquire(redis, b"w", identity=True)
     assert (await acquire(redis, b"w", identity=True))[:2] == [3, first]
-    await run(redis, "release", b"w", b"")
+    await run(redis, "lock/release", b"w", b"")
     assert await acquire(redis, b"w", identity=True) > first
 
 
@@ -101,7 +102,7 @@ async def test_p8_fences_rise_although_the_clock_went_back(redis: Client) -> Non
     fences = []
     for token in (b"a", b"b", b"c"):
         fences.append(await acquire(redis, token))
-        await run(redis, "release", token, b"")
+        await run(redis, "lock/release", token, b"")
     assert fences == [future + 1, future + 2, future + 3]
 
 
@@ -129,7 +130,7 @@ async def test_p2_a_polling_waiter_that_stopped_polling_is_skipped(redis: Client
     await acquire(redis, b"dead", polled(b"dead"), 60_000)
     await acquire(redis, b"b", polled(b"b"), 60_000)
     await redis.zadd(KEYS.polls, {polled(b"dead"): 1})
-    await run(redis, "release", b"a", b"")
+    await run(redis, "lock/release", b"a", b"")
     assert isinstance(await acquire(redis, b"b", polled(b"b"), 60_000), int)
     assert await redis.exists(KEYS.queue, KEYS.polls) == 0
 
@@ -141,7 +142,7 @@ async def test_p2_a_release_skips_waiters_whose_inbox_nobody_hears(redis: Client
         await acquire(redis, b"a")
         for number, (inbox, token) in enumerate(((b"rsa:dead", b"x"), (b"rsa:alive", b"y"), (b"rsa:dead", b"z"))):
             await acquire(redis, token, ticket_member(inbox, number, 500, token))
-        assert await run(redis, "release", b"a", b"") == 1
+        assert await run(redis, "lock/release", b"a", b"") == 1
         assert await holder(redis) == b"y"
         assert 0 < await redis.pttl(KEYS.name) <= 500, "the claim, not the whole ttl"
         message = await pubsub.get_message(timeout=5)
@@ -159,7 +160,7 @@ async def test_p2_the_next_in_line_is_told_for_how_long_the_new_holder_has_it(re
         await acquire(redis, b"a")
         await acquire(redis, b"b", ticket_member(b"rsa:alive", 1, 500, b"b"))
         await acquire(redis, b"c", ticket_member(b"rsa:alive" if same else b"rsa:other", 2, 700, b"c"))
-        await run(redis, "release", b"a", b"")
+        await run(redis, "lock/release", b"a", b"")
         grant = (await pubsub.get_message(timeout=5))["data"].split()
         assert (grant[0], grant[3], grant[4:]) == (b"1", b"500", [b"2" if same else b"0"])
         if not same:  # a message of its own
@@ -172,15 +173,15 @@ async def test_withdrawing_a_ticket_leaves_the_holder_alone_and_is_idempotent(re
     await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 60_000)
     for _ in range(2):
-        assert await run(redis, "release", b"b", polled(b"b")) == 2
+        assert await run(redis, "lock/release", b"b", polled(b"b")) == 2
         assert await redis.exists(KEYS.queue, KEYS.polls) == 0
     assert await holder(redis) == b"a"
 
 
 async def test_force_takes_it_from_anybody_and_the_next_waiter_is_served(redis: Client) -> None:
-    assert await run(redis, "force") == 0
+    assert await run(redis, "lock/force_release") == 0
     await redis.set(KEYS.name, "foreign")
-    assert await run(redis, "force") == 1
+    assert await run(redis, "lock/force_release") == 1
     assert await holder(redis) is None
 
 
@@ -189,7 +190,7 @@ async def test_inspect_shows_holder_queue_and_fence_and_changes_nothing(redis: C
     await acquire(redis, b"b", polled(b"b"), 60_000)
     before = await redis.zrange(KEYS.queue, 0, -1, withscores=True)
     for _ in range(2):
-        who, left, last, token, waiting, tickets = await run(redis, "inspect", 10)
+        who, left, last, token, waiting, tickets = await run(redis, "lock/inspect", 10)
         assert (who, int(last), token, waiting, tickets) == (b"a", fence, b"a", 1, [polled(b"b")])
         assert 0 < left <= TTL
     assert await redis.zrange(KEYS.queue, 0, -1, withscores=True) == before
@@ -219,11 +220,11 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: byte
 
 
 BY: dict[str, tuple[Any, ...]] = {
-    "who begins to poll": ("acquire", b"d", TTL, polled(b"d"), 5000, 0),
-    "who polls again": ("acquire", b"b", TTL, polled(b"b"), 5000, 0),
-    "who goes": ("release", b"", ticket_member(b"rsa:x", 2, TTL, b"c")),
-    "who releases": ("release", b"a", b""),
-    "force": ("force",),
+    "who begins to poll": ("lock/acquire", b"d", TTL, polled(b"d"), 5000, 0),
+    "who polls again": ("lock/acquire", b"b", TTL, polled(b"b"), 5000, 0),
+    "who goes": ("lock/release", b"", ticket_member(b"rsa:x", 2, TTL, b"c")),
+    "who releases": ("lock/release", b"a", b""),
+    "force": ("lock/force_release",),
 }
 
 
@@ -250,17 +251,19 @@ async def everything(redis: Client) -> dict[bytes, bytes]:
 async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
     await acquire(redis, b"first")
     await acquire(redis, token, polled(token), 60_000)
-    await run(redis, "release", b"first", b"")
+    await run(redis, "lock/release", b"first", b"")
     assert isinstance(await acquire(redis, token, polled(token), 60_000), int)
     assert (await acquire(redis, token))[0] == 3
-    assert await run(redis, "release", token, b"") == 1
+    assert await run(redis, "lock/release", token, b"") == 1
 
 
 def test_every_script_has_a_header_and_fits_a_screen() -> None:
-    from importlib.resources import files
-
-    for path in files("redis_sync_aio._scripts").iterdir():
-        if path.name.endswith(".lua"):
+    """Each subject has a folder; parts of scripts are in include/, where a part may be longer."""
+    folders = [entry for entry in files("redis_sync_aio._scripts").iterdir() if entry.is_dir()]
+    subjects = {folder.name: folder for folder in folders if folder.name not in ("include", "__pycache__")}
+    assert sorted(subjects) == ["fence_gate", "lock", "permits", "robust"]
+    for folder in subjects.values():
+        for path in folder.iterdir():
             text = path.read_text("utf-8")
             assert len(text.splitlines()) <= 40, path.name
             for part in ("-- KEYS ", "-- REPLY ", "-- REPLAY ", "-- COST "):
@@ -275,7 +278,7 @@ async def test_p8_a_fence_ahead_of_the_clock_is_remembered_until_the_clock_has_c
     await redis.set(KEYS.fence, f"{last} z", px=hour)
     assert await acquire(redis, b"a") == last + 1
     assert 2.9 * hour < await redis.pttl(KEYS.fence) < 3.1 * hour
-    assert (await run(redis, "renew", b"a", 1000))[0] == 1
+    assert (await run(redis, "lock/renew", b"a", 1000))[0] == 1
     assert await redis.pttl(KEYS.fence) > 2.9 * hour
 
 
@@ -287,10 +290,10 @@ async def test_p3_a_shorter_lease_is_told_to_the_first_waiter_that_listens(redis
         await acquire(redis, b"a")
         for number, inbox in enumerate((b"rsa:dead", b"rsa:alive", b"rsa:alive")):
             await acquire(redis, b"w%d" % number, ticket_member(inbox, number, 500, b"w%d" % number))
-        assert (await run(redis, "renew", b"a", 2 * TTL))[0] == 1
-        assert (await run(redis, "renew", b"a", 700))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", 2 * TTL))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", 700))[0] == 1
         await redis.persist(KEYS.name)
-        assert (await run(redis, "renew", b"a", 900))[0] == 1
+        assert (await run(redis, "lock/renew", b"a", 900))[0] == 1
         await redis.publish("rsa:alive", "the end")
         told = [(await pubsub.get_message(timeout=5))["data"].split() for _ in range(3)]
         assert [(one[:2], one[3:]) for one in told[:2]] == [([b"1", b"0"], [b"700"]), ([b"1", b"0"], [b"900"])]
@@ -326,7 +329,7 @@ async def test_a_busy_lock_is_left_free_once_in_the_inbox_of_the_first(redis: Cl
         await pubsub.get_message(timeout=5)
         for gap, since, left_free in ((0, 5000, False), (150, 1000, False), (150, 1500, True)):
             await busy(redis, since)
-            assert await run(redis, "release", b"a", b"", 0, gap) == 1
+            assert await run(redis, "lock/release", b"a", b"", 0, gap) == 1
             assert (await redis.exists(KEYS.name) == 0) is left_free
             message = (await pubsub.get_message(timeout=5))["data"].split()
             assert (message[:2] == [b"1", b"0"]) is left_free
@@ -345,13 +348,13 @@ async def test_a_busy_lock_is_left_free_once_in_the_inbox_of_the_first(redis: Cl
 async def test_a_release_without_waiters_ends_that_a_lock_is_busy(redis: Client) -> None:
     await busy(redis, 5000)
     await redis.delete(KEYS.queue)
-    assert await run(redis, "release", b"a", b"", 0, 150) == 1
+    assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
     assert await redis.exists(*KEYS.all[:2], KEYS.polls) == 0
 
 
 async def test_a_clock_that_went_back_begins_again(redis: Client) -> None:
     await busy(redis, -1_000_000)
-    await run(redis, "release", b"a", b"", 0, 150)
+    await run(redis, "lock/release", b"a", b"", 0, 150)
     seconds, _ = await redis.time()
     assert await redis.zscore(KEYS.polls, OPEN) < (seconds + 2) * 1000
     assert 0 < await redis.pttl(KEYS.polls) <= 600_000
@@ -360,5 +363,5 @@ async def test_a_clock_that_went_back_begins_again(redis: Client) -> None:
 async def test_a_foreign_key_for_those_who_poll_does_not_keep_a_lock(redis: Client) -> None:
     await busy(redis, 5000)
     await redis.set(KEYS.polls, "foreign")
-    assert await run(redis, "release", b"a", b"", 0, 150) == 1
+    assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
     assert (await holder(redis), await redis.get(KEYS.polls)) == (None, b"foreign")

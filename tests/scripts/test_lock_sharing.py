@@ -33,7 +33,7 @@ async def test_p8_the_first_of_a_range_is_answered_and_the_last_is_stored(redis:
         first = await acquire(redis, token)
         assert await redis.get(KEYS.fence) == b"%d %b" % (first + RANGE - 1, token)
         assert (await acquire(redis, token))[:2] == [3, first]
-        await run(redis, "release", token, b"")
+        await run(redis, "lock/release", token, b"")
         assert (await acquire(redis, token))[0] == 4
     assert await acquire(redis, b"t") >= first + RANGE
 
@@ -43,7 +43,7 @@ async def test_p8_ranges_follow_each_other_although_the_clock_stands_still(redis
     found = []
     for token in (A1, b"t", B2):
         found.append(await acquire(redis, token))
-        await run(redis, "release", token, b"")
+        await run(redis, "lock/release", token, b"")
     first = (1 << 52) + 1
     assert found == [first, first + RANGE, first + RANGE + 1]
     assert await last_fence(redis) == first + 2 * RANGE
@@ -59,7 +59,7 @@ async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None
     async with inbox(redis, AT_A) as told:
         await acquire(redis, b"x")
         await acquire(redis, A1, ticket_member(AT_A, 1, 500, A1))
-        await run(redis, "release", b"x", b"")
+        await run(redis, "lock/release", b"x", b"")
         ((_, fence, *_),) = await told()
         assert await redis.get(KEYS.fence) == b"%d %b" % (int(fence) + RANGE - 1, A1)
         assert (await acquire(redis, A1))[:2] == [3, int(fence)]
@@ -80,12 +80,12 @@ async def test_who_shares_is_told_that_somebody_waits(redis: Client) -> None:
 async def test_who_shares_is_told_that_it_is_taken_by_force(redis: Client) -> None:
     """Whether somebody waits or not; he finds that it is gone when he gives it back."""
     async with inbox(redis, AT_A) as told:
-        assert await run(redis, "force") == 0
+        assert await run(redis, "lock/force_release") == 0
         await acquire(redis, b"a")
-        assert await run(redis, "force") == 1
+        assert await run(redis, "lock/force_release") == 1
         assert await told() == []
         await acquire(redis, A1)
-        assert await run(redis, "force") == 1
+        assert await run(redis, "lock/force_release") == 1
         assert wanted(await told()) == [b"1"]
 
 
@@ -112,7 +112,7 @@ async def test_a_pushed_grant_says_whether_anybody_is_behind(redis: Client) -> N
             await acquire(redis, A1, ticket_member(AT_A, 1, 500, A1))
             if behind is not None:
                 await acquire(redis, b"w", ticket_member(behind, 2, 500, b"w"), 0 if behind else 60_000)
-            await run(redis, "release", b"x", b"")
+            await run(redis, "lock/release", b"x", b"")
             ((number, fence, _, duration, *rest),) = await told()
             assert (number, int(fence) > 0, duration) == (b"1", True, b"500")
             assert tuple(rest) == expected
@@ -122,22 +122,22 @@ async def test_p8_a_renewal_reserves_more_fences_and_says_whether_anybody_waits(
     async with inbox(redis, AT_A):
         first = await acquire(redis, A1)
         last = first + RANGE - 1
-        assert (await run(redis, "renew", A1, TTL, 0))[::2] == [1, 0]
+        assert (await run(redis, "lock/renew", A1, TTL, 0))[::2] == [1, 0]
         assert await last_fence(redis) == last
         for number in (1, 5000):
-            code, _, more, waiting = await run(redis, "renew", A1, TTL, number)
+            code, _, more, waiting = await run(redis, "lock/renew", A1, TTL, number)
             assert (code, waiting) == (1, 0)
             assert more > last
             last = more + number - 1
             assert await redis.get(KEYS.fence) == b"%d %b" % (last, A1)
         await acquire(redis, b"w", ticket_member(ALIVE, 1, 500, b"w"))
-        assert (await run(redis, "renew", A1, TTL, 0))[2:] == [0, 1]
-        assert (await run(redis, "renew", A1, TTL, 3))[3] == 1
-        assert len(await run(redis, "renew", A1, TTL)) == 2, "who does not share does not ask"
+        assert (await run(redis, "lock/renew", A1, TTL, 0))[2:] == [0, 1]
+        assert (await run(redis, "lock/renew", A1, TTL, 3))[3] == 1
+        assert len(await run(redis, "lock/renew", A1, TTL)) == 2, "who does not share does not ask"
         last = await last_fence(redis)
-        assert (await run(redis, "renew", B2, TTL, 3))[0] == 2
+        assert (await run(redis, "lock/renew", B2, TTL, 3))[0] == 2
         assert await last_fence(redis) == last, "none for who does not hold it"
-        await run(redis, "force")
+        await run(redis, "lock/force_release")
         last = await last_fence(redis)
-        assert (await run(redis, "renew", A1, TTL, 3))[0] == 0
+        assert (await run(redis, "lock/renew", A1, TTL, 3))[0] == 0
         assert await last_fence(redis) == last

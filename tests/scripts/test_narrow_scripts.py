@@ -47,37 +47,37 @@ def prepare(client: Any, keys: Keys) -> None:
     """Let "a" hold it, as a writer that was upgraded if it is a read/write lock."""
     client.flushall()
     if keys in (LOCK, ROBUST):
-        fence = run(client, load("acquire"), LOCK, b"a", TTL, b"", 0)
+        fence = run(client, load("lock/acquire"), LOCK, b"a", TTL, b"", 0)
         if keys is ROBUST:
-            assert run(client, load("robust_adopt"), keys, b"a", fence, TTL, WRITER, b"0")[0] == 1
+            assert run(client, load("robust/adopt"), keys, b"a", fence, TTL, WRITER, b"0")[0] == 1
         return
     weight, limit = (1, WHOLE) if keys is RW else (2, 5)
-    run(client, load("permits_acquire"), keys, b"a", TTL, b"", 0, weight, limit)
+    run(client, load("permits/acquire"), keys, b"a", TTL, b"", 0, weight, limit)
     if keys is RW:
-        run(client, load("upgrade_acquire"), keys, b"a", TTL, b"", 0, b"x|1")
+        run(client, load("permits/upgrade"), keys, b"a", TTL, b"", 0, b"x|1")
     else:
-        run(client, load("permits_acquire"), keys, b"other", TTL, b"", 0, 1, 5)
+        run(client, load("permits/acquire"), keys, b"other", TTL, b"", 0, 1, 5)
 
 
 CASES: list[tuple[str, Keys, tuple[Argument, ...]]] = [
-    ("renew", LOCK, (b"a", 2 * TTL)),
-    ("renew", LOCK, (b"b", 2 * TTL)),
-    ("robust_renew", ROBUST, (b"a", 2 * TTL)),
-    ("release", LOCK, (b"a", b"", b"0")),
-    ("release", LOCK, (b"a", b"", b"0", 50)),
-    ("release", LOCK, (b"b", b"", b"0")),
-    ("robust_release", ROBUST, (b"a", b"", b"0", WRITER, b"0")),
-    ("robust_release", ROBUST, (b"a", b"", b"0", b"*", b"1")),
-    ("permits_renew", SEM, (b"a", 2 * TTL, 2)),
-    ("permits_renew", SEM, (b"a", 2 * TTL, 3)),
-    ("permits_renew", SEM, (b"b", 2 * TTL, 1)),
-    ("permits_renew", RW, (b"a", 2 * TTL, WHOLE)),
-    ("permits_release", SEM, (b"a", b"", b"0")),
-    ("permits_release", SEM, (b"b", b"", b"0")),
-    ("permits_release", RW, (b"a", b"", b"0")),
-    ("upgrade_release", RW, (b"a", b"", b"0", b"x|1")),
-    ("upgrade_release", RW, (b"a", b"", b"0", b"x|2")),
-    ("upgrade_release", RW, (b"b", b"", b"0", b"x|1")),
+    ("lock/renew", LOCK, (b"a", 2 * TTL)),
+    ("lock/renew", LOCK, (b"b", 2 * TTL)),
+    ("robust/renew", ROBUST, (b"a", 2 * TTL)),
+    ("lock/release", LOCK, (b"a", b"", b"0")),
+    ("lock/release", LOCK, (b"a", b"", b"0", 50)),
+    ("lock/release", LOCK, (b"b", b"", b"0")),
+    ("robust/release", ROBUST, (b"a", b"", b"0", WRITER, b"0")),
+    ("robust/release", ROBUST, (b"a", b"", b"0", b"*", b"1")),
+    ("permits/renew", SEM, (b"a", 2 * TTL, 2)),
+    ("permits/renew", SEM, (b"a", 2 * TTL, 3)),
+    ("permits/renew", SEM, (b"b", 2 * TTL, 1)),
+    ("permits/renew", RW, (b"a", 2 * TTL, WHOLE)),
+    ("permits/release", SEM, (b"a", b"", b"0")),
+    ("permits/release", SEM, (b"b", b"", b"0")),
+    ("permits/release", RW, (b"a", b"", b"0")),
+    ("permits/downgrade", RW, (b"a", b"", b"0", b"x|1")),
+    ("permits/downgrade", RW, (b"a", b"", b"0", b"x|2")),
+    ("permits/downgrade", RW, (b"b", b"", b"0", b"x|1")),
 ]
 
 
@@ -118,7 +118,7 @@ def test_p4_as_the_whole_script_and_twice(client: Any, case: tuple[str, Keys, tu
     assert left(client, keys) == after
     again = outcome(run(client, narrow, fewer, *arguments))
     assert left(client, keys) == after
-    assert again == (expected if "release" not in script or script == "upgrade_release" else again)
+    assert again == (expected if "release" not in script or script == "permits/downgrade" else again)
     if keys is not ROBUST:
         prepare(client, keys)
         call = Call(fewer, narrow, arguments, 0.0, 0.0, lambda _: None)
@@ -126,10 +126,10 @@ def test_p4_as_the_whole_script_and_twice(client: Any, case: tuple[str, Keys, tu
         assert left(client, keys) == after
 
 
-@pytest.mark.parametrize("script", ["renew", "permits_renew"])
+@pytest.mark.parametrize("script", ["lock/renew", "permits/renew"])
 def test_p8_no_fences_are_reserved(client: Any, script: str) -> None:
     """They could not be remembered: a process that shares uses up those that it has."""
-    keys, size = (LOCK, ()) if script == "renew" else (SEM, (1,))
+    keys, size = (LOCK, ()) if script == "lock/renew" else (SEM, (1,))
     prepare(client, keys)
     narrow, fewer = narrowed(script, keys)
     arguments = (b"a", TTL, *size, 128)
@@ -138,9 +138,9 @@ def test_p8_no_fences_are_reserved(client: Any, script: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(b"a", b"rsa:x|1|9|a", b"0"), (b"a", b"", b"1")], ids=["ticket", "pending"])
-@pytest.mark.parametrize("script", ["release", "robust_release", "permits_release", "upgrade_release"])
+@pytest.mark.parametrize("script", ["lock/release", "robust/release", "permits/release", "permits/downgrade"])
 def test_p5_what_has_to_be_written_elsewhere_waits(client: Any, script: str, arguments: tuple[Argument, ...]) -> None:
-    keys = {"release": LOCK, "robust_release": ROBUST, "permits_release": SEM, "upgrade_release": RW}[script]
+    keys = {"lock/release": LOCK, "robust/release": ROBUST, "permits/release": SEM, "permits/downgrade": RW}[script]
     prepare(client, keys)
     before = left(client, keys)
     narrow, fewer = narrowed(script, keys)
@@ -155,7 +155,7 @@ def test_p5_what_has_to_be_written_elsewhere_waits(client: Any, script: str, arg
 def test_a_robust_lock_whose_record_was_not_adopted_is_released_by_its_name(client: Any) -> None:
     """But not one that was: its work would look interrupted to the next holder."""
     prepare(client, LOCK)
-    name_and_record, _ = narrowed("robust_release", ROBUST)
+    name_and_record, _ = narrowed("robust/release", ROBUST)
     assert name_and_record.narrow is not None
     script, keys = name_and_record.narrow.script, replace(LOCK, all=LOCK.all[:1], heads={})
     with pytest.raises(TryAgainError):

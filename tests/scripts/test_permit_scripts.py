@@ -393,7 +393,7 @@ async def test_a_waiter_that_became_too_heavy_is_told_to_ask_and_hears_why(redis
 
 async def refused(redis: Client, token: bytes, limit: int, whose: bytes = b"") -> tuple[int, bool]:
     """Acquire, and it must be refused for its limit; return that of the server, and whether a resize set it."""
-    code, found, left, _, resized = await run(redis, "permits_acquire", token, TTL, b"", 0, 1, limit, whose)
+    code, found, left, _, resized = await run(redis, "permits/acquire", token, TTL, b"", 0, 1, limit, whose)
     assert (code, left) == (MISMATCH, -1)
     return found, resized == 1
 
@@ -431,7 +431,7 @@ async def test_a_request_may_set_an_implied_limit(redis: Client, limit: int, gra
             await granted(redis, token)
         for token in (b"w", b"x"):
             await waits(redis, token)
-        code, *_ = await run(redis, "permits_acquire", b"n", TTL, b"", 0, 1, limit, b"set")
+        code, *_ = await run(redis, "permits/acquire", b"n", TTL, b"", 0, 1, limit, b"set")
         assert code == BUSY
         assert len([message for message in await told() if int(message[1]) > 0]) == grants
     assert (int(await redis.hget(STATE, "limit")), len(await holders(redis))) == (limit, 2 + grants)
@@ -439,8 +439,8 @@ async def test_a_request_may_set_an_implied_limit(redis: Client, limit: int, gra
 
 async def test_a_request_may_keep_the_limit_of_the_server(redis: Client) -> None:
     await granted(redis, b"a")
-    assert isinstance(await run(redis, "permits_acquire", b"b", TTL, b"", 0, 1, 5, b"keep"), int)
-    assert (await run(redis, "permits_acquire", b"c", TTL, b"", 0, 1, 5, b"keep"))[0] == BUSY
+    assert isinstance(await run(redis, "permits/acquire", b"b", TTL, b"", 0, 1, 5, b"keep"), int)
+    assert (await run(redis, "permits/acquire", b"c", TTL, b"", 0, 1, 5, b"keep"))[0] == BUSY
     assert int(await redis.hget(STATE, "limit")) == 2
 
 

@@ -115,7 +115,7 @@ async def test_out_of_memory_who_shares_gets_more_fences_and_is_told(starved: Cl
         ticket = await waits(starved, b"w")
         await told()
         await starve(starved)
-        code, _, more, waiting = await run(starved, "permits_renew", token, 90_000, 1, 50)
+        code, _, more, waiting = await run(starved, "permits/renew", token, 90_000, 1, 50)
         assert (code, waiting) == (1, 1)
         assert more > first
         assert int(await starved.hget(STATE, "fence")) == more + 49
@@ -197,12 +197,12 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client, key: byte
 
 
 BY: dict[str, tuple[Any, ...]] = {
-    "who comes": ("permits_acquire", b"d", TTL, ticket_member(b"", 9, 500, b"d", 1), 60_000, 1, 3),
-    "who goes": ("permits_release", b"", ticket_member(ALIVE, 2, 500, b"c", 1), 0),
-    "who releases": ("permits_release", b"a", b"", 0),
-    "who undoes": ("permits_release", b"a", b"", 1),
-    "a renewal": ("permits_renew", b"a", TTL, 1),
-    "a resize": ("permits_resize", 4),
+    "who comes": ("permits/acquire", b"d", TTL, ticket_member(b"", 9, 500, b"d", 1), 60_000, 1, 3),
+    "who goes": ("permits/release", b"", ticket_member(ALIVE, 2, 500, b"c", 1), 0),
+    "who releases": ("permits/release", b"a", b"", 0),
+    "who undoes": ("permits/release", b"a", b"", 1),
+    "a renewal": ("permits/renew", b"a", TTL, 1),
+    "a resize": ("permits/resize", 4),
 }
 
 
@@ -313,7 +313,7 @@ async def test_p9_the_cost_does_not_grow_with_the_permits_held(redis: Client) ->
         await renew(redis, b"a")
         assert (await ask(redis, b"b", limit=number + 1))[0] == BUSY
         await release(redis, b"a")
-        await run(redis, "permits_inspect", 3)
+        await run(redis, "permits/inspect", 3)
         costs.append(await commands(redis))
     assert costs[0] == costs[1] < 60
 
@@ -498,23 +498,23 @@ async def test_inspect_shows_who_holds_and_waits_and_changes_nothing(redis: Clie
         tickets = [await waits(redis, b"c", limit=4), await waits(redis, b"d", limit=4)]
         before = await everything(redis)
         for _ in range(2):
-            limit, used, fence, waiting, shown, live = await run(redis, "permits_inspect", 10)
+            limit, used, fence, waiting, shown, live = await run(redis, "permits/inspect", 10)
             assert (limit, used, int(fence), waiting, shown) == (4, 4, fences[1], 2, tickets)
             found = {token: (weight, int(own)) for token, weight, own, _ in live}
             assert found == {b"a": (1, fences[0]), b"b": (3, fences[1])}
             assert all(0 < left <= TTL for *_, left in live)
         for number in (0, 1):
-            limit, used, _, waiting, shown, live = await run(redis, "permits_inspect", number)
+            limit, used, _, waiting, shown, live = await run(redis, "permits/inspect", number)
             assert (limit, used, waiting, len(shown), len(live)) == (4, 4, 2, number, number)
         assert await everything(redis) == before
         await expire(redis, b"b")
-        assert (await run(redis, "permits_inspect", 0))[:2] == [4, 1]
+        assert (await run(redis, "permits/inspect", 0))[:2] == [4, 1]
         await redis.delete(PERMITS)
-        assert (await run(redis, "permits_inspect", 10))[1::4] == [0, []]
+        assert (await run(redis, "permits/inspect", 10))[1::4] == [0, []]
 
 
 async def test_inspect_of_nothing(redis: Client) -> None:
-    assert await run(redis, "permits_inspect", 10) == [0, 0, b"0", 0, [], []]
+    assert await run(redis, "permits/inspect", 10) == [0, 0, b"0", 0, [], []]
 
 
 async def test_p3_a_shorter_permit_is_told_to_the_first_waiter_that_listens(redis: Client) -> None:

@@ -50,7 +50,7 @@ async def last_fence(redis: Client) -> int:
 
 async def renew(redis: Client, token: bytes, *more: int, ttl: int = TTL) -> list[int]:
     """Return all of the reply but the server's time."""
-    code, _, *rest = await run(redis, "permits_renew", token, ttl, 1, *more)
+    code, _, *rest = await run(redis, "permits/renew", token, ttl, 1, *more)
     return [code, *rest]
 
 
@@ -109,11 +109,11 @@ async def test_p8_readers_have_no_range_but_the_last_of_the_writer(redis: Client
 
 async def test_p8_a_reader_that_becomes_the_writer_gets_a_range(redis: Client) -> None:
     reads = await granted(redis, A1, limit=WHOLE)
-    first = await run(redis, "upgrade_acquire", A1, TTL, b"", 0, b"try")
+    first = await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try")
     assert first > reads
     assert await last_fence(redis) == first + RANGE - 1
-    assert (await run(redis, "upgrade_acquire", A1, TTL, b"", 0, b"try"))[:2] == [OWN, first]
-    await run(redis, "upgrade_release", A1, b"", 0, b"try")
+    assert (await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try"))[:2] == [OWN, first]
+    await run(redis, "permits/downgrade", A1, b"", 0, b"try")
     assert await granted(redis, b"r", limit=WHOLE) == first + RANGE - 1
 
 
@@ -262,7 +262,7 @@ async def test_a_reader_that_waits_to_become_the_writer_has_the_readers_told(red
             await granted(redis, token, limit=WHOLE)
         ticket = ticket_member(AT_A, 9, TTL, A1, WHOLE)
         for _ in range(2):
-            assert (await run(redis, "upgrade_acquire", A1, TTL, ticket, 0, b"try"))[0] == QUEUED
+            assert (await run(redis, "permits/upgrade", A1, TTL, ticket, 0, b"try"))[0] == QUEUED
             assert sorted(wanted([it for it in await told() if it[1] != b"0"])) == [b"1", b"3"]
         await release(redis, B3)
         ((number, fence, *_),) = await told()
@@ -276,7 +276,7 @@ async def test_a_reader_that_becomes_the_writer_at_once_is_told_of_those_who_wai
         if others:
             await waits(redis, b"w", weight=WHOLE, limit=WHOLE)
             assert wanted(await told()) == [b"1"]
-        assert await run(redis, "upgrade_acquire", A1, TTL, b"", 0, b"try") > 0
+        assert await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try") > 0
         assert wanted([message for message in await told() if message[1] != b"0"]) == ([b"1"] if others else [])
 
 
@@ -353,9 +353,9 @@ async def test_a_renewal_says_whether_anybody_waits(redis: Client) -> None:
         await release(redis, b"", ticket)
         assert await renew(redis, A1, 0) == [1, 0, 0]
         await waits(redis, b"w")
-        await run(redis, "permits_resize", 3)
+        await run(redis, "permits/resize", 3)
         assert await renew(redis, A1, 0) == [1, 0, 0], "who waited fits now"
-        await run(redis, "permits_resize", 2)
+        await run(redis, "permits/resize", 2)
         assert await renew(redis, A1, 0) == [1, 0, 1], "the limit was lowered below what is held"
 
 

@@ -51,10 +51,10 @@ class Actor:
         poll_ms = 0 if self.inbox else 60_000
         limit = self.limit if limit is None else limit
         own = self.ticket if ticket is None else ticket
-        return b"permits_acquire", self.token, self.ttl, own, poll_ms, self.weight, limit
+        return b"permits/acquire", self.token, self.ttl, own, poll_ms, self.weight, limit
 
     def releases(self, ticket: bytes = b"", pending: int = 0) -> Words:
-        return b"permits_release", self.token, ticket, pending
+        return b"permits/release", self.token, ticket, pending
 
 
 A, B, C, D = map(Actor, range(1, 5))

@@ -26,7 +26,7 @@ async def run(redis: Client, script: str, *arguments: bytes | int) -> Any:
 
 async def acquire(redis: Client, token: bytes, identity: bool = False) -> bytes:
     """Return the fence."""
-    fence = await run(redis, "acquire", token, TTL, b"", 0, 1 if identity else 0)
+    fence = await run(redis, "lock/acquire", token, TTL, b"", 0, 1 if identity else 0)
     assert isinstance(fence, int), fence
     return b"%d" % fence
 
@@ -37,7 +37,7 @@ def writer(fence: bytes, lease: int = 1) -> bytes:
 
 
 async def adopt(redis: Client, token: bytes, fence: bytes, ttl: int = TTL, lease: int = 1) -> list[Any]:
-    found = await run(redis, "robust_adopt", token, fence, ttl, writer(fence, lease))
+    found = await run(redis, "robust/adopt", token, fence, ttl, writer(fence, lease))
     assert isinstance(found, list)
     return found
 
@@ -53,14 +53,14 @@ async def record(
     lease: int = 1,
 ) -> int:
     written = (seq, progress, undo, writer(fence, lease))
-    code, micros = await run(redis, "robust_record", token, fence, ttl, TTL, *written)
+    code, micros = await run(redis, "robust/record", token, fence, ttl, TTL, *written)
     assert micros > 1 << 50
     return int(code)
 
 
 async def release(redis: Client, token: bytes, fence: bytes = b"*", broken_off: int = 0, lease: int = 1) -> int:
     of = fence if fence in (b"", b"*") else writer(fence, lease)
-    return int(await run(redis, "robust_release", token, b"", 0, of, broken_off))
+    return int(await run(redis, "robust/release", token, b"", 0, of, broken_off))
 
 
 async def adopted(redis: Client, token: bytes, identity: bool = False) -> bytes:
@@ -163,13 +163,13 @@ async def test_p4_an_adoption_that_is_withdrawn_leaves_the_earlier_lease_the_wri
     assert await record(redis, b"w", fence, 7, b"first") == 1
     assert (await adopt(redis, b"w", fence, lease=2))[0] == 1
     for _ in range(2):
-        assert (await run(redis, "robust_adopt", b"w", fence, TTL, writer(fence, 2), 1))[0] in (1, 3)
+        assert (await run(redis, "robust/adopt", b"w", fence, TTL, writer(fence, 2), 1))[0] in (1, 3)
     assert (await adopt(redis, b"w", fence, lease=2))[0] == 3, "a late copy of what was withdrawn"
     assert await record(redis, b"w", fence, 8, b"more") == 1
     assert await redis.hget(RECORD, "progress") == b"more"
     await redis.delete(NAME, RECORD)
     only = await adopted(redis, b"w", identity=True)
-    assert (await run(redis, "robust_adopt", b"w", only, TTL, writer(only), 1))[0] == 1
+    assert (await run(redis, "robust/adopt", b"w", only, TTL, writer(only), 1))[0] == 1
     assert await record(redis, b"w", only, 1, b"p") == 1, "there is none before it"
 
 
@@ -258,7 +258,7 @@ async def test_only_the_holder_records_and_a_lock_that_is_gone_is_handed_on(redi
     fence = await adopted(redis, b"a")
     ticket = ticket_member(b"", 1, TTL, b"next")
     assert await record(redis, b"b", fence, 1, b"p") == 2
-    await run(redis, "acquire", b"next", TTL, ticket, 1, 0)
+    await run(redis, "lock/acquire", b"next", TTL, ticket, 1, 0)
     await crash(redis)
     await redis.delete(KEYS.polls)  # it polls no more
     assert await record(redis, b"a", fence, 1, b"p") == 0
@@ -270,12 +270,12 @@ async def test_p4_renewing_keeps_the_record(redis: Client) -> None:
     await adopted(redis, b"a")
     for _ in range(2):
         await redis.pexpire(RECORD, 5000)
-        assert (await run(redis, "robust_renew", b"a", 1000))[0] == 1
+        assert (await run(redis, "robust/renew", b"a", 1000))[0] == 1
         assert 0 < await redis.pttl(NAME) <= 1000
         assert await redis.pttl(RECORD) > WEEK
-    assert (await run(redis, "robust_renew", b"b", 1000))[0] == 2
+    assert (await run(redis, "robust/renew", b"b", 1000))[0] == 2
     await crash(redis)
-    assert (await run(redis, "robust_renew", b"a", 1000))[0] == 0
+    assert (await run(redis, "robust/renew", b"a", 1000))[0] == 0
 
 
 async def test_renewing_leaves_the_record_of_another(redis: Client) -> None:
@@ -283,7 +283,7 @@ async def test_renewing_leaves_the_record_of_another(redis: Client) -> None:
     await crash(redis)
     await acquire(redis, b"b")  # not adopted yet
     await redis.pexpire(RECORD, 5000)
-    assert (await run(redis, "robust_renew", b"b", 1000))[0] == 1
+    assert (await run(redis, "robust/renew", b"b", 1000))[0] == 1
     assert await redis.pttl(RECORD) <= 5000
 
 
@@ -384,7 +384,7 @@ async def test_a_release_hands_on(redis: Client) -> None:
     async with redis.pubsub() as pubsub:
         await pubsub.subscribe("rsa:alive")
         await pubsub.get_message(timeout=5)
-        await run(redis, "acquire", b"b", TTL, ticket_member(b"rsa:alive", 1, 500, b"b"), 0, 0)
+        await run(redis, "lock/acquire", b"b", TTL, ticket_member(b"rsa:alive", 1, 500, b"b"), 0, 0)
         assert await release(redis, b"a", fence) == 1
     assert await redis.get(NAME) == b"b"
     assert not await redis.exists(RECORD)
@@ -403,7 +403,7 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client) -> None:
         with pytest.raises(ResponseError, match="WRONGTYPE"):
             await record(redis, b"a", fence, 1, b"p")
         assert await redis.pttl(NAME) <= 4000
-        assert (await run(redis, "robust_renew", b"a", TTL))[0] == 1
+        assert (await run(redis, "robust/renew", b"a", TTL))[0] == 1
         await redis.pexpire(NAME, 4000)
         assert await redis.get(RECORD) == b"mine"
         assert await redis.pttl(RECORD) <= 5000
@@ -415,7 +415,7 @@ async def test_a_foreign_key_in_the_way_changes_nothing(redis: Client) -> None:
 
 
 async def gate(redis: Client, fence: bytes, ttl: int = TTL) -> bytes:
-    found = await redis.eval(load("fence_gate").source, 1, GATE, fence, ttl)
+    found = await redis.eval(load("fence_gate/accept").source, 1, GATE, fence, ttl)
     assert isinstance(found, bytes)
     return found
 

@@ -51,7 +51,7 @@ def run(client: Any, keys: Keys, script: str, *arguments: bytes | int) -> Any:
 
 
 def ask(keys: Keys, token: bytes, ticket: bytes = b"") -> tuple[Keys, str, tuple[Argument, ...]]:
-    script = "acquire" if keys is LOCK else "permits_acquire"
+    script = "lock/acquire" if keys is LOCK else "permits/acquire"
     return keys, script, (token, TTL, ticket, 0, *((0,) if keys is LOCK else (1, 1)))
 
 
@@ -65,37 +65,37 @@ def everything(client: Any) -> dict[bytes, Any]:
 
 def renewal(keys: Keys, token: bytes) -> tuple[Any, ...]:
     """Return the script that renews, and its arguments."""
-    return ("renew", token, TTL) if keys is LOCK else ("permits_renew", token, TTL, 1)
+    return ("lock/renew", token, TTL) if keys is LOCK else ("permits/renew", token, TTL, 1)
 
 
 # Every talk, after "a" has taken what there is.
 TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
-    "acquire": ask(LOCK, b"b", ticket(LOCK, b"b")),
-    "acquire_all": (LOCK, "acquire_all", (TTL, b"b", b"1")),
-    "release": (LOCK, "release", (b"a", b"", b"0")),
-    "renew": (LOCK, "renew", (b"a", TTL)),
-    "force": (LOCK, "force", ()),
-    "inspect": (LOCK, "inspect", (10,)),
-    "permits_acquire": ask(SEM, b"b", ticket(SEM, b"b")),
-    "permits_release": (SEM, "permits_release", (b"a", b"", b"0")),
-    "permits_renew": (SEM, "permits_renew", (b"a", TTL, 1)),
-    "permits_resize": (SEM, "permits_resize", (3,)),
-    "permits_inspect": (SEM, "permits_inspect", (10,)),
-    "upgrade_acquire": (RW, "upgrade_acquire", (b"a", TTL, ticket(SEM, b"a"), 0, b"rsa:x|1")),
-    "upgrade_release": (RW, "upgrade_release", (b"a", b"", b"0", b"rsa:x|1")),
+    "lock/acquire": ask(LOCK, b"b", ticket(LOCK, b"b")),
+    "lock/acquire_all": (LOCK, "lock/acquire_all", (TTL, b"b", b"1")),
+    "lock/release": (LOCK, "lock/release", (b"a", b"", b"0")),
+    "lock/renew": (LOCK, "lock/renew", (b"a", TTL)),
+    "lock/force_release": (LOCK, "lock/force_release", ()),
+    "lock/inspect": (LOCK, "lock/inspect", (10,)),
+    "permits/acquire": ask(SEM, b"b", ticket(SEM, b"b")),
+    "permits/release": (SEM, "permits/release", (b"a", b"", b"0")),
+    "permits/renew": (SEM, "permits/renew", (b"a", TTL, 1)),
+    "permits/resize": (SEM, "permits/resize", (3,)),
+    "permits/inspect": (SEM, "permits/inspect", (10,)),
+    "permits/upgrade": (RW, "permits/upgrade", (b"a", TTL, ticket(SEM, b"a"), 0, b"rsa:x|1")),
+    "permits/downgrade": (RW, "permits/downgrade", (b"a", b"", b"0", b"rsa:x|1")),
 }
 
 
 def prepare(client: Any, keys: Keys) -> None:
     if keys is RW:
-        run(client, RW, "permits_acquire", b"a", TTL, b"", 0, 1, WHOLE)
+        run(client, RW, "permits/acquire", b"a", TTL, b"", 0, 1, WHOLE)
     else:
         run(client, *ask(keys, b"a")[:2], *ask(keys, b"a")[2])
 
 
 def test_every_script_is_here_but_those_of_the_compatible_lock() -> None:
     """Those with fewer keys are in test_narrow_scripts.py."""
-    assert set(TALKS) == {name for name in DECISIONS if not name.startswith("narrow_")}
+    assert set(TALKS) == {name for name in DECISIONS if "/narrow_" not in name}
 
 
 CHANGES: dict[str, Callable[[Any, Keys], object]] = {
@@ -123,7 +123,7 @@ def test_overtaken(client: Any, name: str, change: Callable[[Any, Keys], object]
     assert conduct(client, talk(said(keys, script, *arguments))) is not CONFLICT
 
 
-@pytest.mark.parametrize("asked", ["renew", "acquire", "release"])
+@pytest.mark.parametrize("asked", ["lock/renew", "lock/acquire", "lock/release"])
 def test_over_between_reading_and_exec(client: Any, asked: str) -> None:
     """P1, P6: who held the lock when it was read and does not at EXEC: found out, though nobody touched the key."""
     client.set(LOCK.name, "a", px=30)
@@ -139,7 +139,7 @@ def test_over_between_reading_and_exec(client: Any, asked: str) -> None:
     for _ in range(2):  # Redis 6.2 takes it for a change once more, when our own GET removes the key
         if again is CONFLICT:
             again = conduct(client, talk(call))
-    assert again > 0 if asked == "acquire" else again == 0 or again[0] == 0
+    assert again > 0 if asked == "lock/acquire" else again == 0 or again[0] == 0
 
 
 @pytest.mark.parametrize("keys", [LOCK, SEM], ids=["lock", "semaphore"])
@@ -164,7 +164,7 @@ def test_a_waiter_dies_between_the_look_and_its_grant(client: Any, keys: Keys) -
             elif words == (b"MULTI",):  # of another transaction, should there be one
                 told.append(run(client, keys, acquire, *asked[b"b"])[0])
 
-        release = said(keys, "release" if keys is LOCK else "permits_release", b"a", b"", b"0")
+        release = said(keys, "lock/release" if keys is LOCK else "permits/release", b"a", b"", b"0")
         assert conduct(client, talk(release), meanwhile=die_and_come_back) == 1
         told.append(run(client, keys, acquire, *asked[b"b"])[0])
         assert told == [3]  # OWN: from now on it is used
@@ -182,7 +182,7 @@ def test_a_key_of_another_type(client: Any, name: str) -> None:
         client.delete(key)
         client.lpush(key, "a list")
         before = everything(client)
-        if script in ("inspect", "permits_inspect") and key == keys.all[-1]:
+        if script in ("lock/inspect", "permits/inspect") and key == keys.all[-1]:
             continue  # those that poll are not shown
         with pytest.raises(ReplyError, match="WRONGTYPE"):
             conduct(client, talk(said(keys, script, *arguments)))
@@ -192,9 +192,9 @@ def test_a_key_of_another_type(client: Any, name: str) -> None:
 def test_two_thousand_that_are_over(client: Any) -> None:
     """They are dropped a thousand at a time, before the decision."""
     for number in range(2000):
-        run(client, SEM, "permits_acquire", b"o%d" % number, TTL, b"", 0, 1, 3000)
+        run(client, SEM, "permits/acquire", b"o%d" % number, TTL, b"", 0, 1, 3000)
     client.zadd(SEM.all[0], {b"o%d" % number: 1 for number in range(2000)}, xx=True)
-    fence = conduct(client, talk(said(SEM, "permits_acquire", b"b", TTL, b"", 0, 3000, 3000)))
+    fence = conduct(client, talk(said(SEM, "permits/acquire", b"b", TTL, b"", 0, 3000, 3000)))
     assert fence > 0
     assert client.zcard(SEM.all[0]) == 1
     assert int(client.hget(SEM.all[1], "used")) == 3000
@@ -227,11 +227,11 @@ def test_two_thousand_that_are_over_and_no_memory(client: Any, waits: bool) -> N
 def test_what_was_undone_does_not_tell_when_to_look(client: Any, undone: int) -> None:
     """As the scripts: a tombstone frees nothing. By a talk as it is written, and as it is read."""
     for number in range(undone):
-        conduct(client, talk(said(SEM, "permits_release", b"undone%d" % number, b"", b"1")))
+        conduct(client, talk(said(SEM, "permits/release", b"undone%d" % number, b"", b"1")))
     words = (b"", 0, 1, 1)
-    conduct(client, talk(said(SEM, "permits_acquire", b"a", 3_600_000, *words)))
-    lefts = [conduct(client, talk(said(SEM, "permits_acquire", b"b", TTL, *words)))[2]]
-    lefts.append(run(client, SEM, "permits_acquire", b"b", TTL, *words)[2])
+    conduct(client, talk(said(SEM, "permits/acquire", b"a", 3_600_000, *words)))
+    lefts = [conduct(client, talk(said(SEM, "permits/acquire", b"b", TTL, *words)))[2]]
+    lefts.append(run(client, SEM, "permits/acquire", b"b", TTL, *words)[2])
     assert all(left > 3_000_000 for left in lefts), lefts
 
 
@@ -242,7 +242,7 @@ def test_a_long_queue_of_the_dead(client: Any) -> None:
         token = b"d%d" % number
         dead = ticket(LOCK, token, b"rsa:nobody", number)
         run(client, *ask(LOCK, token)[:2], *ask(LOCK, token, dead)[2])
-    assert conduct(client, talk(said(LOCK, "release", b"a", b"", b"0"))) == 1
+    assert conduct(client, talk(said(LOCK, "lock/release", b"a", b"", b"0"))) == 1
     assert client.zcard(LOCK.queue) == 0
     assert client.get(LOCK.name) is None
 
@@ -262,13 +262,13 @@ def test_out_of_memory(client: Any, keys: Keys) -> None:
                 conduct(client, talk(said(*_call(ask(keys, b"c", ticket(keys, b"c", INBOX, 2))))))
             assert conduct(client, talk(said(*_call(ask(keys, b"b", mine)))))[:2] == (2, 0), "it goes on waiting"
             if keys is SEM or client.info("server")["redis_version"].startswith("6."):  # 6.2 refuses all in MULTI
-                release = said(keys, "release" if keys is LOCK else "permits_release", b"a", b"", b"0")
+                release = said(keys, "lock/release" if keys is LOCK else "permits/release", b"a", b"", b"0")
                 for call in (said(keys, *renewal(keys, b"a")), release):
                     with pytest.raises(ReplyError, match="OOM"):
                         conduct(client, talk(call))
                 return
-            assert conduct(client, talk(said(keys, "renew", b"a", TTL)))[0] == 1
-            assert conduct(client, talk(said(keys, "release", b"a", b"", b"0"))) == 1
+            assert conduct(client, talk(said(keys, "lock/renew", b"a", TTL)))[0] == 1
+            assert conduct(client, talk(said(keys, "lock/release", b"a", b"", b"0"))) == 1
             assert client.get(LOCK.name) is None
             assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"1", b"-1"]
             assert conduct(client, talk(said(*_call(ask(keys, b"b", mine)))))[0] == 2
@@ -307,13 +307,13 @@ def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: b
 def test_who_shares_is_told_although_others_end_first(client: Any) -> None:
     """Not only those are told that a decision needs to know when to look again; and not for what was undone."""
     for token in (b"first", b"second", SHARER):
-        run(client, SEM, "permits_acquire", token, TTL, b"", 0, 1, 3)
-    run(client, SEM, "permits_release", b"host:1:cd:8~", b"", b"1")
+        run(client, SEM, "permits/acquire", token, TTL, b"", 0, 1, 3)
+    run(client, SEM, "permits/release", b"host:1:cd:8~", b"", b"1")
     with client.pubsub() as pubsub:
         pubsub.subscribe(SHARED, b"rsa:cd")
         assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
         words = (b"b", TTL, ticket(SEM, b"b"), 0, 1, 3)
-        assert conduct(client, talk(said(SEM, "permits_acquire", *words)))[0] == Outcome.QUEUED
+        assert conduct(client, talk(said(SEM, "permits/acquire", *words)))[0] == Outcome.QUEUED
         client.publish(SHARED, "the end")
         assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
         assert pubsub.get_message(timeout=5)["data"] == b"the end"
@@ -329,14 +329,14 @@ def heard(client: Any, call: Call) -> list[bytes]:
 def test_those_who_share_are_looked_at_when_somebody_has_to_wait(client: Any) -> None:
     """And only then: neither where nobody shares, nor for who is granted something at once or does not wait."""
     limit = (1, 2)
-    asked = [said(SEM, "permits_acquire", b"t%d" % n, TTL, ticket(SEM, b"t%d" % n), 0, *limit) for n in range(4)]
-    run(client, SEM, "permits_acquire", SHARER, TTL, b"", 0, *limit)
+    asked = [said(SEM, "permits/acquire", b"t%d" % n, TTL, ticket(SEM, b"t%d" % n), 0, *limit) for n in range(4)]
+    run(client, SEM, "permits/acquire", SHARER, TTL, b"", 0, *limit)
     at_once = heard(client, asked[0])
     assert at_once.count(b"HMGET") == 1
-    assert heard(client, said(SEM, "permits_acquire", b"x", TTL, b"", 0, *limit)) == at_once
+    assert heard(client, said(SEM, "permits/acquire", b"x", TTL, b"", 0, *limit)) == at_once
     assert heard(client, asked[1]) == [*at_once, b"PUBSUB", b"HMGET"]
     client.delete(*SEM.all)
-    run(client, SEM, "permits_acquire", b"y", TTL, b"", 0, 2, 2)
+    run(client, SEM, "permits/acquire", b"y", TTL, b"", 0, 2, 2)
     assert heard(client, asked[2]) == at_once
 
 
@@ -345,7 +345,7 @@ def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> 
     limit, keys = 300, SEM
     size = (1, limit)
     for number in range(80):
-        run(client, keys, "permits_acquire", b"o%d" % number, TTL, b"", 0, *size)
+        run(client, keys, "permits/acquire", b"o%d" % number, TTL, b"", 0, *size)
     client.zadd(keys.all[0], {b"o%d" % number: 1 for number in range(80)}, xx=True)
     for number in range(CALLED + 1):
         token = b"host:1:%x:%d~" % (number, number + 1)
@@ -354,7 +354,7 @@ def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> 
         client.hincrby(keys.all[1], "used", 1)
     client.hset(keys.all[1], "shared", 1)
     told: list[Words] = []
-    call = said(keys, "permits_acquire", b"b", TTL, ticket(keys, b"b"), 0, limit, limit)
+    call = said(keys, "permits/acquire", b"b", TTL, ticket(keys, b"b"), 0, limit, limit)
     with client.pubsub() as pubsub:
         inboxes = [b"rsa:%x" % number for number in range(CALLED + 1)]
         pubsub.subscribe(*inboxes)

@@ -42,21 +42,21 @@ async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[An
 
 
 async def read(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
-    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, 1, WHOLE))[0]
+    return (await twice(redis, "permits/acquire", token, TTL, ticket, 60_000 if ticket else 0, 1, WHOLE))[0]
 
 
 async def write(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
-    return (await twice(redis, "permits_acquire", token, TTL, ticket, 60_000 if ticket else 0, WHOLE, WHOLE))[0]
+    return (await twice(redis, "permits/acquire", token, TTL, ticket, 60_000 if ticket else 0, WHOLE, WHOLE))[0]
 
 
 async def upgrade(redis: Client, token: bytes, ticket: bytes = b"", attempt: bytes = TRY) -> tuple[Any, Any]:
-    return await twice(redis, "upgrade_acquire", token, TTL, ticket, 60_000 if ticket else 0, attempt)
+    return await twice(redis, "permits/upgrade", token, TTL, ticket, 60_000 if ticket else 0, attempt)
 
 
 async def downgrade(
     redis: Client, token: bytes, ticket: bytes = b"", attempt: bytes = TRY, *, pending: bool = False
 ) -> tuple[Any, Any]:
-    return await twice(redis, "upgrade_release", token, ticket, int(pending), attempt)
+    return await twice(redis, "permits/downgrade", token, ticket, int(pending), attempt)
 
 
 async def weights(redis: Client) -> dict[bytes, int]:
@@ -92,7 +92,7 @@ async def test_p2_it_waits_for_other_readers_ahead_of_everybody(redis: Client) -
     assert (first[0], second[0]) == (QUEUED, QUEUED)
     assert await redis.zrange(QUEUE, 0, -1) == [polled(b"a"), polled(b"w")]
     assert (await read(redis, b"c"))[0] == BUSY
-    assert await twice(redis, "permits_release", b"b", b"", 0) == (1, 0)
+    assert await twice(redis, "permits/release", b"b", b"", 0) == (1, 0)
     fence, again = await upgrade(redis, b"a", polled(b"a"))
     assert (again[0], again[1]) == (OWN, fence)
     assert await redis.zrange(QUEUE, 0, -1) == [polled(b"w")]
@@ -147,10 +147,10 @@ async def test_p1_a_reader_that_is_gone_does_not_become_the_writer(redis: Client
     assert (await upgrade(redis, b"a", ticket))[0][0] == QUEUED
     assert (
         await redis.eval(
-            tools.load("permits_acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 1, WHOLE
+            tools.load("permits/acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 1, WHOLE
         )
     )[0] == QUEUED
-    assert await twice(redis, "permits_release", b"a", b"", 0) == (1, 0)
+    assert await twice(redis, "permits/release", b"a", b"", 0) == (1, 0)
     messages = []
     while (message := await inbox.get_message(timeout=0.2)) is not None:
         messages.append(message["data"].split()[:2])
@@ -173,7 +173,7 @@ async def test_a_withdrawn_ticket_lets_readers_in(redis: Client) -> None:
 async def test_p6_an_upgrade_never_shortens(redis: Client) -> None:
     await read(redis, b"a")
     until = await redis.zscore(PERMITS, b"a")
-    await redis.eval(tools.load("upgrade_acquire").source, 4, *KEYS.all, b"a", 100, b"", 0, TRY)
+    await redis.eval(tools.load("permits/upgrade").source, 4, *KEYS.all, b"a", 100, b"", 0, TRY)
     assert await redis.zscore(PERMITS, b"a") == until
 
 
@@ -222,7 +222,7 @@ async def test_p1_one_permit_is_upgraded_by_one_attempt(redis: Client) -> None:
     assert [answer[0] for answer in await upgrade(redis, b"a", polled(b"a"), NEXT)] == [DEADLOCK, DEADLOCK]
     assert (await upgrade(redis, b"a"))[0][:2] == [OWN, fence]
     await downgrade(redis, b"a")
-    await twice(redis, "permits_release", b"a", b"", 0)
+    await twice(redis, "permits/release", b"a", b"", 0)
     await write(redis, b"a")
     assert (await upgrade(redis, b"a"))[0][0] == DEADLOCK
     assert await downgrade(redis, b"a") == (1, 1)
@@ -238,7 +238,7 @@ async def test_p4_granted_in_its_turn_it_is_the_same_attempt(redis: Client) -> N
         await read(redis, b"b")
         ticket, attempt = ticket_member(tools.ALIVE, 7, TTL, b"a", WHOLE), tools.ALIVE + b"|7"
         assert (await upgrade(redis, b"a", ticket, attempt))[0][0] == QUEUED
-        assert await twice(redis, "permits_release", b"b", b"", 0) == (1, 0)
+        assert await twice(redis, "permits/release", b"b", b"", 0) == (1, 0)
         assert [message[0] for message in await told()][-1:] == [b"7"]
         assert (await upgrade(redis, b"a", ticket, attempt))[0][0] == OWN
         assert await downgrade(redis, b"a") == (1, 1)

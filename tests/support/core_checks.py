@@ -99,10 +99,10 @@ class Sim:
 
 async def check_the_deadline_counts_from_the_send(sim: Sim) -> None:
     async with sim.coordinators():
-        sim.on("acquire", sim.later(3))
+        sim.on("lock/acquire", sim.later(3))
         lease = await AsyncLock(sim.sync, "l", ttl=10).acquire()
         assert 6 < lease.remaining() <= 7
-        sim.on("renew", sim.later(4))
+        sim.on("lock/renew", sim.later(4))
         await lease.extend(20)
         assert 15 < lease.remaining() <= 16
         await lease.release()
@@ -112,7 +112,7 @@ async def check_the_deadline_of_a_push(sim: Sim) -> None:
     async with sim.coordinators(claim=20):
         held = await AsyncLock(sim.other, "l").acquire()
         waiting = await sim.waiting(ttl=10, auto_renew=False)
-        sim.on("release", sim.later(5))
+        sim.on("lock/release", sim.later(5))
         await held.release()
         lease = await waiting
         assert lease.remaining() <= (4.6 if sim.link else 10)
@@ -128,7 +128,7 @@ async def check_a_push_from_the_future(sim: Sim) -> None:
         await asyncio.sleep(0.001)
         time.sleep(0.01)  # noqa: ASYNC251 - of the server's time, none of ours
         if sim.link:
-            sim.on("acquire", sim.later(1))
+            sim.on("lock/acquire", sim.later(1))
         await held.release()
         lease = await waiting
         assert not sim.rules
@@ -138,7 +138,7 @@ async def check_a_push_from_the_future(sim: Sim) -> None:
 
 async def check_a_grant_later_than_its_ttl_is_none(sim: Sim) -> None:
     async with sim.coordinators():
-        sim.on("acquire", sim.later(3))
+        sim.on("lock/acquire", sim.later(3))
         lease = await AsyncLock(sim.sync, "l", ttl=2).acquire()
         lease.check()
         await lease.release()
@@ -168,7 +168,7 @@ async def check_a_cancelled_request_leaves_nothing(sim: Sim) -> None:
         async with sim.coordinators():
             assert not await AsyncLock(sim.sync, "l").locked()
             asking = asyncio.create_task(AsyncLock(sim.sync, "l").acquire(identity=identity))
-            sim.on("acquire", partial(soon, asking.cancel))
+            sim.on("lock/acquire", partial(soon, asking.cancel))
             await asyncio.wait([asking])
             assert asking.cancelled()
             await asyncio.sleep(0.1)
@@ -183,9 +183,9 @@ async def check_a_cancelled_request_takes_nothing_from_its_namesakes(sim: Sim) -
             assert not await lock.locked()
             first = asyncio.create_task(lock.acquire(identity="me", ttl=5))
             second = asyncio.create_task(lock.acquire(identity="me")) if beside else None
-            sim.on("acquire", partial(soon, first.cancel))
+            sim.on("lock/acquire", partial(soon, first.cancel))
             if second is not None and both:
-                sim.on("acquire", partial(soon, second.cancel))
+                sim.on("lock/acquire", partial(soon, second.cancel))
             await asyncio.wait([first])
             assert first.cancelled()
             second = second or asyncio.create_task(lock.acquire(identity="me"))
@@ -213,7 +213,7 @@ async def check_a_wait_that_is_over_leaves_nothing(sim: Sim) -> None:
 
 async def check_a_lost_answer_to_a_request(sim: Sim) -> None:
     async with sim.coordinators():
-        sim.on("acquire", sim.cut)
+        sim.on("lock/acquire", sim.cut)
         async with asyncio.timeout(5):
             lease = await AsyncLock(sim.sync, "l").acquire()
         await lease.release()
@@ -222,14 +222,14 @@ async def check_a_lost_answer_to_a_request(sim: Sim) -> None:
 async def check_a_lost_answer_to_a_release(sim: Sim) -> None:
     async with sim.coordinators():
         lease = await AsyncLock(sim.sync, "l").acquire()
-        sim.on("release", sim.cut)
+        sim.on("lock/release", sim.cut)
         await lease.release()
 
 
 async def check_a_lost_answer_to_force_release(sim: Sim) -> None:
     async with sim.coordinators():
         lease = await AsyncLock(sim.other, "l").acquire()
-        sim.on("force", sim.cut)
+        sim.on("lock/force_release", sim.cut)
         with pytest.raises(Unreachable):
             await AsyncLock(sim.sync, "l").force_release()
         with pytest.raises(LeaseLost):
@@ -240,7 +240,7 @@ async def check_a_grant_in_the_gap(sim: Sim) -> None:
     async with sim.coordinators(poll_cap=1000, claim=600):
         held = await AsyncLock(sim.other, "l", ttl=600).acquire()
         waiting = await sim.waiting(ttl=600)
-        sim.on("release", sim.cut_now)
+        sim.on("lock/release", sim.cut_now)
         await held.release()
         async with asyncio.timeout(5):
             await (await waiting).release()
@@ -258,7 +258,7 @@ async def check_a_dead_holder(sim: Sim) -> None:
 async def check_an_unknown_renewal_is_no_loss(sim: Sim) -> None:
     async with sim.coordinators(retry_for=2):
         lease = await AsyncLock(sim.sync, "l", ttl=60).acquire()
-        sim.on("renew", sim.refuse)
+        sim.on("lock/renew", sim.refuse)
         await asyncio.sleep(21)
         assert not lease.lost.is_set()
         await asyncio.sleep(10)
@@ -276,18 +276,18 @@ async def check_an_unknown_renewal_is_no_loss(sim: Sim) -> None:
 async def check_a_refused_extension_changes_nothing(sim: Sim) -> None:
     async with sim.coordinators(retry_for=2):
         lease = await AsyncLock(sim.sync, "l", ttl=60, auto_renew=False).acquire()
-        sim.on("renew", sim.refuse)
+        sim.on("lock/renew", sim.refuse)
         with pytest.raises(CommandRefused):
             await lease.extend(1)
         assert 50 < lease.remaining() <= 60
-        sim.on("renew", sim.cut)
+        sim.on("lock/renew", sim.cut)
         sim.gate.refuse = True
         with pytest.raises(Unreachable):
             await lease.extend(20)  # it was executed, and nobody knows
         sim.gate.refuse = False
         await asyncio.sleep(5)
         await AsyncLock(sim.sync, "l").locked()
-        sim.on("renew", sim.refuse)
+        sim.on("lock/renew", sim.refuse)
         with pytest.raises(CommandRefused):
             await lease.extend(1)
         assert 5 < lease.remaining() <= 20

@@ -213,13 +213,13 @@ async def _server_us(redis: Client) -> int:
     return int(seconds) * 1_000_000 + int(micros)
 
 
-LOCK: Kind = LockKind("lock", "", "taken")
-SEMAPHORE: Kind = SemaphoreKind("semaphore(1)", "permits_", "expired")  # "taken" needs one key with one owner
-WATCHED_LOCK: Kind = LockKind("lock by WATCH", "", "taken", "watch")
-WATCHED_SEMAPHORE: Kind = SemaphoreKind("semaphore(1) by WATCH", "permits_", "expired", "watch")
-SHARED_LOCK: Kind = LockKind("shared lock", "", "taken", share=True)
-LINGERING_LOCK: Kind = LockKind("lingering lock", "", "taken", share=True, linger=0.005)
+LOCK: Kind = LockKind("lock", "lock/", "taken")
+SEMAPHORE: Kind = SemaphoreKind("semaphore(1)", "permits/", "expired")  # "taken" needs one key with one owner
+WATCHED_LOCK: Kind = LockKind("lock by WATCH", "lock/", "taken", "watch")
+WATCHED_SEMAPHORE: Kind = SemaphoreKind("semaphore(1) by WATCH", "permits/", "expired", "watch")
+SHARED_LOCK: Kind = LockKind("shared lock", "lock/", "taken", share=True)
+LINGERING_LOCK: Kind = LockKind("lingering lock", "lock/", "taken", share=True, linger=0.005)
 KINDS = (LOCK, SEMAPHORE)
-SHARED_SEMAPHORE: Kind = SemaphoreKind("shared semaphore(1)", "permits_", "expired", share=True)
+SHARED_SEMAPHORE: Kind = SemaphoreKind("shared semaphore(1)", "permits/", "expired", share=True)
 SHARED = (SHARED_LOCK, LINGERING_LOCK, SHARED_SEMAPHORE)
 WATCHED = (WATCHED_LOCK, WATCHED_SEMAPHORE)

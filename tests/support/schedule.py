@@ -25,8 +25,8 @@ from .gate import Command, Gate, Move, Pipe
 LEASE = 3600.0
 """Longer than any schedule: what is left behind stays, and no lease ends by itself."""
 SCRIPTS = (
-    *("acquire", "release", "renew", "force", "inspect", "acquire_all"),
-    *("permits_acquire", "permits_release", "permits_renew", "permits_inspect"),
+    *("lock/acquire", "lock/release", "lock/renew", "lock/force_release", "lock/inspect", "lock/acquire_all"),
+    *("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
 )
 KINDS = {load(name).sha: name for name in SCRIPTS}
 

@@ -158,11 +158,11 @@ class LateRequests:
             if not self.server.exists(KEYS.name, KEYS.queue):
                 self.spent = self.undone, self.server.get(KEYS.fence)
             self.undone = b""
-        if kind == "release":
+        if kind == "lock/release":
             found = Ticket.of_lock(ticket)
             self.over.update({token, found.token if found else b""})
             self.undone = token if ticket else b""
-        elif kind == "acquire":
+        elif kind == "lock/acquire":
             if pipe.lost and token in self.over:
                 holder, fence = self.server.mget(KEYS.name, KEYS.fence)
                 allowed = token in (holder, (fence or b"")[17:]) or (token, fence) == self.spent
@@ -185,9 +185,9 @@ class LatePermits:
         if words[0] not in (b"EVALSHA", b"EVAL"):
             return True
         kind, token = KINDS.get(sha(words)), words[7]
-        if kind == "permits_release":
+        if kind == "permits/release":
             self.released.add(token)
-        elif kind == "permits_acquire":
+        elif kind == "permits/acquire":
             if pipe.lost and token in self.tried | self.released:
                 known = self.server.zscore(self.keys.all[0], token) is not None
                 allowed = known or token in self.released

@@ -85,7 +85,7 @@ class Sharings(Acquisitions):
         return worker
 
     def permits(self, pipe: Pipe, words: Command) -> bool:
-        if words[0] in (b"EVALSHA", b"EVAL") and KINDS.get(sha(words)) == "renew":
+        if words[0] in (b"EVALSHA", b"EVAL") and KINDS.get(sha(words)) == "lock/renew":
             self.known.pop(words[7], None)
         return super().permits(pipe, words)
 

@@ -103,7 +103,11 @@ class Transactions(Schedule[Writer]):
 
     def permits(self, pipe: Pipe, words: Command) -> bool:
         """A turn that is taken late ends with its ttl: no schedule lives to see that."""
-        late = pipe.lost and words[0] in (b"EVALSHA", b"EVAL") and KINDS.get(sha(words)) in ("acquire", "acquire_all")
+        late = (
+            pipe.lost
+            and words[0] in (b"EVALSHA", b"EVAL")
+            and KINDS.get(sha(words)) in ("lock/acquire", "lock/acquire_all")
+        )
         return super().permits(pipe, words) and not late
 
     async def check_end(self) -> None:

@@ -218,9 +218,9 @@ async def check_who_left_is_passed_over(sim: Sim) -> None:
 async def check_fences_are_reserved(sim: Sim) -> None:
     async with sim.coordinators():
         fences: list[int] = []
-        sim.on("renew", lambda _: True)
+        sim.on("lock/renew", lambda _: True)
         for _ in range(2000):
-            sim.on("renew", sim.refuse)  # the ranges are used up
+            sim.on("lock/renew", sim.refuse)  # the ranges are used up
 
         async def one() -> None:
             for _ in range(500):
@@ -253,7 +253,7 @@ async def check_what_rests(sim: Sim) -> None:
 async def check_the_word_that_was_lost(sim: Sim) -> None:
     async with sim.coordinators():
         lease = await lock(sim).acquire()
-        sim.on("acquire", sim.cut)  # the other one's
+        sim.on("lock/acquire", sim.cut)  # the other one's
         other = await theirs(sim)
         await asyncio.sleep(2)
         assert base_of(lease).wanted, "P3"
@@ -270,7 +270,7 @@ async def check_the_word_that_was_lost_with_the_grant(sim: Sim) -> None:
             sim.gate.refuse = True
             sim.cut(pipe)
 
-        sim.on("acquire", cut)
+        sim.on("lock/acquire", cut)
         asking = asyncio.create_task(lock(sim).acquire())
         await asyncio.sleep(0.01)
         assert sim.gate.refuse

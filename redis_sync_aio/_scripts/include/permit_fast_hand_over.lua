@@ -1,0 +1,29 @@
+-- A short way of a release: the first who waits gets just what becomes free, so that all is taken again, and the next one
+-- is of the usual kind as he is, if there is one. Does what `drop`, `settle` and `hold` would do, and returns RELEASED.
+-- Before those are made: half of the server's time. Needs `held`: the weight that is given up (text), if it may be used.
+-- PUBLISH comes first: if nobody listens, or we may not, nothing has happened yet.
+-- include: permit_plain_ticket
+local inbox, id, ms, weight, token = usual(held and ARGV[2] == '' and first[1])
+local next_inbox, next_id = usual(inbox and first[3])
+if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held + weight == limit then
+  local other = tonumber(ends[ends[1] == ARGV[1] and 4 or 2])
+  local next = fence < now and now or fence + 1
+  if lasts(next, ms) and (not other or other % 1 == 0) then
+    local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
+    local its_fence = next == now and digits or string.format('%.0f', next)
+    local look = other and math.min(math.ceil((other - now) / 1000), ms) or ms
+    local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
+    if next_id then grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look end
+    local heard = push(inbox, grant)
+    if type(heard) == 'number' and heard > 0 then
+      redis.call('ZREM', QUEUE, first[1])
+      redis.call('ZREM', PERMITS, ARGV[1])
+      redis.call('HDEL', STATE, field)
+      redis.call('ZADD', PERMITS, now + ms * 1000, token)
+      if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
+      redis.call('HSET', STATE, 'used', limit, 'fence', its_fence, '=' .. token, weight .. ' ' .. its_fence)
+      if next_id and next_inbox ~= inbox then push(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look) end
+      return 1
+    end
+  end
+end

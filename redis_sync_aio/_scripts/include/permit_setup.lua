@@ -1,0 +1,5 @@
+-- All is read that most scripts of permits (semaphores, readers and writers) need: a key of another type stops the script
+-- before it changes anything (and in `permit_queries` POLLS).
+-- include: permit_keys
+-- include: permit_state
+-- include: permit_first_expiry

@@ -1,3 +1,0 @@
--- The permits that end first, and when the first does. Included behind `queue`.
-local ends = redis.call('ZRANGE', PERMITS, 0, 1, 'WITHSCORES')
-local soonest = ends[2] -- nil: unknown again, after a change

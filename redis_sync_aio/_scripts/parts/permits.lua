@@ -1,5 +1,0 @@
--- All is read that most scripts of permits (semaphores, readers and writers) need: a key of another type stops the script
--- before it changes anything (and in `grants` POLLS).
--- include: queue
--- include: state
--- include: ends
