@@ -7,7 +7,6 @@ from ._attempts import Attempt
 from ._guarded import GuardedTransaction
 from ._hold import Hold
 from ._robust import Abandoned
-from ._synchronized import synchronized
 from ._transactions.options import Committed
 from ._undo import UndoSteps
 from .backoff import Backoff, wait_until
@@ -40,7 +39,7 @@ from .errors import (
 )
 from .fencegate import FenceGate
 from .lease import Lease
-from .lock import AsyncLock, LockStatistics
+from .lock import AsyncLock, LockStatistics, synchronized
 from .multilock import AsyncMultiLock, MultiLease
 from .redlock import AsyncRedlock, RedlockLease, RedlockStatistics
 from .reentrant import AsyncReentrantLock

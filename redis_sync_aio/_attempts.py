@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from ._body import Body
 from ._clock import now
+from ._core.display import listed, text
 from ._executed import NoAnswer, Replies
 from ._link.answers import passing
 from ._link.borrow import Encodables
@@ -25,7 +26,6 @@ from ._marker import Marker
 from ._transaction import Transaction
 from ._transactions.options import Bounds, Committed
 from ._turn import PoliteTransaction, Turn
-from ._types import listed, text
 from .errors import (
     AcquireTimeout,
     CommandRefused,

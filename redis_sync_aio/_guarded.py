@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from ._body import Body
 from ._clock import now
+from ._core.display import listed, text
 from ._engine.possession import Possession
 from ._engine.talk import microseconds
 from ._executed import NoAnswer, Replies
@@ -23,7 +24,6 @@ from ._link.call import RETRY, Reply
 from ._link.servers import Servers
 from ._link.talks import AFTER_CONFLICT
 from ._transaction import State, Transaction
-from ._types import listed, text
 from .errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from weakref import ref
 
 from ._acquire.waits import data_instead
 from ._cancellation import undo_in
+from ._core.display import text
 from ._engine.lua import FOR_EVER, WHOLE, Answer, LuaEngine, PermitsView, Released, Send, read_permits
 from ._hold import Enterable, Hold, OnLost
 from ._implicit import client_of, coordinator_for
@@ -24,7 +25,7 @@ from ._keys import Engine, Keys
 from ._leases.choice import current_ref, to_release
 from ._link.call import Argument, Call, Reply, understood
 from ._link.client import Client, encode
-from ._types import Name, Seconds, one_of, require_bool, seconds, text, timeout_seconds, ttl_ms
+from ._types import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from ._waiting.cohort import Cohort
 from ._waiting.local import LocalName
 from ._waiting.request import Request, never_refused

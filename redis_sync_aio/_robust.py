@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 
 from ._cancellation import undo_in
 from ._clock import now
+from ._core.display import text
 from ._link.call import Argument, Call, Reply
-from ._types import Json, text
+from ._types import Json
 from .errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
 from .lease import HELD, State
 

@@ -17,6 +17,7 @@ from redis.commands import AsyncCoreCommands
 from redis.crc import key_slot
 
 from ._clock import now
+from ._core.display import listed, text
 from ._executed import Command, NoAnswer, Replies, read_replies, without_multi
 from ._link.answers import TRANSIENT, answered
 from ._link.borrow import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Encodables, borrow, packer
@@ -26,7 +27,7 @@ from ._link.cluster import Elsewhere
 from ._link.commands import CONTROL, blocks, changes_session, first_word, known_to_read, only_reads, without_effect
 from ._link.servers import slot_of
 from ._transactions.queued import Queued
-from ._types import Name, listed, text
+from ._types import Name
 from .errors import SyncError, TransactionMisuse, Unreachable
 
 T = TypeVar("T")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from functools import wraps
 from inspect import iscoroutinefunction
-from itertools import islice
 from numbers import Real
-from typing import TypeAlias
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from ._core.display import shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Seconds: TypeAlias = float | timedelta
 """A duration: seconds as int or float, or a timedelta."""
@@ -25,8 +28,6 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 MIN_TTL_MS = 10
 MAX_TTL_MS = 10 * 365 * 86_400_000
 MAX_PERMITS = 1_000_000_000
-MAX_LISTED = 10
-"""Names that one message shows."""
 
 
 def seconds(value: object, what: str) -> float:
@@ -126,20 +127,25 @@ def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
         raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {shown(value)}")
 
 
-def shown_within(within: float | None) -> str:
-    """Return "within so many seconds" for a message. What is left of a time-out would have many digits."""
-    if within == 0:
-        return "at once"
-    return f"within {within if within is None or within < 0.001 else round(within, 3)} seconds"
+_OF_REDIS_PY = {
+    "timeout": "in redis-py that is how long the lock is kept. Here it is ttl=, and it is renewed while the lock is "
+    "held; how long to wait is an argument of acquire() and hold()",
+    "blocking_timeout": "how long to wait is an argument of acquire() and hold(): timeout=",
+    "blocking": "use try_acquire() not to wait",
+    "sleep": "waiters are woken, they do not poll; Coordinator(client, poll=...) is for servers that do not push",
+    "thread_local": "a lock may be shared by any tasks; each acquire() returns a lease of its own",
+    "raise_on_release_error": "an error of the release is raised at the exit",
+}
 
 
-def listed(names: Collection[bytes]) -> str:
-    """Return names for a message: the first ones, and how many more there are."""
-    shown = [repr(text(name)) for name in islice(names, MAX_LISTED)]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+def explains_words_of_redis_py(init: Callable[P, R]) -> Callable[P, R]:
+    """Decorate ``__init__``: raise a TypeError that helps for the names that redis-py's Lock gives its arguments."""
 
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for word in kwargs:
+            if word in _OF_REDIS_PY:
+                raise TypeError(f"{type(args[0]).__name__}() has no argument {word!r}: {_OF_REDIS_PY[word]}")
+        return init(*args, **kwargs)
 
-def text(value: bytes) -> str:
-    """Return bytes from the server as text that can be shown; undecodable bytes are escaped."""
-    return value.decode("utf-8", "backslashreplace")
+    return checked

@@ -35,12 +35,13 @@ from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from ._cancellation import give_up_on, leaving, patience_of, stay_due
 from ._clock import now
+from ._core.display import text
 from ._engine.lua import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
 from ._implicit import coordinator_for
 from ._keys import lock_keys
 from ._link.call import Call, Reply
 from ._link.client import Client, check_client, encode
-from ._types import real_seconds, text, ttl_ms
+from ._types import real_seconds, ttl_ms
 from ._waiting.local import LAST_LOOK
 from ._waiting.request import Request
 from ._waiting.ticket import acquire

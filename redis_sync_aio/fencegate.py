@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ._core.display import shown
+from ._core.display import shown, text
 from ._implicit import client_of, coordinator_for
 from ._keys import gate_keys
 from ._link.call import Reply
 from ._link.client import Client, encode
-from ._types import Name, Seconds, text, ttl_ms
+from ._types import Name, Seconds, ttl_ms
 from .coordinator import Coordinator
 from .errors import StaleFence
 from .lease import Lease

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ._cancellation import in_time, leaving, undo_in
 from ._clock import now
 from ._core import logs
+from ._core.display import text
 from ._guarded import GuardedTransaction
 from ._hold import LeaseContext
 from ._keeper import HELD as HELD
@@ -31,7 +32,7 @@ from ._link.client import Client
 from ._link.servers import servers_of
 from ._lost import Lost
 from ._recorded import Recorded
-from ._types import Seconds, text, ttl_ms
+from ._types import Seconds, ttl_ms
 from .errors import LossReason, NotHeld, WrongContext, copied
 
 if TYPE_CHECKING:

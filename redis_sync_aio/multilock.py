@@ -11,13 +11,12 @@ from types import MappingProxyType
 from ._bundle import Bundle, Share
 from ._cancellation import undo_in
 from ._clock import now
-from ._core.arguments import explains_words_of_redis_py
-from ._core.display import shown
+from ._core.display import shown, shown_within
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._leases.choice import to_release
 from ._link.client import Client, Same, running_loop
-from ._types import Name, Seconds, shown_within, timeout_seconds
+from ._types import Name, Seconds, explains_words_of_redis_py, timeout_seconds
 from ._waiting.together import try_together
 from .coordinator import Coordinator
 from .errors import AcquireTimeout

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from ._bundle import Bundle, Share
 from ._clock import now
 from ._core import logs
-from ._core.arguments import explains_words_of_redis_py
+from ._core.display import shown_within
 from ._guarded import GuardedTransaction
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
@@ -23,7 +23,7 @@ from ._link.client import Same, running_loop
 from ._primitives.independent import check_apart, check_independent, several
 from ._primitives.majority import majority_fence, no_majority, report_ahead, why_no_answer, why_no_fence
 from ._quorum import Quorum, majority
-from ._types import Name, Seconds, positive_seconds, shown_within, timeout_seconds
+from ._types import Name, Seconds, explains_words_of_redis_py, positive_seconds, timeout_seconds
 from ._waiting.bids import Bid, Bids, in_time, raise_fence
 from .backoff import Backoff
 from .coordinator import Coordinator

@@ -7,11 +7,10 @@ from collections.abc import Hashable
 from weakref import ref
 
 from ._bundle import Bundle, Share
-from ._core.arguments import explains_words_of_redis_py
 from ._hold import Enterable, Hold, OnLost
 from ._keys import Engine
 from ._link.client import Client, Same, running_loop
-from ._types import Name, Seconds, timeout_seconds, ttl_ms
+from ._types import Name, Seconds, explains_words_of_redis_py, timeout_seconds, ttl_ms
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, WrongContext
 from .lease import Lease

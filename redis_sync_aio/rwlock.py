@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ._core.arguments import explains_words_of_redis_py
+from ._core.display import text
 from ._engine.lua import WHOLE
 from ._hold import Hold, OnLost
 from ._keys import Engine, PermitKeys, permit_keys
 from ._link.client import Client
 from ._primitive import PermitPrimitive
-from ._types import Name, Seconds, text
+from ._types import Name, Seconds, explains_words_of_redis_py
 from ._upgrade import UpgradeSide
 from ._waiting.local import LocalName
 from ._waiting.request import Request

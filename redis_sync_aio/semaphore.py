@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from ._core.arguments import explains_words_of_redis_py
+from ._core.display import text
 from ._engine.lua import Answer, LuaEngine, Outcome
 from ._hold import Hold, OnLost
 from ._keys import Engine, permit_keys
 from ._link.call import Call
 from ._link.client import Client
 from ._primitive import PermitPrimitive
-from ._types import Name, Seconds, one_of, permits, text
+from ._types import Name, Seconds, explains_words_of_redis_py, one_of, permits
 from ._waiting.local import LocalName
 from .coordinator import Coordinator
 from .errors import LimitMismatch, SyncError

@@ -7,11 +7,11 @@ from ._hold import OnLost
 from ._keys import Engine
 from ._link.client import Client
 from ._lost import Lost
-from ._synchronized import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
 from ._types import Json, Name, Seconds
 from ._undo import UndoStep
 from .coordinator import Push
 from .errors import LossReason
+from .lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
 from .semaphore import OnMismatch
 
 __all__ = [

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from .._clock import now
 from .._core import logs
-from .._core.display import shown
+from .._core.display import shown, shown_within, text
 from .._engine.lua import LockView, PermitsView, read_inspect, read_permits
 from .._engine.outcomes import WHOLE
 from .._keys import PermitKeys
 from .._link.call import Call
-from .._types import shown_within, text
 from ..errors import AcquireTimeout
 
 if TYPE_CHECKING:

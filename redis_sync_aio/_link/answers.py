@@ -6,7 +6,7 @@ import re
 
 import redis.exceptions
 
-from .._types import text
+from .._core.display import text
 from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, Unreachable, WrongKeyType
 from .call import ReplyError
 

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .._core import logs
+from .._core.display import text
 from .._keys import Keys, KnownAs
 from .._scripts import Script
-from .._types import text
 from ..backoff import Backoff
 from ..errors import SyncError
 

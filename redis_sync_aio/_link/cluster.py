@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from .._clock import now
-from .._types import listed
+from .._core.display import listed
 from .adopt import bared, close_idle, opening, write
 from .following import Address, SlotPool, following
 from .wire import pack

@@ -14,8 +14,8 @@ import re
 from collections import deque
 from contextlib import suppress
 
+from .._core.display import text
 from .._keys import INBOX_PREFIX, KnownAs
-from .._types import text
 from . import troubles
 from .call import Reply, ReplyError
 from .wire import Wire

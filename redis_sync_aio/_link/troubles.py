@@ -8,7 +8,7 @@ import hiredis
 import redis.exceptions
 
 from .._clock import now
-from .._types import shown_within, text
+from .._core.display import shown_within, text
 from ..errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 from .adopt import NotAdoptable
 from .answers import TRANSIENT, answered, error_code, refusal

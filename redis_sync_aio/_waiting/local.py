@@ -18,6 +18,7 @@ from weakref import ref
 
 from .._acquire.waits import Waits
 from .._clock import EARLY, now
+from .._core.display import text
 from .._engine.lua import LuaEngine
 from .._engine.outcomes import WHOLE, Look
 from .._keys import Keys, KnownAs, PermitKeys
@@ -25,7 +26,6 @@ from .._leases.choice import refuse_deadlock
 from .._leases.held import HeldLeases
 from .._link.call import Argument, Call
 from .._shared import Base, SharedLease
-from .._types import text
 from ..backoff import Backoff
 from ..errors import CoordinatorClosed, copied
 from ..lease import Lease

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, cast
 
 from .._acquire.queued import QueuedTickets
 from .._core import logs
+from .._core.display import text
 from .._engine.lua import WANTED, Pushed, read_push
 from .._keys import Keys
 from .._link.client import running_loop
 from .._shared import Base
-from .._types import text
 from ..errors import CoordinatorClosed, WrongContext
 from ..lease import Lease
 from .local import Hub, LocalName

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from redis_sync_aio import AsyncLock
+from redis_sync_aio._core.display import text
 from redis_sync_aio._keys import (
     MAX_NAME_BYTES,
     Engine,
@@ -28,7 +29,7 @@ from redis_sync_aio._keys import (
     upgrade_keys,
 )
 from redis_sync_aio._link.client import encode
-from redis_sync_aio._types import MAX_TTL_MS, positive_seconds, require_bool, seconds, text, timeout_seconds, ttl_ms
+from redis_sync_aio._types import MAX_TTL_MS, positive_seconds, require_bool, seconds, timeout_seconds, ttl_ms
 
 # -- durations -------------------------------------------------------------------------------------------
 
