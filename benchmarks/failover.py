@@ -22,7 +22,7 @@ from typing import TypeAlias
 from redis.asyncio import Redis, RedisCluster
 
 from redis_sync_aio import AsyncLock, Coordinator, SyncError, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 from tests.support.clusters import cluster
 from tests.support.sentinels import SOON, Group, sentinels

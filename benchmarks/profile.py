@@ -31,7 +31,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -3,13 +3,14 @@
 P1 to P12, in comments and names of tests, are the promises of docs/guarantees.md; docs/architecture.md: how it works.
 """
 
-from ._attempts import Attempt
-from ._guarded import GuardedTransaction
-from ._hold import Hold
-from ._robust import Abandoned
+from ._core.backoff import Backoff, wait_until
+from ._leases.hold import Hold
+from ._leases.lease import Lease
+from ._recovery.record import Abandoned
+from ._recovery.undo import UndoSteps
+from ._transactions.attempts import Attempt
+from ._transactions.guarded import GuardedTransaction
 from ._transactions.options import Committed
-from ._undo import UndoSteps
-from .backoff import Backoff, wait_until
 from .compensation import Compensation
 from .coordinator import Coordinator
 from .errors import (
@@ -37,8 +38,7 @@ from .errors import (
     WrongContext,
     WrongKeyType,
 )
-from .fencegate import FenceGate
-from .lease import Lease
+from .fence_gate import FenceGate
 from .lock import AsyncLock, LockStatistics, synchronized
 from .multilock import AsyncMultiLock, MultiLease
 from .redlock import AsyncRedlock, RedlockLease, RedlockStatistics

@@ -33,18 +33,18 @@ from redis import exceptions
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
-from ._cancellation import give_up_on, leaving, patience_of, stay_due
-from ._clock import now
+from ._acquire.acquisition import acquire
+from ._acquire.request import Request
+from ._acquire.resource import LAST_LOOK
+from ._client.settings import Client, check_client, encode
+from ._core.arguments import real_seconds, ttl_ms
+from ._core.cancellation import give_up_on, leaving, patience_of, stay_due
+from ._core.clock import now
 from ._core.display import text
-from ._engine.lua import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
-from ._implicit import coordinator_for
-from ._keys import lock_keys
-from ._link.call import Call, Reply
-from ._link.client import Client, check_client, encode
-from ._types import real_seconds, ttl_ms
-from ._waiting.local import LAST_LOOK
-from ._waiting.request import Request
-from ._waiting.ticket import acquire
+from ._core.keys import lock_keys
+from ._engine.commands import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
+from ._primitives.implicit import coordinator_for
+from ._transport.call import Call, Reply
 from .errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
 
 __all__ = ["Lock"]

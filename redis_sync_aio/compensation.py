@@ -9,13 +9,21 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, overload
 
-from ._cancellation import stay_due
+from ._core.arguments import Seconds, positive_seconds
+from ._core.cancellation import stay_due
 from ._core.display import shown
-from ._robust import Step, checked
-from ._types import Seconds, positive_seconds
-from ._undo import Undoing, UndoStep, check_arguments, check_function, check_names, check_registry, undo_recorded
+from ._leases.lease import Lease
+from ._recovery.record import Step, checked
+from ._recovery.undo import (
+    Undoing,
+    UndoStep,
+    check_arguments,
+    check_function,
+    check_names,
+    check_registry,
+    undo_recorded,
+)
 from .errors import UndoFailed
-from .lease import Lease
 
 P = ParamSpec("P")
 

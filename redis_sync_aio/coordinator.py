@@ -6,7 +6,7 @@ A service creates one at its start and closes it at its end::
         async with sync.lock("orders:42"):
             ...
 
-Given a bare client, a lock uses the client's implicit coordinator for the running event loop (`_implicit.py`).
+A lock that was given a bare client uses its implicit coordinator for the running loop (`_primitives/implicit.py`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,10 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
-from ._cancellation import finished, outcome_of
-from ._clock import now
-from ._core import logs
-from ._core.display import shown
-from ._engine.lua import LuaEngine, Send
-from ._engine.watch import talk
-from ._keys import Keys, KnownAs
-from ._link.adopt import Witness, close_idle
-from ._link.call import RETRY_FOR, Call, Executor, LinkOptions, Reply
-from ._link.client import (
+from ._acquire.hub import Names
+from ._client.cluster import Cluster
+from ._client.redis_py import Witness, close_idle
+from ._client.settings import (
     Client,
     address_of,
     check_client,
@@ -39,16 +33,22 @@ from ._link.client import (
     client_response_timeout,
     running_loop,
 )
-from ._link.cluster import Cluster
-from ._link.link import Link
-from ._link.links import Links
-from ._link.owner import Unclosed, WeakOwner
-from ._link.plain import PlainExecutor
-from ._link.servers import servers_of
-from ._renewal import Renewals
-from ._types import Seconds, count, one_of, positive_seconds, seconds, ttl_ms
-from ._waiting.names import Names
-from .backoff import Backoff
+from ._client.topology import servers_of
+from ._core import logs
+from ._core.arguments import Seconds, count, one_of, positive_seconds, seconds, ttl_ms
+from ._core.backoff import Backoff
+from ._core.cancellation import finished, outcome_of
+from ._core.clock import now
+from ._core.display import shown
+from ._core.keys import Keys, KnownAs
+from ._engine.commands import LuaEngine, Send
+from ._engine.watch import talk
+from ._leases.renewals import Renewals
+from ._transport.call import RETRY_FOR, Call, Executor, LinkOptions, Reply
+from ._transport.cluster_link import Links
+from ._transport.link import Link
+from ._transport.owner import Unclosed, WeakOwner
+from ._transport.pool_executor import PlainExecutor
 from .errors import CoordinatorClosed, LinkUnavailable, SyncError, copied
 
 if TYPE_CHECKING:

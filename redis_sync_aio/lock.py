@@ -9,17 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, overload
 
+from ._acquire.acquisition import acquire
+from ._acquire.request import Request
+from ._acquire.resource import LocalName
 from ._acquire.waits import data_in
-from ._core.display import text
-from ._engine.lua import read_inspect
-from ._hold import OnLost
-from ._keys import Engine, lock_keys, robust_keys
-from ._link.call import understood
-from ._link.client import Client
-from ._primitive import SHOWN, Primitive
-from ._robust import adopting
-from ._templates import check_template, names_from, without_fields
-from ._types import (
+from ._client.settings import Client
+from ._core.arguments import (
     Name,
     Seconds,
     explains_words_of_redis_py,
@@ -30,12 +25,17 @@ from ._types import (
     timeout_seconds,
     ttl_ms,
 )
-from ._waiting.local import LocalName
-from ._waiting.request import Request
-from ._waiting.ticket import acquire
+from ._core.display import text
+from ._core.keys import Engine, lock_keys, robust_keys
+from ._core.name_templates import check_template, names_from, without_fields
+from ._engine.commands import read_inspect
+from ._leases.hold import OnLost
+from ._leases.lease import Lease
+from ._primitives.base import SHOWN, Primitive
+from ._recovery.record import adopting
+from ._transport.call import understood
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, CommandRefused, Unreachable
-from .lease import Lease
 
 P = ParamSpec("P")
 R = TypeVar("R")

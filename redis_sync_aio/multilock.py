@@ -8,19 +8,19 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from ._bundle import Bundle, Share
-from ._cancellation import undo_in
-from ._clock import now
+from ._client.settings import Client, Same, running_loop
+from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds
+from ._core.cancellation import undo_in
+from ._core.clock import now
 from ._core.display import shown, shown_within
-from ._hold import Enterable, Hold, OnLost
-from ._keys import Engine
+from ._core.keys import Engine
 from ._leases.choice import to_release
-from ._link.client import Client, Same, running_loop
-from ._types import Name, Seconds, explains_words_of_redis_py, timeout_seconds
-from ._waiting.together import try_together
+from ._leases.hold import Enterable, Hold, OnLost
+from ._leases.lease import Lease
+from ._primitives.lease_group import Bundle, Share
+from ._primitives.try_all import try_together
 from .coordinator import Coordinator
 from .errors import AcquireTimeout
-from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
 

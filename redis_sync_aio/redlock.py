@@ -11,21 +11,21 @@ from typing import NoReturn, TypeVar
 
 from redis.asyncio import Redis
 
-from ._bundle import Bundle, Share
-from ._clock import now
+from ._client.settings import Same, running_loop
 from ._core import logs
+from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive_seconds, timeout_seconds
+from ._core.backoff import Backoff
+from ._core.clock import now
 from ._core.display import shown_within
-from ._guarded import GuardedTransaction
-from ._hold import Enterable, Hold, OnLost
-from ._keys import Engine
+from ._core.keys import Engine
 from ._leases.choice import to_release
-from ._link.client import Same, running_loop
+from ._leases.hold import Enterable, Hold, OnLost
 from ._primitives.independent import check_apart, check_independent, several
+from ._primitives.lease_group import Bundle, Share
 from ._primitives.majority import majority_fence, no_majority, report_ahead, why_no_answer, why_no_fence
-from ._quorum import Quorum, majority
-from ._types import Name, Seconds, explains_words_of_redis_py, positive_seconds, timeout_seconds
-from ._waiting.bids import Bid, Bids, in_time, raise_fence
-from .backoff import Backoff
+from ._primitives.quorum import Quorum, majority
+from ._primitives.votes import Bid, Bids, in_time, raise_fence
+from ._transactions.guarded import GuardedTransaction
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, CoordinatorClosed, SyncError, TransactionMisuse, WrongContext
 from .lock import AsyncLock, LockStatistics

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Hashable
 from weakref import ref
 
-from ._bundle import Bundle, Share
-from ._hold import Enterable, Hold, OnLost
-from ._keys import Engine
-from ._link.client import Client, Same, running_loop
-from ._types import Name, Seconds, explains_words_of_redis_py, timeout_seconds, ttl_ms
+from ._client.settings import Client, Same, running_loop
+from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds, ttl_ms
+from ._core.keys import Engine
+from ._leases.hold import Enterable, Hold, OnLost
+from ._leases.lease import Lease
+from ._primitives.lease_group import Bundle, Share
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, WrongContext
-from .lease import Lease
 from .lock import AsyncLock, LockStatistics
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ._acquire.acquisition import acquire
+from ._acquire.request import Request
+from ._acquire.resource import LocalName
+from ._client.settings import Client
+from ._core.arguments import Name, Seconds, explains_words_of_redis_py
 from ._core.display import text
-from ._engine.lua import WHOLE
-from ._hold import Hold, OnLost
-from ._keys import Engine, PermitKeys, permit_keys
-from ._link.client import Client
-from ._primitive import PermitPrimitive
-from ._types import Name, Seconds, explains_words_of_redis_py
-from ._upgrade import UpgradeSide
-from ._waiting.local import LocalName
-from ._waiting.request import Request
-from ._waiting.ticket import acquire
+from ._core.keys import Engine, PermitKeys, permit_keys
+from ._engine.commands import WHOLE
+from ._leases.hold import Hold, OnLost
+from ._leases.lease import Lease
+from ._primitives.base import PermitPrimitive
+from ._primitives.upgrade import UpgradeSide
 from .coordinator import Coordinator
 from .errors import WouldDeadlock
-from .lease import Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from ._acquire.resource import LocalName
+from ._client.settings import Client
+from ._core.arguments import Name, Seconds, explains_words_of_redis_py, one_of, permits
 from ._core.display import text
-from ._engine.lua import Answer, LuaEngine, Outcome
-from ._hold import Hold, OnLost
-from ._keys import Engine, permit_keys
-from ._link.call import Call
-from ._link.client import Client
-from ._primitive import PermitPrimitive
-from ._types import Name, Seconds, explains_words_of_redis_py, one_of, permits
-from ._waiting.local import LocalName
+from ._core.keys import Engine, permit_keys
+from ._engine.commands import Answer, LuaEngine, Outcome
+from ._leases.hold import Hold, OnLost
+from ._leases.lease import Lease
+from ._primitives.base import PermitPrimitive
+from ._transport.call import Call
 from .coordinator import Coordinator
 from .errors import LimitMismatch, SyncError
-from .lease import Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,20 +20,20 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ._attempts import Attempt, Attempts
+from ._client.settings import Client, encode
+from ._client.topology import servers_of
+from ._core.arguments import Name, Seconds, count, require_bool, timeout_seconds
+from ._core.backoff import Backoff
 from ._core.display import shown
-from ._implicit import client_of
-from ._keys import turn_key
-from ._link.call import RETRY_FOR
-from ._link.client import Client, encode
-from ._link.servers import servers_of
-from ._templates import check_template, names_from, signature_without_first
-from ._transaction import Transaction
+from ._core.keys import turn_key
+from ._core.name_templates import check_template, names_from, signature_without_first
+from ._leases.lease import Lease
+from ._primitives.implicit import client_of
+from ._transactions.attempts import Attempt, Attempts
+from ._transactions.handle import Transaction
 from ._transactions.options import Bounds, Committed
-from ._types import Name, Seconds, count, require_bool, timeout_seconds
-from .backoff import Backoff
+from ._transport.call import RETRY_FOR
 from .coordinator import Coordinator
-from .lease import Lease
 from .multilock import AsyncMultiLock
 
 __all__ = ["Attempt", "Committed", "Transaction", "WatchRetry", "transaction", "watch_retry"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ._attempts import Attempts
-from ._hold import OnLost
-from ._keys import Engine
-from ._link.client import Client
-from ._lost import Lost
-from ._types import Json, Name, Seconds
-from ._undo import UndoStep
+from ._client.settings import Client
+from ._core.arguments import Json, Name, Seconds
+from ._core.keys import Engine
+from ._leases.hold import OnLost
+from ._leases.loss_event import Lost
+from ._recovery.undo import UndoStep
+from ._transactions.attempts import Attempts
 from .coordinator import Push
 from .errors import LossReason
 from .lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip

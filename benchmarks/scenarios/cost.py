@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from redis_sync_aio import AsyncSemaphore
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._core.keys import permit_keys
 
 from ..contestant import Contestant
 from ..contestants import BY_NAME, Ours

@@ -1,8 +1,8 @@
 """The latest tickets of this process that stood in a queue, so that a grant to one that is gone can be given back.
 
-Such a grant comes from a queue that is older than the server's other data (`_link.introduction`) where the server says
-that nothing has changed: somebody restored its keys, or a proxy leads to another server. Or a copy of a
-request was executed late. Nobody holds what is granted, so without this it would stay taken for its whole `claim`.
+Such a grant comes from a queue that is older than the server's other data (`_transport.handshake`) where the server
+says that nothing has changed: somebody restored its keys, or a proxy leads to another server. Or a copy of a request
+was executed late. Nobody holds what is granted, so without this it would stay taken for its whole `claim`.
 
 The undo of a ticket that was just withdrawn may be in flight, and its grant is given back twice then. That is harmless:
 its token was never anybody else's, and is never used again, so the second release finds nothing to release.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .._keys import Keys
+from .._core.keys import Keys
 
 HALF = 4096
 """Of so many tickets twice as many are remembered at most."""

@@ -14,19 +14,19 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from .._clock import now
 from .._core import logs
+from .._core.clock import now
 from .._core.display import shown, shown_within, text
-from .._engine.lua import LockView, PermitsView, read_inspect, read_permits
+from .._core.keys import PermitKeys
+from .._engine.commands import LockView, PermitsView, read_inspect, read_permits
 from .._engine.outcomes import WHOLE
-from .._keys import PermitKeys
-from .._link.call import Call
+from .._transport.call import Call
 from ..errors import AcquireTimeout
 
 if TYPE_CHECKING:
-    from .._shared import SharedLease
-    from .._waiting.local import LocalName
-    from ..lease import Lease
+    from .._leases.lease import Lease
+    from .._sharing.shared_grant import SharedLease
+    from .resource import LocalName
 
 Waiter: TypeAlias = "asyncio.Future[Lease | None] | asyncio.Future[SharedLease | None]"
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from .._clock import now
+from .clock import now
 
 SLICE = 0.005
 """Seconds that one callback works, about."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from .._keys import INBOX_PREFIX
+from .._core.keys import INBOX_PREFIX
 from .outcomes import ASK_AGAIN
 
 FREE_MS, FOR_EVER_MS = -2, -1

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._link.call import NOWHERE, Call, Here, Talk, Words
+from .._transport.call import NOWHERE, Call, Here, Talk, Words
 from . import watch_lock as lock
 from . import watch_narrow as narrow
 from . import watch_permits as permits
-from .talk import Decide, attempt
+from .watch_dialogue import Decide, attempt
 
 DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "lock/acquire": lock.acquire,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .._link.call import Reply, Talk, Words
-from . import rules_lock as rules
+from .._transport.call import Reply, Talk, Words
+from . import lock_rules as rules
 from .outcomes import OPEN, Outcome
 from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
-from .talk import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
+from .watch_dialogue import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """name, queue, fence, polls."""

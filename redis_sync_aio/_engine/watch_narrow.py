@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .._link.call import Argument, Reply, ReplyError, Talk, Words
-from . import rules_lock, rules_permits
+from .._transport.call import Argument, Reply, ReplyError, Talk, Words
+from . import lock_rules, permit_rules
 from .outcomes import Renewed
 from .snapshot import LockSnapshot, PermitSnapshot
-from .talk import Decide, Line, Plan, blob, checked, microseconds
+from .watch_dialogue import Decide, Line, Plan, blob, checked, microseconds
 from .watch_lock import LockRead
 from .watch_permits import PermitsRead, permits_of
 
 NOBODY = Line(b"", b"", 0, more=False, own=b"")
 
-LockRule: TypeAlias = Callable[[LockSnapshot], rules_lock.Decision]
-PermitsRule: TypeAlias = Callable[[PermitSnapshot], rules_permits.Decision]
+LockRule: TypeAlias = Callable[[LockSnapshot], lock_rules.Decision]
+PermitsRule: TypeAlias = Callable[[PermitSnapshot], permit_rules.Decision]
 
 
 def _lock(name: bytes, rule: LockRule, more: tuple[int, ...] = ()) -> Decide:
@@ -71,31 +71,31 @@ def _only_held(member: Argument, pending: Argument) -> None:
 def renew(keys: tuple[bytes, ...], words: Words) -> Decide:
     """As lock/narrow_renew.lua."""
     token, ttl_ms, *fences = words
-    return _lock(keys[0], lambda it: rules_lock.renew(it, blob(token), int(ttl_ms)), (0, 0) if fences else ())
+    return _lock(keys[0], lambda it: lock_rules.renew(it, blob(token), int(ttl_ms)), (0, 0) if fences else ())
 
 
 def release(keys: tuple[bytes, ...], words: Words) -> Decide:
     """As lock/narrow_release.lua."""
     token, member, pending, *_ = words
     _only_held(member, pending)
-    return _lock(keys[0], lambda it: rules_lock.release(it, blob(token), b"", pending=False))
+    return _lock(keys[0], lambda it: lock_rules.release(it, blob(token), b"", pending=False))
 
 
 def renew_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
     """As permits/narrow_renew.lua."""
     token, ttl, least, more = blob(words[0]), int(words[1]), int(words[2]), (0, 0) if words[3:] else ()
-    return _permits(keys, token, lambda it: rules_permits.renew(it, token, ttl, least), more)
+    return _permits(keys, token, lambda it: permit_rules.renew(it, token, ttl, least), more)
 
 
 def release_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
     """As permits/narrow_release.lua."""
     token = blob(words[0])
     _only_held(words[1], words[2])
-    return _permits(keys, token, lambda it: rules_permits.release(it, token, b"", pending=False))
+    return _permits(keys, token, lambda it: permit_rules.release(it, token, b"", pending=False))
 
 
 def downgrade(keys: tuple[bytes, ...], words: Words) -> Decide:
     """As permits/narrow_downgrade.lua."""
     token, attempt = blob(words[0]), blob(words[3]) if words[3:] else b""
     _only_held(words[1], words[2])
-    return _permits(keys, token, lambda it: rules_permits.downgrade(it, token, b"", False, attempt))
+    return _permits(keys, token, lambda it: permit_rules.downgrade(it, token, b"", False, attempt))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from .._link.call import Reply, Talk, Words
-from . import rules_permits as rules
+from .._transport.call import Reply, Talk, Words
+from . import permit_rules as rules
 from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
-from .talk import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
+from .watch_dialogue import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
+from .._core.keys import PermitKeys
 from .._engine.outcomes import WHOLE
-from .._keys import PermitKeys
 from ..errors import NotHeld, WouldDeadlock
 
 if TYPE_CHECKING:
-    from ..lease import Lease
+    from .lease import Lease
 
 TaskRef: TypeAlias = ReferenceType[asyncio.Task[object]]
 L = TypeVar("L", bound="Lease")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from .._clock import now
-from .._link.call import Call
-from .._unanswered import Sent, Span, Unanswered
+from .._core.clock import now
+from .._transport.call import Call
 from ..errors import CommandRefused
-from ..lease import Lease, State
+from .in_flight import Sent, Span, Unanswered
+from .keeper import State
+from .lease import Lease
 
 CLAIM_USED = 1 / 6
 """The part of a claim after which it is renewed. A longer section pays one command for it, a shorter one none."""

@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 from .._core import logs
 
 if TYPE_CHECKING:
-    from ..lease import Lease
+    from .lease import Lease
 
 L = TypeVar("L", bound="Lease")
 

@@ -11,7 +11,7 @@ from .choice import TaskRef
 from .forgotten import weakly
 
 if TYPE_CHECKING:
-    from ..lease import Lease
+    from .lease import Lease
 
 
 FEW = 64

@@ -11,12 +11,12 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from .._clock import now
 from .._core import logs
+from .._core.clock import now
 from ..errors import LeaseLost, LossReason
 
 if TYPE_CHECKING:
-    from ..lease import Lease
+    from .lease import Lease
 
 
 class Cause(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .._clock import now
+from .._core.clock import now
 from .._engine.outcomes import Released
-from .._keeper import Namesakes
-from .._link.call import Call
+from .._transport.call import Call
 from ..errors import SyncError, Unreachable
-from ..lease import Lease, State
+from .keeper import Namesakes, State
+from .lease import Lease
 
 
 def release_error(lease: Lease, call: Call) -> SyncError | None:

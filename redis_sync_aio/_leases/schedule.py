@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weakref import ReferenceType, ref
 
 if TYPE_CHECKING:
-    from ..lease import Lease
+    from .lease import Lease
 
 FINEST, COARSEST = -10, -2
 """Exponents: batches are between a millisecond and a quarter of a second wide."""

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 
 from redis.asyncio import Redis, RedisCluster
 
-from .._cancellation import insisting
+from .._client.error_replies import error_answer
+from .._client.redis_py import send_once
+from .._client.settings import Client, address_of
+from .._core.cancellation import insisting
 from .._core.display import shown
-from .._link.adopt import send_once
-from .._link.answers import error_answer
-from .._link.client import Client, address_of
-from .._link.troubles import not_from_outside
+from .._transport.failures import not_from_outside
 from ..coordinator import Coordinator
 
 _RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")

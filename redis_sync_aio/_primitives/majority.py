@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._core import logs
-from .._link.troubles import said
-from .._waiting.bids import Bid, Bids
+from .._transport.failures import said
 from ..coordinator import Coordinator
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
+from .votes import Bid, Bids
 
 APART = 10.0
 """Seconds by which the fences of servers, and so their clocks, may differ."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .._executed import Replies
-from ..backoff import Backoff
+from .._core.backoff import Backoff
+from .exec_replies import Replies
 
 T = TypeVar("T")
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import redis.exceptions
 
-from .._cancellation import insisting
-from .._clock import now
-from .._link.adopt import write
-from .._link.answers import error_answer
-from .._link.call import CONFLICT, MOMENT, Call, Reply, ReplyError, Words
-from .._link.cluster import Cluster
-from .._link.following import Address
-from .._link.talks import Converse, advance
-from .._link.wire import pack
+from .._client.cluster import Cluster
+from .._client.error_replies import error_answer
+from .._client.primary_pool import Address
+from .._client.redis_py import write
+from .._core.cancellation import insisting
+from .._core.clock import now
+from .call import CONFLICT, MOMENT, Call, Reply, ReplyError, Words
+from .connection import pack
+from .dialogues import Converse, advance
 
 
 class Asking:

@@ -24,8 +24,8 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from .._cancellation import cancelled, insisting
-from .._clock import now
+from .._core.cancellation import cancelled, insisting
+from .._core.clock import now
 
 LOOK = 1.0
 """Seconds between two looks."""

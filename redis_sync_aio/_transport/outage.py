@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import redis.exceptions
 
-from .._clock import now
+from .._client.error_replies import error_code
+from .._client.settings import Client, address_of, uses_tls
 from .._core import logs
-from .._link.answers import error_code
-from .._link.client import Client, address_of, uses_tls
-from .._link.troubles import EXPECTED
-from ..backoff import Backoff
+from .._core.backoff import Backoff
+from .._core.clock import now
+from .failures import EXPECTED
 
 RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
 RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases

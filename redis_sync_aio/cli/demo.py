@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from redis_sync_aio import AsyncLock, Coordinator, SyncError, __version__
-from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
 from ._report import Audit, Display, Grant, Kill, Run, Sale, Seen, faults, measure, table

@@ -27,9 +27,9 @@ from typing import Any, Literal, cast
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost
-from redis_sync_aio._clock import now
-from redis_sync_aio._keys import Engine
-from redis_sync_aio._waiting.local import LocalName
+from redis_sync_aio._acquire.resource import LocalName
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import Engine
 
 ENGINE = cast(Engine, os.environ.get("CHAOS_ENGINE", "auto"))
 SHARE = "CHAOS_SHARE" in os.environ

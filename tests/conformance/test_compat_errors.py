@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redis_sync_aio import CommandRefused, Unreachable
-from redis_sync_aio._implicit import coordinator_for
+from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio._scripts import load
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer

@@ -12,7 +12,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, Coordinator, CoordinatorClosed, wait_until
-from redis_sync_aio import _implicit as implicit
+from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

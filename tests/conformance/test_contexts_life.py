@@ -25,7 +25,7 @@ from redis_sync_aio import (
     Unreachable,
     wait_until,
 )
-from redis_sync_aio import _implicit as implicit
+from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -25,7 +25,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator, LeaseLost, Unreachable, WrongKeyType, wait_until
-from redis_sync_aio._cancellation import finished
+from redis_sync_aio._core.cancellation import finished
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncRedlock, AsyncReentrantLock, Coordinator, Lease, wait_until
-from redis_sync_aio._hold import OnLost
+from redis_sync_aio._leases.hold import OnLost
 
 from ..support.body import FAST
 from ..support.factories import LockKind

@@ -24,7 +24,7 @@ from redis_sync_aio import (
     StaleFence,
     WrongKeyType,
 )
-from redis_sync_aio._keys import gate_keys
+from redis_sync_aio._core.keys import gate_keys
 
 NAME = "gate"
 KEY = gate_keys(NAME.encode()).all[0]

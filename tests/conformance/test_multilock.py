@@ -21,7 +21,7 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._bundle import _bundles
+from redis_sync_aio._primitives.lease_group import _bundles
 
 from ..support.body import FAST
 

@@ -22,8 +22,8 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
-from redis_sync_aio._keys import lock_keys
-from redis_sync_aio._waiting.together import try_together
+from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._primitives.try_all import try_together
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
 

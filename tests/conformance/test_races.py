@@ -19,7 +19,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, Unreachable, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

@@ -25,7 +25,7 @@ from redis_sync_aio import (
     WrongContext,
     wait_until,
 )
-from redis_sync_aio._bundle import _bundles
+from redis_sync_aio._primitives.lease_group import _bundles
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -25,7 +25,7 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
-from redis_sync_aio._keys import robust_keys
+from redis_sync_aio._core.keys import robust_keys
 from redis_sync_aio.compat import Lock as CompatLock
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits

@@ -22,10 +22,10 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._acquire.acquisition import Ticket
+from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._scripts import load
-from redis_sync_aio._shared import SharedLease
-from redis_sync_aio._waiting.ticket import Ticket
+from redis_sync_aio._sharing.shared_grant import SharedLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in

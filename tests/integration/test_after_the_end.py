@@ -14,12 +14,12 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncSemaphore, Coordinator, CoordinatorClosed, FenceGate, Unreachable, wait_until
-from redis_sync_aio import _implicit as implicit
-from redis_sync_aio._clock import now
-from redis_sync_aio._keys import lock_keys
-from redis_sync_aio._link.call import Call
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._leases.in_flight_counter import UnderWay
+from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio._scripts import load
-from redis_sync_aio._under_way import UnderWay
+from redis_sync_aio._transport.call import Call
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST

@@ -11,9 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncSemaphore, Coordinator, Lease, SyncError, wait_until
-from redis_sync_aio._keys import Engine, lock_keys
-from redis_sync_aio._link import link
+from redis_sync_aio._core.keys import Engine, lock_keys
 from redis_sync_aio._scripts import load
+from redis_sync_aio._transport import link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

@@ -11,7 +11,7 @@ import redis as blocking
 
 from benchmarks.market import ESCALATE_AFTER, MARKET, Market, TooPoor, audit, funds, open_market
 from redis_sync_aio import Coordinator, wait_until
-from redis_sync_aio._keys import turn_key
+from redis_sync_aio._core.keys import turn_key
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

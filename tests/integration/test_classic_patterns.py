@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import LockNotOwnedError, ResponseError, WatchError
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, NotHeld, Unreachable, wait_until
-from redis_sync_aio._keys import Engine
+from redis_sync_aio._core.keys import Engine
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 

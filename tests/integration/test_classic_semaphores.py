@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, LeaseLost, LimitMismatch, NotHeld, wait_until
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 

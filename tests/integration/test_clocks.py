@@ -18,7 +18,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Lease, LeaseLost, Unreachable, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotStarted, find_server
 
 from ..support.body import FAST, for_ever, lost_in, waits

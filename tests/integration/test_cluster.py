@@ -36,7 +36,7 @@ from redis_sync_aio import (
     wait_until,
     watch_retry,
 )
-from redis_sync_aio._link.cluster import Cluster
+from redis_sync_aio._client.cluster import Cluster
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -12,8 +12,8 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
 from redis_sync_aio import Coordinator, wait_until
-from redis_sync_aio._link.cluster import Shard
-from redis_sync_aio._link.links import ShardLink
+from redis_sync_aio._client.cluster import Shard
+from redis_sync_aio._transport.cluster_link import ShardLink
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST

@@ -15,7 +15,7 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Transaction, transaction, wait_until
-from redis_sync_aio._link.links import Links
+from redis_sync_aio._transport.cluster_link import Links
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes

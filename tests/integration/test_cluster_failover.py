@@ -20,11 +20,11 @@ from redis_sync_aio import (
     transaction,
     wait_until,
 )
-from redis_sync_aio._implicit import coordinator_for
-from redis_sync_aio._link.cluster import Cluster, Range
-from redis_sync_aio._link.following import Address
-from redis_sync_aio._link.links import ShardLink
-from redis_sync_aio._link.wire import Wire
+from redis_sync_aio._client.cluster import Cluster, Range
+from redis_sync_aio._client.primary_pool import Address
+from redis_sync_aio._primitives.implicit import coordinator_for
+from redis_sync_aio._transport.cluster_link import ShardLink
+from redis_sync_aio._transport.connection import Wire
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

@@ -17,10 +17,10 @@ from redis_sync_aio import (
     transaction,
     wait_until,
 )
-from redis_sync_aio._clock import now
-from redis_sync_aio._keys import Engine, lock_keys
-from redis_sync_aio._link.call import Call
-from redis_sync_aio._link.links import Links
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import Engine, lock_keys
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.cluster_link import Links
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes

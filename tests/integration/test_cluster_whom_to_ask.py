@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from redis_sync_aio import Coordinator, Transaction, transaction
-from redis_sync_aio._link.cluster import Cluster, Range
-from redis_sync_aio._link.following import Address
+from redis_sync_aio._client.cluster import Cluster, Range
+from redis_sync_aio._client.primary_pool import Address
 
 from ..support.clusters import Nodes, cluster, moved_back
 

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
 from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Unreachable, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 

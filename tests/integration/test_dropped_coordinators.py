@@ -14,8 +14,9 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, _implicit, wait_until
-from redis_sync_aio._keys import INBOX_PREFIX
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, wait_until
+from redis_sync_aio._core.keys import INBOX_PREFIX
+from redis_sync_aio._primitives import implicit
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -113,12 +114,12 @@ async def test_an_implicit_one_is_not_warned_of(
     redis: Redis, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It closes when it is idle, or with its client."""
-    monkeypatch.setattr(_implicit, "IDLE", 0.05)
+    monkeypatch.setattr(implicit, "IDLE", 0.05)
     with caught() as warned:
         async with AsyncLock(make_client(), "a"):
             pass
-        assert _implicit.coordinators
-        await wait_until(lambda: not _implicit.coordinators, FAST, timeout=5)
+        assert implicit.coordinators
+        await wait_until(lambda: not implicit.coordinators, FAST, timeout=5)
         assert warned.dropped == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, Transaction, transaction, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

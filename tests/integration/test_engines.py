@@ -27,14 +27,14 @@ from redis_sync_aio import (
     PermissionRefused,
     wait_until,
 )
-from redis_sync_aio._clock import now
+from redis_sync_aio._client.topology import servers_of
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import KnownAs, lock_keys, permit_keys
 from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.watch import talk
-from redis_sync_aio._keys import KnownAs, lock_keys, permit_keys
-from redis_sync_aio._link.call import Call, Talk
-from redis_sync_aio._link.plain import PlainExecutor
-from redis_sync_aio._link.servers import servers_of
 from redis_sync_aio._scripts import load
+from redis_sync_aio._transport.call import Call, Talk
+from redis_sync_aio._transport.pool_executor import PlainExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .test_server_faults import modes, served

@@ -36,7 +36,7 @@ from redis_sync_aio import (
     transaction,
     watch_retry,
 )
-from redis_sync_aio._implicit import coordinator_for
+from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
 
 LUPA = sys.modules.get("lupa", ...) is not None and importlib.util.find_spec("lupa") is not None

@@ -9,10 +9,10 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
-from redis_sync_aio._engine.lua import LuaEngine
-from redis_sync_aio._keys import Engine
-from redis_sync_aio._link.call import Call
-from redis_sync_aio._link.link import Link
+from redis_sync_aio._core.keys import Engine
+from redis_sync_aio._engine.commands import LuaEngine
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -25,7 +25,7 @@ from redis_sync_aio import (
     synchronized,
     wait_until,
 )
-from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._core.keys import lock_keys
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, lost_in, waits

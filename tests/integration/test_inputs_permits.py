@@ -17,7 +17,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, WrongKeyType, wait_until
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._core.keys import permit_keys
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

@@ -9,8 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, LeaseLost
-from redis_sync_aio._clock import now
-from redis_sync_aio._keys import Engine
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import Engine
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -24,7 +24,7 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis, RedisCluster
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, WrongContext, wait_until
-from redis_sync_aio._link.client import Client
+from redis_sync_aio._client.settings import Client
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, waits

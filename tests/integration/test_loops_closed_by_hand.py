@@ -14,7 +14,7 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReentrantLock, AsyncSemaphore, Coordinator, LeaseLost
-from redis_sync_aio._implicit import coordinators
+from redis_sync_aio._primitives.implicit import coordinators
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -16,8 +16,8 @@ from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.lock import Lock as RedisLock
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
-from redis_sync_aio._keys import lock_keys
-from redis_sync_aio._link.call import Call
+from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._transport.call import Call
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld, wait_until
 from redis_sync_aio._core.display import text
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._core.keys import permit_keys
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits

@@ -10,10 +10,10 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Backoff, Coordinator, wait_until
-from redis_sync_aio._implicit import coordinator_for
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._core.keys import permit_keys
+from redis_sync_aio._leases.lease import Lease
+from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
-from redis_sync_aio.lease import Lease
 
 from ..conftest import MakeClient
 from ..support.compat import calls

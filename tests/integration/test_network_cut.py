@@ -20,7 +20,7 @@ from redis_sync_aio import (
     Unreachable,
     wait_until,
 )
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in

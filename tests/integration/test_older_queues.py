@@ -23,9 +23,9 @@ from redis_sync_aio import (
     Unreachable,
     wait_until,
 )
-from redis_sync_aio._clock import now
-from redis_sync_aio._keys import lock_keys
-from redis_sync_aio._renewal import Renewals
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._leases.renewals import Renewals
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

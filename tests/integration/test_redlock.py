@@ -28,11 +28,11 @@ from redis_sync_aio import (
     RedlockLease,
     TransactionMisuse,
     Unreachable,
-    _quorum,
     wait_until,
 )
-from redis_sync_aio._clock import now
-from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._primitives import quorum
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
@@ -543,7 +543,7 @@ async def test_p1_what_ends_before_it_is_had_is_not_had(
     one: list[Coordinator], servers: list[EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is given back, and nobody asks for it again in its name."""
-    monkeypatch.setattr(_quorum, "DRIFT", 1.0)  # as if all of the ttl had passed meanwhile
+    monkeypatch.setattr(quorum, "DRIFT", 1.0)  # as if all of the ttl had passed meanwhile
     assert await redlock(one, ttl=0.3).try_acquire() is None
     await nothing_left(servers)
     await asyncio.sleep(0.3)

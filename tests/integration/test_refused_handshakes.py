@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from redis_sync_aio import CommandRefused, Coordinator, PermissionRefused, transaction
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .test_transaction import increment

@@ -21,7 +21,7 @@ from redis_sync_aio import (
     Unreachable,
     wait_until,
 )
-from redis_sync_aio._keys import robust_keys
+from redis_sync_aio._core.keys import robust_keys
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 

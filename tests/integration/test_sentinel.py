@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 
 from ..support.body import FAST, waits
 from ..support.sentinels import sentinels

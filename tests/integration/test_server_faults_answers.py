@@ -31,7 +31,7 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.timed import Timed, timed

@@ -11,7 +11,7 @@ import itertools
 import pytest
 
 from redis_sync_aio import Lease
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 
 from ..support.body import for_ever, lost_in
 from .test_server_faults import NAME, Served, modes, served

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import Lease, LeaseLost, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.timed import Timed

@@ -21,7 +21,7 @@ from redis_sync_aio import (
     PermissionRefused,
     wait_until,
 )
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio.errors import LinkUnavailable
 from redis_sync_aio.rwlock import WriteSide
 

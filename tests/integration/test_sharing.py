@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio._engine.outcomes import RANGE, WANTED
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -18,7 +18,7 @@ from redis_sync_aio import (
     Lease,
     LeaseLost,
 )
-from redis_sync_aio._waiting.cohort import IN_ONE_TURN
+from redis_sync_aio._sharing.cohort import IN_ONE_TURN
 
 from ..support.sharing import KEYS, NAME, base_of, gets_free, in_line, nothing_kept, shared, soon, turns, waiters
 

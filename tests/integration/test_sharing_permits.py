@@ -17,7 +17,7 @@ from redis_sync_aio import (
     OutcomeUnknown,
     wait_until,
 )
-from redis_sync_aio._shared import SharedLease
+from redis_sync_aio._sharing.shared_grant import SharedLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits

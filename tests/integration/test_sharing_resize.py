@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -14,9 +14,9 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, NotHeld, SyncError, WrongContext, wait_until
-from redis_sync_aio._shared import Base, SharedLease
+from redis_sync_aio._leases.keeper import State
+from redis_sync_aio._sharing.shared_grant import Base, SharedLease
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.lease import State
 
 from ..conftest import MakeClient
 from ..support.body import FAST

@@ -17,8 +17,8 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._clock import now
-from redis_sync_aio._shared import SharedLease
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._sharing.shared_grant import SharedLease
 
 from ..support.body import FAST
 from ..support.sharing import turns

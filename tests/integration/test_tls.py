@@ -25,7 +25,7 @@ from redis_sync_aio import (
     transaction,
     wait_until,
 )
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import Exclusive

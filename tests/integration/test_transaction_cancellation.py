@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Transaction, transaction, wait_until, watch_retry
-from redis_sync_aio._keys import turn_key
+from redis_sync_aio._core.keys import turn_key
 
 from ..conftest import MakeClient
 from ..support.body import FAST

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Conflict, Transaction, TransactionMisuse, transaction
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 
 from ..conftest import MakeClient
 from .test_transaction import in_use, watchers

@@ -22,8 +22,8 @@ from redis_sync_aio import (
     wait_until,
     watch_retry,
 )
-from redis_sync_aio._keys import turn_key
-from redis_sync_aio._link.borrow import Borrowed
+from redis_sync_aio._client.checkout import Borrowed
+from redis_sync_aio._core.keys import turn_key
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -21,7 +21,7 @@ from redis_sync_aio import (
     transaction,
     watch_retry,
 )
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

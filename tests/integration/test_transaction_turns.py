@@ -18,7 +18,7 @@ from redis_sync_aio import (
     transaction,
     wait_until,
 )
-from redis_sync_aio._keys import turn_key
+from redis_sync_aio._core.keys import turn_key
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -20,9 +20,9 @@ from redis_sync_aio import (
     Unreachable,
     wait_until,
 )
-from redis_sync_aio._clock import now
-from redis_sync_aio._keys import permit_keys
-from redis_sync_aio._link.wire import Wire
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import permit_keys
+from redis_sync_aio._transport.connection import Wire
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 

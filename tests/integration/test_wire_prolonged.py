@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AsyncReadWriteLock, Lease, LeaseLost, SyncError, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Kind

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
-from redis_sync_aio._link.link import Link
+from redis_sync_aio._transport.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -16,7 +16,7 @@ from redis_sync_aio import (
     LeaseLost,
     Unreachable,
 )
-from redis_sync_aio._keys import lock_keys
+from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Kind

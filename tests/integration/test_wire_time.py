@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from redis_sync_aio import AcquireTimeout, Lease, LeaseLost, Unreachable, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever, lost_in

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, CoordinatorClosed, LeaseLost, wait_until
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient

@@ -10,17 +10,18 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio import Coordinator, _renewal
-from redis_sync_aio._guard import Guard
-from redis_sync_aio._hold import Hold
+from redis_sync_aio import Coordinator
+from redis_sync_aio._acquire.acquisition import Ticket
+from redis_sync_aio._acquire.hub import Names
+from redis_sync_aio._acquire.identities import Namesakes
+from redis_sync_aio._acquire.resource import LocalName
+from redis_sync_aio._leases import renewals
+from redis_sync_aio._leases.cancel_on_loss import Guard
 from redis_sync_aio._leases.deadlines import Deadlines
-from redis_sync_aio._link.link import Link
-from redis_sync_aio._link.plain import PlainExecutor
-from redis_sync_aio._renewal import Renewals
-from redis_sync_aio._waiting.local import LocalName
-from redis_sync_aio._waiting.names import Names
-from redis_sync_aio._waiting.namesakes import Namesakes
-from redis_sync_aio._waiting.ticket import Ticket
+from redis_sync_aio._leases.hold import Hold
+from redis_sync_aio._leases.renewals import Renewals
+from redis_sync_aio._transport.link import Link
+from redis_sync_aio._transport.pool_executor import PlainExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import CHECKS, check_schedules, of
@@ -42,7 +43,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a claim is renewed after a third, as a ttl": Mutant(Ticket, "_granted", "local.hub.renewals.claimed(lease)"),
     # P4 replay
     "GONE is lost, whatever happened before": Mutant(
-        _renewal, "release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
+        renewals, "release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
     ),
     "a lost connection is no doubt": Mutant(Link, "_put_back", "call.ambiguous |= perhaps"),
     "a lost connection is no doubt, without a link": Mutant(

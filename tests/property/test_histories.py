@@ -15,13 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from redis_sync_aio._engine import rules_lock as rules
+from redis_sync_aio._core.keys import LockKeys, lock_keys
+from redis_sync_aio._engine import lock_rules as rules
 from redis_sync_aio._engine import watch_lock
-from redis_sync_aio._engine.lua import ticket_member
+from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.lock_rules import Decision
 from redis_sync_aio._engine.outcomes import OPEN, Renewed
-from redis_sync_aio._engine.rules_lock import Decision
 from redis_sync_aio._engine.snapshot import FREE_MS, LockSnapshot, Message, Ticket
-from redis_sync_aio._keys import LockKeys, lock_keys
 
 from ..support.executions import by_script, by_watch
 from ..support.histories import (

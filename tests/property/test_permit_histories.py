@@ -17,13 +17,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from redis_sync_aio._engine import rules_permits as rules
+from redis_sync_aio._core.keys import permit_keys
+from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
-from redis_sync_aio._engine.lua import WHOLE, ticket_member
+from redis_sync_aio._engine.commands import WHOLE, ticket_member
 from redis_sync_aio._engine.outcomes import RANGE, Renewed
-from redis_sync_aio._engine.rules_permits import Decision
+from redis_sync_aio._engine.permit_rules import Decision
 from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket
-from redis_sync_aio._keys import permit_keys
 
 from ..support.executions import by_watch, clocked
 from ..support.histories import (

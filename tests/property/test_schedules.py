@@ -27,20 +27,20 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost
-from redis_sync_aio._attempts import Attempts
-from redis_sync_aio._engine import lua, talk
-from redis_sync_aio._engine.lua import LuaEngine
+from redis_sync_aio._acquire.acquisition import Ticket
+from redis_sync_aio._acquire.resource import LocalName
+from redis_sync_aio._client.topology import servers_of
+from redis_sync_aio._engine import commands, watch_dialogue
+from redis_sync_aio._engine.commands import LuaEngine
 from redis_sync_aio._engine.watch import talk as converse
-from redis_sync_aio._link.call import Call
-from redis_sync_aio._link.plain import PlainExecutor
-from redis_sync_aio._link.servers import servers_of
-from redis_sync_aio._marker import Marker
 from redis_sync_aio._scripts import Script, load
-from redis_sync_aio._transaction import Transaction
-from redis_sync_aio._waiting.bases import Bases
-from redis_sync_aio._waiting.cohort import Cohort
-from redis_sync_aio._waiting.local import LocalName
-from redis_sync_aio._waiting.ticket import Ticket
+from redis_sync_aio._sharing.cohort import Cohort
+from redis_sync_aio._sharing.holdings import Bases
+from redis_sync_aio._transactions.attempts import Attempts
+from redis_sync_aio._transactions.commit_marker import Marker
+from redis_sync_aio._transactions.handle import Transaction
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.pool_executor import PlainExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.gate import Command, Gate, Pipe
@@ -130,7 +130,7 @@ def in_script(name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], N
         source = script.source.replace(old.encode(), new.encode())
         return Script(name, source, sha1(source).hexdigest().encode())
 
-    return lambda patch: patch.setattr(lua, "load", changed)
+    return lambda patch: patch.setattr(commands, "load", changed)
 
 
 def undo_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,9 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "by talks nothing is undone": ("lock by watch", undo_nothing),
     "a commit that failed is taken for done": (
         "lock by watch",
-        Mutant(talk, "commit", "return None if replies is None else", "return [] if replies is None else").apply,
+        Mutant(
+            watch_dialogue, "commit", "return None if replies is None else", "return [] if replies is None else"
+        ).apply,
     ),
     "a permit is not undone": ("one permit", undo_nothing),
     "a permit that is undone leaves no tombstone": ("one permit", leave_no_tombstone),

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio._primitive import Primitive
-from redis_sync_aio._shared import Base, SharedLease
-from redis_sync_aio._waiting.bases import Bases
-from redis_sync_aio._waiting.cohort import Cohort
-from redis_sync_aio._waiting.names import Names
+from redis_sync_aio._acquire.hub import Names
+from redis_sync_aio._primitives.base import Primitive
+from redis_sync_aio._sharing.cohort import Cohort
+from redis_sync_aio._sharing.holdings import Bases
+from redis_sync_aio._sharing.shared_grant import Base, SharedLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import of

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio import _attempts
-from redis_sync_aio._attempts import Attempts
-from redis_sync_aio._engine.possession import Possession
-from redis_sync_aio._guarded import GuardedTransaction
-from redis_sync_aio._link import borrow
-from redis_sync_aio._link.borrow import Borrowed
-from redis_sync_aio._marker import Marker
-from redis_sync_aio._transaction import Transaction
-from redis_sync_aio._turn import PoliteTransaction
+from redis_sync_aio._client import checkout
+from redis_sync_aio._client.checkout import Borrowed
+from redis_sync_aio._leases.ownership import Possession
+from redis_sync_aio._transactions import attempts
+from redis_sync_aio._transactions.attempts import Attempts
+from redis_sync_aio._transactions.commit_marker import Marker
+from redis_sync_aio._transactions.guarded import GuardedTransaction
+from redis_sync_aio._transactions.handle import Transaction
+from redis_sync_aio._transactions.turn import PoliteTransaction
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
@@ -51,10 +51,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "the idempotent is not done again": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
     "the error of the body is swallowed": Mutant(Attempts, "leave", "return False  # P7", "return True  # P7"),
     "the body's Unreachable is taken for ours": Mutant(
-        _attempts, "_trouble_in", "if error is trouble:\n        return trouble", "if error:\n        return error"
+        attempts, "_trouble_in", "if error is trouble:\n        return trouble", "if error:\n        return error"
     ),
     "trouble in a group is the body's": Mutant(
-        _attempts, "_trouble_in", "return trouble if others", "return None if others"
+        attempts, "_trouble_in", "return trouble if others", "return None if others"
     ),
     "an earlier EXEC is forgotten": Mutant(Attempts, "_give_up", "if not self._perhaps or", "if True or"),
     "an earlier EXEC is forgotten in a note": Mutant(Attempts, "_body_failed", "if self._perhaps:", "if False:"),
@@ -76,7 +76,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "it is not given back after an error": Mutant(Transaction, "_end", "await self._give_back(drop)"),
     "it is lost when nobody waits for it any more": Mutant(
-        borrow, "_not_wanted", '_start(Borrowed(client, connecting.result())._give_back(False), "release")'
+        checkout, "_not_wanted", '_start(Borrowed(client, connecting.result())._give_back(False), "release")'
     ),
     # turns
     "nobody looks whose turn it is": Mutant(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import redis
 
-from redis_sync_aio._engine import rules_permits, talk, watch_lock, watch_permits
-from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._keys import Keys, lock_keys, permit_keys
+from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys
+from redis_sync_aio._engine import permit_rules, watch_dialogue, watch_lock, watch_permits
+from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..scripts import test_talks
@@ -149,12 +149,14 @@ MUTANTS: dict[str, Mutant] = {
     "a lock is not freed": Mutant(watch_lock, "_held", 'return (b"DEL", name)', 'return (b"EXISTS", name)'),
     "a fence is not remembered": Mutant(LOCK_READ, "writes", 'found.append((b"SET", fence', 'id((b"SET", fence'),
     "a lease is not renewed": Mutant(LOCK_READ, "writes", 'found.append((b"PEXPIRE", name', 'id((b"PEXPIRE", name'),
-    "all come to the same place": Mutant(talk.Line, "writes", "enumerate(new, self.tail + 1)", "enumerate(new, 1)"),
+    "all come to the same place": Mutant(
+        watch_dialogue.Line, "writes", "enumerate(new, self.tail + 1)", "enumerate(new, 1)"
+    ),
     "who was granted stays in the queue": Mutant(
-        talk.Line, "writes", 'found.append((b"ZREM", self.queue', 'id((b"ZREM", self.queue'
+        watch_dialogue.Line, "writes", 'found.append((b"ZREM", self.queue', 'id((b"ZREM", self.queue'
     ),
     "the queue has no end": Mutant(
-        talk.Line, "writes", 'found.append((b"PEXPIRE", self.queue', 'id((b"PEXPIRE", self.queue'
+        watch_dialogue.Line, "writes", 'found.append((b"PEXPIRE", self.queue', 'id((b"PEXPIRE", self.queue'
     ),
     "a permit is not dropped": Mutant(PERMITS, "_permits", '(b"ZREM", permits, *gone), ', ""),
     "a permit is not forgotten": Mutant(
@@ -186,10 +188,10 @@ MUTANTS: dict[str, Mutant] = {
     "what those hold who share is not read": Mutant(
         watch_permits, "_with_sharers", "{**before.permits, **found}", "before.permits"
     ),
-    "no fences are reserved": Mutant(rules_permits, "renew", "if fences is None:", "if True:"),
+    "no fences are reserved": Mutant(permit_rules, "renew", "if fences is None:", "if True:"),
     "what is over is not read": Mutant(watch_permits, "_read", "[*over, *(", "[*("),
     "a commit that failed is taken for done": Mutant(
-        talk, "commit", "return None if replies is None else", "return [] if replies is None else"
+        watch_dialogue, "commit", "return None if replies is None else", "return [] if replies is None else"
     ),
 }
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._keys import PermitKeys, permit_keys
+from redis_sync_aio._core.keys import PermitKeys, permit_keys
+from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._scripts import load as load
 
 Client: TypeAlias = Any

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._engine.rules_permits import TOMB_MS
+from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.permit_rules import TOMB_MS
 
 from .permits import (
     ALIVE,

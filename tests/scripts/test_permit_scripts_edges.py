@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.lua import WHOLE, ticket_member
+from redis_sync_aio._engine.commands import WHOLE, ticket_member
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .permits import (

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from redis_sync_aio._engine.lua import WHOLE, ticket_member
+from redis_sync_aio._engine.commands import WHOLE, ticket_member
 from redis_sync_aio._engine.outcomes import RANGE
-from redis_sync_aio._engine.rules_permits import CALLED
+from redis_sync_aio._engine.permit_rules import CALLED
 
 from .permits import (
     ALIVE,

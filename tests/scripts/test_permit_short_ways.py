@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.lua import WHOLE, ticket_member
+from redis_sync_aio._engine.commands import WHOLE, ticket_member
 
 from . import permits as tools
 from .permits import KEYS, PERMITS, QUEUE, STATE, TTL, Client, commands, everything, inbox

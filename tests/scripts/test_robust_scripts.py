@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.lua import ticket_member
-from redis_sync_aio._keys import gate_keys, robust_keys
+from redis_sync_aio._core.keys import gate_keys, robust_keys
+from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._scripts import load
 
 from .test_lock_scripts import Client

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from redis_sync_aio._engine.lua import WHOLE, ticket_member
-from redis_sync_aio._keys import permit_keys
+from redis_sync_aio._core.keys import permit_keys
+from redis_sync_aio._engine.commands import WHOLE, ticket_member
 
 from . import permits as tools
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
-from redis_sync_aio._bundle import _bundles
+from redis_sync_aio._primitives.lease_group import _bundles
 
 from .body import FAST
 from .sweep import Outcome, sweep
@@ -53,7 +53,7 @@ class Arena:
         """Anybody gets all of them, nobody waits, and the process has forgotten all about it.
 
         A cancelled request is undone in the background. Through the pool both may come after the rival's first visit.
-        So may the answer to a release whose waiter was cancelled: until then the bundle (`_bundle`) is there.
+        So may the answer to a release whose waiter was cancelled: until then the bundle is there.
         """
         async with AsyncExitStack() as stack:
             for lock in self.rivals:

@@ -17,7 +17,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.crc import key_slot
 
 from redis_sync_aio import Backoff, Coordinator, wait_until
-from redis_sync_aio._link.cluster import Cluster
+from redis_sync_aio._client.cluster import Cluster
 from redis_sync_aio.embedded import EmbeddedServer
 
 NODE_TIMEOUT = 1000

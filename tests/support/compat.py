@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 
 from redis_sync_aio import AsyncLock, Backoff, wait_until
-from redis_sync_aio._implicit import coordinator_for
+from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 

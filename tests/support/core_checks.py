@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, CommandRefused, Coordinator, Lease, LeaseLost, Unreachable
-from redis_sync_aio._link.link import Link
+from redis_sync_aio._transport.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe

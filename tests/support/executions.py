@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import redis
 import redis.exceptions
 
+from redis_sync_aio._core.keys import Keys
 from redis_sync_aio._engine.watch import talk
-from redis_sync_aio._keys import Keys
-from redis_sync_aio._link.call import CONFLICT, Argument, Call, Reply, ReplyError, Talk, Words
 from redis_sync_aio._scripts import load
+from redis_sync_aio._transport.call import CONFLICT, Argument, Call, Reply, ReplyError, Talk, Words
 
 SECOND = 1_000_000
 

@@ -29,7 +29,8 @@ from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import _cancellation, _clock
+from redis_sync_aio._core import cancellation
+from redis_sync_aio._core import clock as real_clock
 
 from .resp import Frame, Splitter
 
@@ -339,15 +340,15 @@ def _times(clock: Callable[[], float]) -> Iterator[None]:
     modules: Sequence[Any] = [
         module
         for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "redis_sync_aio" and getattr(module, "now", None) is _clock.now
+        if name.split(".")[0] == "redis_sync_aio" and getattr(module, "now", None) is real_clock.now
     ]
-    real, heed = _clock.now, _cancellation.HEED_EVERY
-    _cancellation.HEED_EVERY = None
+    real, heed = real_clock.now, cancellation.HEED_EVERY
+    cancellation.HEED_EVERY = None
     for module in modules:
         module.now = clock
     try:
         yield
     finally:
-        _cancellation.HEED_EVERY = heed
+        cancellation.HEED_EVERY = heed
         for module in modules:
             module.now = real

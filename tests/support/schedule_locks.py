@@ -17,10 +17,10 @@ from redis_sync_aio import (
     Lease,
     Unreachable,
 )
-from redis_sync_aio._engine.lua import WHOLE
+from redis_sync_aio._core.keys import Engine, PermitKeys, lock_keys, permit_keys
+from redis_sync_aio._engine.commands import WHOLE
 from redis_sync_aio._engine.snapshot import Ticket
-from redis_sync_aio._hold import Hold
-from redis_sync_aio._keys import Engine, PermitKeys, lock_keys, permit_keys
+from redis_sync_aio._leases.hold import Hold
 
 from .gate import Command, Gate, Pipe
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease
 from redis_sync_aio._engine.snapshot import Ticket
-from redis_sync_aio._link.link import Link
-from redis_sync_aio._shared import SharedLease
+from redis_sync_aio._sharing.shared_grant import SharedLease
+from redis_sync_aio._transport.link import Link
 
 from .gate import Command, Gate, Pipe
 from .schedule import KINDS, LEASE, Subject, sha

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator, OutcomeUnknown, Transaction, transaction
-from redis_sync_aio._keys import lock_keys, turn_key
+from redis_sync_aio._core.keys import lock_keys, turn_key
 
 from .gate import Command, Gate, Pipe
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha

@@ -10,9 +10,9 @@ from typing import Any
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
-from redis_sync_aio._engine.lua import WANTED, read_push
-from redis_sync_aio._keys import lock_keys
-from redis_sync_aio._shared import Base, SharedLease
+from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._engine.commands import WANTED, read_push
+from redis_sync_aio._sharing.shared_grant import Base, SharedLease
 
 from .body import FAST
 

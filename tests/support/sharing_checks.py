@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Lease, LeaseLost
-from redis_sync_aio._waiting.cohort import IN_ONE_TURN
+from redis_sync_aio._sharing.cohort import IN_ONE_TURN
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .core_checks import Check, Sim

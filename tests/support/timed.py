@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from redis_sync_aio._clock import now
+from redis_sync_aio._core.clock import now
 
 T = TypeVar("T")
 

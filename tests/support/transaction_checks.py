@@ -30,7 +30,7 @@ from redis_sync_aio import (
     transaction,
     watch_retry,
 )
-from redis_sync_aio._keys import turn_key
+from redis_sync_aio._core.keys import turn_key
 
 from .gate import Command, Gate, Pipe
 from .mutants import Trial

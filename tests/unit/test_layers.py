@@ -20,38 +20,15 @@ ROOT = Path(redis_sync_aio.__file__).parent
 PACKAGE = "redis_sync_aio"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_types", "_clock", "_keys", "_templates", "_cancellation", "backoff", "_core"),
-    ("_scripts", "_link", "_transport"),
+    ("errors", "_core"),
+    ("_scripts", "_client", "_transport"),
     ("_engine",),
-    (
-        *(
-            "lease",
-            "_leases",
-            "_acquire",
-            "_keeper",
-            "_recorded",
-            "_renewal",
-            "_robust",
-            "_unanswered",
-            "_under_way",
-            "_lost",
-            "_undo",
-            "_guard",
-            "_hold",
-            "_waiting",
-            "_bundle",
-            "_quorum",
-            "_shared",
-            "_leases",
-        ),
-        *("_transaction", "_transactions", "_body", "_guarded", "_turn", "_executed", "_marker", "_attempts"),
-    ),
+    ("_leases", "_acquire", "_sharing", "_recovery", "_transactions"),
     ("coordinator",),
-    ("_implicit",),
-    ("_primitive", "_primitives"),
+    ("_primitives",),
     (
-        *("lock", "semaphore", "rwlock", "reentrant", "multilock", "redlock", "_synchronized", "compat", "transaction"),
-        *("_upgrade", "fencegate", "compensation", "types"),
+        *("lock", "semaphore", "rwlock", "reentrant", "multilock", "redlock", "compat", "transaction"),
+        *("fence_gate", "compensation", "types"),
     ),
     ("__init__",),
     ("cli", "embedded", "__main__"),
@@ -63,7 +40,7 @@ UPWARD = {("coordinator", "lock")}
 
 
 def module_name(path: Path) -> str:
-    """`_link.wire` for `_link/wire.py`, `_link` for its `__init__.py`, `__init__` for that of the package."""
+    """`_transport.connection` for `_transport/connection.py`, `__init__` for that of the package."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -210,7 +187,7 @@ def test_private_modules_of_redis_py_are_not_imported(module: str) -> None:
 
 @each_module
 def test_only_keys_spells_keys(module: str) -> None:
-    if module == "_keys":
+    if module == "_core.keys":
         return
     documentation = docstrings(module)
     spelled = [
@@ -227,7 +204,7 @@ CLOCKS = re.compile(r"^(time\.(?!sleep)\w+|(datetime\.)?(datetime|date)\.(now|ut
 
 @each_module
 def test_only_clock_reads_clocks(module: str) -> None:
-    if module == "_clock" or room(module) in EDGES:
+    if module == "_core.clock" or room(module) in EDGES:
         return
     read = [
         where(module, node)
@@ -239,12 +216,12 @@ def test_only_clock_reads_clocks(module: str) -> None:
 
 
 SHIELDS = {
-    "_link.call": 2,
-    "_link.talks": 1,
-    "_link.wire": 1,
-    "_waiting.names": 1,
-    "_link.link": 1,
-    "_link.plain": 1,
+    "_transport.call": 2,
+    "_transport.dialogues": 1,
+    "_transport.connection": 1,
+    "_acquire.hub": 1,
+    "_transport.link": 1,
+    "_transport.pool_executor": 1,
     "_primitives.independent": 1,
 }
 """How often ``except Exception`` stands where one call, or one message, must not cost the others their connection.

@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import AuthenticationError, ResponseError
 
 from redis_sync_aio import CommandRefused, OutOfMemory, PermissionRefused, WrongKeyType
-from redis_sync_aio._link.answers import error_answer, error_code, refusal
+from redis_sync_aio._client.error_replies import error_answer, error_code, refusal
 
 SCRIPT = "Error running script (call to f_ec10): @user_script:6:"
 WRONG = "Operation against a key holding the wrong kind of value"

@@ -6,8 +6,8 @@ import gc
 import math
 from typing import cast
 
+from redis_sync_aio._leases.lease import Lease
 from redis_sync_aio._leases.schedule import Schedule
-from redis_sync_aio.lease import Lease
 
 
 class Due:

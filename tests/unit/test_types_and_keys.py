@@ -16,8 +16,10 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from redis_sync_aio import AsyncLock
+from redis_sync_aio._client.settings import encode
+from redis_sync_aio._core.arguments import MAX_TTL_MS, positive_seconds, require_bool, seconds, timeout_seconds, ttl_ms
 from redis_sync_aio._core.display import text
-from redis_sync_aio._keys import (
+from redis_sync_aio._core.keys import (
     MAX_NAME_BYTES,
     Engine,
     Keys,
@@ -28,8 +30,6 @@ from redis_sync_aio._keys import (
     robust_keys,
     upgrade_keys,
 )
-from redis_sync_aio._link.client import encode
-from redis_sync_aio._types import MAX_TTL_MS, positive_seconds, require_bool, seconds, timeout_seconds, ttl_ms
 
 # -- durations -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,400 @@
+"""The one acquire path: ask -> (ticket -> wait) -> granted | timed out | cancelled | connection replaced.
+
+A ticket is one request of one task, or of a cohort of tasks (`cohort.py`). Replies and pushes drive it from the event
+loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
+
+The cleaning up (P5). A request ends early when its task is cancelled, its coroutine closed or its time up. A release of
+its token *and* its ticket follows the request on the same connection: whatever the request had done by then, or does
+until then, is undone behind it. When the grant met the cancellation in the same turn of the loop it is given back.
+
+An identity is a token that may be in use elsewhere, so its request is only undone after its answer said
+that the grant was new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+from .._core.cancellation import undo_in
+from .._core.clock import EARLY, now
+from .._engine.commands import ASK_AGAIN, Answer, Outcome, Pushed, plain_grant, read_acquire, ticket_member
+from .._leases.lease import Lease
+from .._transport.call import Call
+from .._transport.failures import too_slow, unanswered
+from ..errors import SyncError
+from .queued import Queued
+from .request import Request
+from .waits import timeout_error
+
+if TYPE_CHECKING:
+    from .resource import LocalName
+
+
+class Taker(Protocol):
+    """Who waits for what becomes of a ticket: the future of a task, or an opening of a cohort."""
+
+    def done(self) -> bool: ...
+    def set_result(self, lease: Lease | None, /) -> None: ...
+    def set_exception(self, error: SyncError, /) -> None: ...
+
+
+class Ticket:
+    """One request on its way to a lease.
+
+    Invariants: ``taker`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The
+    ticket is in ``hub.tickets`` and ``local.tickets`` as long as a grant for it may arrive that somebody wants.
+    """
+
+    # Rarely changed; as class attributes they cost nothing to set up.
+    _attempt = b""
+    """What tells this request from others to upgrade the same token."""
+    _clock_offset: float | None = None
+    """Local minus server time, at the request that queued us."""
+    _queued = False
+    """Whether a request of this ticket may have left it in the queue."""
+    _placed = False
+    """The server said that this ticket, by its present number, is in the queue."""
+    _timer: asyncio.TimerHandle | None = None
+    withdrawn = False
+    """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
+    _lease: Lease | None = None
+    _late_since: float | None = None
+    """When a grant was over before it got here, first of some in a row (local clock)."""
+    _replayed = False
+    """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
+    _pushed_fence = 0
+    """The fence of a grant that this ticket got, if the server has to be asked how long it lasts."""
+    wanted = False
+    """Somebody else waits behind us."""
+    unheard = False
+    """It was granted before this answer: word that somebody waits may have been lost since."""
+
+    def __init__(self, local: LocalName, request: Request, taker: Taker) -> None:
+        self._local = local
+        self._request = request
+        self._taker = taker
+        self.call: Call | None = None
+        self.sent = 0.0
+        self.look_every = request.look_every
+        if request.timeout is not None:
+            self._timer = local.hub.loop.call_later(request.timeout, self._time_out)
+        self._name_request()
+
+    def _name_request(self) -> None:
+        """Take a new number, and with it a new token unless the caller chose one."""
+        hub, request, known_as = self._local.hub, self._request, self._local.known_as
+        self.number = hub.next_number()
+        self._placed = False
+        own = b"%b%d~" if request.shared else b"%b%d"
+        self.token = request.identity or request.token or own % (known_as.token_prefix, self.number)
+        if request.upgrade:
+            self._attempt = b"%b|%d" % (known_as.inbox or known_as.token_prefix, self.number)  # see permit_queue.lua
+        self._member = b""
+        if request.wait:
+            claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
+            self._member = ticket_member(known_as.inbox, self.number, claim_ms, self.token, request.weight)
+        self._local.add(self)
+        if request.identity is not None:
+            self._local.by_identity().add(self)
+
+    # -- the request -----------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Send the request, for the first time or to find out what became of it (P3)."""
+        hub, request = self._local.hub, self._request
+        self.sent = now()
+        if request.identity is not None and self._local.by_identity().defer(self):
+            return
+        self.call = hub.engine.acquire(
+            self._local.keys,
+            self.token,
+            request.ttl_ms,
+            self._member,
+            hub.poll_ms if request.wait else 0,
+            (self._attempt,) if request.upgrade else request.more,
+            self.sent,
+            self.sent + hub.retry_for,
+            self.answered,
+        )
+
+    def answered(self, call: Call) -> None:
+        """The request was answered, or failed."""
+        self.call = None
+        if call.attempts > 1:
+            self._replayed = True
+        if self.withdrawn:
+            self._undo_answered(call)
+        elif call.error is not None:
+            self._fail(call.error, call)
+        elif plain_grant(call.reply):
+            self._granted(call.reply, call.sent, self._request.ttl_ms / 1000 or inf)
+        else:
+            self._decided(read_acquire(call.reply), call)
+
+    def _decided(self, answer: Answer, call: Call) -> None:
+        request = self._request
+        ours = request.token is None or request.upgrade or call.ambiguous
+        if answer.outcome is Outcome.OWN and ours:
+            self.unheard = True
+            # Another request of the same identity may live on this grant.
+            new = request.identity is None or answer.number == self._pushed_fence
+            self._granted(answer.number, call.sent, inf if answer.left is None else answer.left, new)
+            if self._lease is not None and request.weight:
+                self._lease.weight = answer.more
+        elif answer.outcome is Outcome.QUEUED:
+            self._clock_offset = call.sent - answer.server_time
+            lost = self._placed and answer.number == 1
+            if not (self._placed or request.reusable):
+                self._local.hub.queued_tickets.add(self.number, Queued(self._local.keys, self.token, self._attempt))
+            self._queued = self._placed = True
+            self._late_since = None
+            self._local.queued(answer.left, answer.more)
+            if lost:
+                self._local.queue_lost()
+        elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
+            self._again()
+        elif answer.outcome >= Outcome.MISMATCH:
+            self._fail(request.refused(answer, request.weight), call)
+        else:
+            self._local.busy(answer.left)
+            self._leave()
+            if not self._taker.done():
+                self._taker.set_result(None)
+
+    def recheck(self) -> None:
+        """The connection was replaced: find out where we stand."""
+        # It may be another server now, with another clock: a push counts from the answer to this request on.
+        self._clock_offset = None
+        if self.call is None and not self.withdrawn:
+            self.ask()
+
+    def place_lost(self) -> None:
+        """The queue was lost: ask for another place in it."""
+        if self._placed and self.call is None and not self.withdrawn:
+            self._placed = False
+            self.ask()
+
+    def reroute(self) -> None:
+        """The way to the server changed, and with it how a grant reaches us: queue anew."""
+        if self.withdrawn:
+            return
+        executed = self._queued or (self.call is not None and self.call.attempts > 0)
+        self._drop_call()
+        if executed and not self._request.reusable:  # perhaps: its answer may have been lost with the connection
+            self._undo_all()
+        self._again()
+
+    def _again(self) -> None:
+        """Queue anew, under another number."""
+        old = self.number
+        self._name_request()  # first: a name without tickets and leases is forgotten
+        self._local.remove(old)
+        self.ask()
+
+    # -- its end ---------------------------------------------------------------------------------------
+
+    def pushed(self, push: Pushed) -> None:
+        """A message for this ticket: the grant, or word of the present holder."""
+        if self.withdrawn:
+            if push.fence > 0:
+                self._decline(push.fence)
+            return
+        if self._clock_offset is None:
+            return  # the answer that queued us was lost with its connection; the request is being repeated
+        # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
+        granted = self._clock_offset + push.server_time
+        if push.fence == 0:
+            self.announced(push.server_time, push.duration)
+        elif push.fence == ASK_AGAIN:
+            self.recheck()
+        else:
+            self._drop_call()
+            self.wanted |= push.wanted
+            if granted <= now():
+                self._granted(push.fence, granted, push.duration or inf)
+            else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.
+                self._pushed_fence = push.fence
+                self.recheck()
+
+    def announced(self, server_time: float, duration: float) -> None:
+        """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
+        if self._clock_offset is not None and duration:
+            self._local.announced(min(self._clock_offset + server_time, now()) + duration)
+
+    def _drop_call(self) -> None:
+        if self.call is not None:
+            self._replayed |= self.call.attempts > 0
+            self.call.drop()
+            self.call = None
+
+    def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
+        """The server holds the lock for us since ``since`` (local clock, or earlier), and for so many seconds.
+
+        An identity may have it for another time than it asked for: it joins what another request was granted.
+        """
+        request, local = self._request, self._local
+        if request.identity is not None and local.by_identity().is_gone(self.token):
+            self.ask()  # behind that release
+            return
+        deadline = since + duration
+        claimed = request.auto_renew and duration < request.ttl_ms / 1000
+        if deadline <= now():
+            # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
+            if not request.reusable:
+                self._undo_all()
+            if self._too_late():
+                self._leave()
+                if not self._taker.done():
+                    self._taker.set_exception(too_slow(local.keys.name, duration, claimed))
+            else:
+                self._again()
+            return
+        lease = self._lease = local.hold(request, self.token, fence, deadline, duration)
+        if self._replayed and not request.reusable:  # a token that is used again must not be spent
+            lease.replayed = True
+        if request.identity is not None:
+            lease.joined = not local.by_identity().inherits(self) and not new
+        if request.upgrade:
+            lease.attempt = self._attempt
+        if claimed and not lease.joined:
+            local.hub.renewals.claimed(lease)
+        self._leave()  # after hold(): a name without tickets and leases is forgotten
+        if self._taker.done():
+            # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.
+            local.decline(lease)
+        else:
+            self._taker.set_result(lease)
+
+    def _too_late(self) -> bool:
+        """Another grant took longer to get here than it lasts: return whether to give up."""
+        if self._late_since is None:
+            self._late_since = now()
+            return False  # it may have been a pause of this process
+        return not self._request.wait or now() - self._late_since > self._local.hub.retry_for
+
+    def _fail(self, error: SyncError, call: Call) -> None:
+        self._leave()
+        decided = call.error is None and call.attempts == 1
+        if self._queued or (call.attempts and not decided):
+            # Also when it was refused: an earlier copy may have been executed, or an earlier request have queued
+            # us, or a script stopped half-way.
+            if self._request.reusable:
+                self._local.undo(b"", self._member)
+            else:
+                self._undo_all()
+        if not self._taker.done():
+            self._taker.set_exception(error)
+
+    def _time_out(self) -> None:
+        if self._taker.done():
+            return  # granted in the same turn of the loop: the grant wins
+        if self._placed:
+            self._local.look_last(self._give_up)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if not self._taker.done():
+            self.withdraw(self.timeout_error(self._request.timeout))
+
+    def timeout_error(self, within: float | None) -> SyncError:
+        """Return the error for whoever waited ``within`` seconds, most recently for this ticket."""
+        local, request = self._local, self._request
+        if self.call is not None and self.call.trouble is not None:
+            return self.call.trouble
+        unheard = not self._queued and now() - self.sent > local.hub.renewals.patience - EARLY
+        trouble = local.hub.trouble_of(local.keys)
+        if trouble is not None or unheard:
+            return unanswered(local.keys.name, trouble, within=within)
+        return timeout_error(local, within, request.weight, request.limit, answered=self._queued)
+
+    def withdraw(self, error: SyncError) -> None:
+        """End the request with ``error`` and undo it on the server."""
+        self.undo()
+        if not self._taker.done():
+            self._taker.set_exception(error)
+
+    def task_cancelled(self, future: asyncio.Future[Lease | None]) -> None:
+        """The task does not await ``future``, our taker, any more. Undo whatever was done for it."""
+        future.cancel()  # that is done already if it was the task that was cancelled, not if its coroutine was closed
+        if self._lease is not None:
+            self._local.decline(self._lease)
+        elif future.cancelled():
+            self.undo()
+        else:
+            future.exception()  # it ended in the same turn, with an error that undid itself, or with None
+
+    def undo(self) -> None:
+        """End the request on the server; the taker has ended, or is ended next."""
+        call = self.call
+        if not self._request.reusable:
+            self._leave()
+            self._drop_call()
+            if call is None or call.attempts or self._queued:  # else it was never sent
+                self._undo_all()
+            return
+        # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
+        # answer is here the ticket stays known, so that a grant under way to it is given back.
+        self.withdrawn = True
+        self._stop_timer()
+        if call is None:
+            self._withdraw_ticket()
+
+    def _undo_all(self) -> None:
+        closing = (self._attempt,) if self._request.upgrade else ()
+        self._local.undo(self.token, self._member, pending=True, closing=closing)
+
+    def _undo_answered(self, call: Call) -> None:
+        if call.error is not None:
+            self._withdraw_ticket()
+        elif plain_grant(call.reply):
+            self._decline(call.reply)
+        elif read_acquire(call.reply).number == self._pushed_fence != 0:
+            self._decline(self._pushed_fence)
+        else:
+            self._withdraw_ticket()
+        if self._local.namesakes is not None:
+            self._local.namesakes.settle(self.token)
+
+    def _decline(self, fence: int) -> None:
+        """It was granted what nobody wants any more."""
+        if self._request.identity is not None and self._local.by_identity().pass_on(self.token, fence):
+            self._withdraw_ticket()
+        else:
+            self._local.undo(self.token, self._member)
+            self._local.remove(self.number)
+
+    def _withdraw_ticket(self) -> None:
+        local, number = self._local, self.number
+        if self._member:
+            local.undo(b"", self._member, done=lambda _: local.remove(number))
+        else:
+            local.remove(number)
+
+    def _leave(self) -> None:
+        if self._timer is not None:
+            self._stop_timer()
+        self._local.remove(self.number)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+async def acquire(local: LocalName, request: Request) -> Lease | None:
+    """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
+    future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
+    ticket = Ticket(local, request, future)
+    ticket.ask()
+    try:
+        lease = await future
+    except BaseException:
+        undo_in(local.hub.loop, partial(ticket.task_cancelled, future))
+        raise
+    if lease is not None and (task := asyncio.current_task(local.hub.loop)) is not None:
+        local.leases.acquired(lease, task)
+    return lease

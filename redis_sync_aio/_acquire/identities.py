@@ -1,0 +1,136 @@
+"""Requests of this process for one name that go by the same identity.
+
+On the server they have one grant among them, so undoing one of them must not take from another what it has joined:
+
+- Who asks while the answer to a cancelled one is on its way asks behind what undoes that.
+- What another one has joined, or may have because it was under way already, is passed on to it instead of undone. If
+  no lease comes of that it is undone then.
+
+- What was granted before a release of the identity was executed is gone with it. Replies and pushes come in the order
+  of execution, so that is what arrives between the sending of a release and its answer: it is asked for again.
+
+Of other processes nothing is known here. What a cancelled request was granted is undone also when another process has
+joined it meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._leases.keeper import State
+from .._leases.lease import Lease
+
+if TYPE_CHECKING:
+    from .acquisition import Ticket
+    from .resource import LocalName
+
+
+class Namesakes:
+    """Of one name, for all identities. What it does for one of them costs nothing for the others."""
+
+    def __init__(self, local: LocalName) -> None:
+        self._local = local
+        self._tickets: dict[bytes, dict[int, Ticket]] = {}  # by identity, and by their numbers
+        self._leases: dict[bytes, dict[Lease, None]] = {}
+        self._behind: dict[bytes, list[Ticket]] = {}  # not asked yet
+        self._passed_on: set[bytes] = set()  # identities that have a grant here, and no lease yet
+        self._releases: dict[bytes, int] = {}  # how many have no answer yet
+
+    # -- what there is ---------------------------------------------------------------------------------
+
+    def add(self, ticket: Ticket) -> None:
+        """Know a ticket, by its present number."""
+        self._tickets.setdefault(ticket.token, {})[ticket.number] = ticket
+
+    def remove(self, ticket: Ticket, number: int) -> None:
+        """Forget a ticket by that number. It may be one without an identity."""
+        found = self._tickets.get(ticket.token)
+        if found is not None and found.pop(number, None) is not None:
+            if not found:
+                del self._tickets[ticket.token]
+            self.settle(ticket.token)
+
+    def hold(self, lease: Lease) -> None:
+        """Know a lease."""
+        lease.namesakes = self
+        self._leases.setdefault(lease.wire_token, {})[lease] = None
+
+    def drop(self, lease: Lease) -> None:
+        """Forget a lease. It may be one without an identity."""
+        found = self._leases.get(lease.wire_token)
+        if found is not None and found.pop(lease, self) is None and not found:
+            del self._leases[lease.wire_token]
+
+    def leases_of(self, identity: bytes) -> list[Lease]:
+        """Return the leases of an identity, the oldest first."""
+        return list(self._leases.get(identity, ()))
+
+    # -- releases --------------------------------------------------------------------------------------
+
+    def release_sent(self, identity: bytes, at_least: int = 0) -> None:
+        """End all leases of an identity (of such a weight): their common grant is being released, or downgraded."""
+        self._releases[identity] = self._releases.get(identity, 0) + 1
+        for lease in self.leases_of(identity):
+            if lease.weight >= at_least:
+                lease.reports_loss = lease.on_loss is not None  # else whoever releases may be all there is
+                lease.lose("expired")
+
+    def release_answered(self, identity: bytes) -> None:
+        """Note that a release was executed, or that nobody waits for that any more."""
+        self._releases[identity] -= 1
+        if not self._releases[identity]:
+            del self._releases[identity]
+
+    def is_gone(self, identity: bytes) -> bool:
+        """Return whether a grant that arrives now ends by a release that follows it on the wire."""
+        return identity in self._releases
+
+    # -- cancelled requests ----------------------------------------------------------------------------
+
+    def defer(self, ticket: Ticket) -> bool:
+        """Return whether ``ticket`` is asked later, behind the undoing of a cancelled one."""
+        if not any(it.withdrawn and it.call is not None for it in self._of(ticket.token)):
+            return False
+        behind = self._behind.setdefault(ticket.token, [])
+        if ticket not in behind:
+            behind.append(ticket)
+        return True
+
+    def pass_on(self, token: bytes, fence: int, but: Lease | None = None) -> bool:
+        """Return whether another lease than ``but``, or a request, of this identity takes over the grant ``fence``."""
+        for lease in self.leases_of(token):  # one with another fence is gone, and has to learn that
+            if lease.fence == fence and lease is not but and lease.state is State.HELD:
+                lease.joined = False
+                return True
+        if not self._under_way(token):
+            return False
+        self._passed_on.add(token)
+        return True
+
+    def inherits(self, ticket: Ticket) -> bool:
+        """``ticket`` has a lease now: return whether it is the only one that stands for the grant.
+
+        Who else waits by the same identity has it, too, and is not told by the server: they ask again.
+        """
+        for other in self._of(ticket.token):
+            if other is not ticket:
+                other.recheck()
+        passed_on = ticket.token in self._passed_on
+        self._passed_on.discard(ticket.token)
+        return passed_on
+
+    def settle(self, identity: bytes) -> None:
+        """A ticket is gone, or a cancelled one has its answer: see who comes next, and what is left."""
+        for ticket in self._behind.pop(identity, ()):
+            if self._local.tickets.get(ticket.number) is ticket and ticket.call is None and not ticket.withdrawn:
+                ticket.ask()
+        if identity in self._passed_on and not self._under_way(identity):
+            self._passed_on.discard(identity)
+            self._local.undo(identity, b"")
+
+    def _of(self, identity: bytes) -> list[Ticket]:
+        return list(self._tickets.get(identity, {}).values())
+
+    def _under_way(self, identity: bytes) -> bool:
+        """Return whether the answer to a request of this identity is on its way, and wanted."""
+        return any(it.call is not None and not it.withdrawn for it in self._of(identity))

@@ -1,0 +1,57 @@
+"""What a primitive asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .._engine.commands import WHOLE, Answer
+from .._transport.call import Argument
+from ..errors import SyncError
+
+
+def never_refused(answer: Answer, weight: int) -> SyncError:
+    """For what the server always admits: locks, readers and writers."""
+    raise AssertionError(f"a request of weight {weight} can not be refused: {answer}")
+
+
+@dataclass(slots=True)
+class Request:
+    """What a primitive wants."""
+
+    ttl_ms: int
+    auto_renew: bool
+    max_hold: float | None = None
+    identity: bytes | None = None
+    token: bytes | None = None  # the caller's own, or the reader's that upgrades; not to be shared as an identity is
+    wait: bool = True
+    timeout: float | None = None
+    weight: int = 0  # of a permit; 0: it is a lock
+    limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
+    whose_limit: bytes = b""  # counts when the server knows another one: see include/permit_choose_limit.lua
+    upgrade: bool = False  # of what the token holds already; ends by a downgrade
+    shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
+    linger: float = 0.0  # for so long a shared lease that no task has is kept
+    closing: tuple[Argument, ...] = ()  # what its release says in the end, unless there is a record
+    look_every: float = math.inf  # while it waits somebody looks so often, in seconds; `poll_cap` if that is less
+    refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
+
+    reusable: bool = field(init=False)
+    """Whether what the token holds may be in use elsewhere, before or after this request."""
+    more: tuple[Argument, ...] = field(init=False)
+    """What it says in the end: weight and limit of permits; for a lock whether the token may be used again."""
+    plain: bool = field(init=False)
+    """Whether it lasts for as long as it is renewed, and weighs nothing, or one."""
+
+    def __post_init__(self) -> None:
+        self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
+        self.more = (self.weight, self.limit) if self.weight else (int(self.reusable),)
+        if self.whose_limit:
+            self.more += (self.whose_limit,)
+        self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is for a reader: any number of them have the same at once."""
+        return self.limit == WHOLE and self.weight == 1

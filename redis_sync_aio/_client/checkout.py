@@ -1,0 +1,232 @@
+"""One connection of the caller's pool, borrowed for a transaction or a talk: WATCH and EXEC have to go the same way.
+
+None of redis-py's methods that repeat a command is used. What the others need to be safe:
+
+- A cancellation never meets redis-py while it connects or keeps its books: both run in tasks of their own. (It gives a
+  connection whose handshake was cancelled half-way back to the pool, with a reply unread.)
+- redis-py connects again without a word when it finds its connection closed. After WATCH that would be a
+  transaction that watches nothing, so a connection that was closed once is not used again. Commands are written
+  to its transport directly, and answers read by redis-py under a time-out of ours: what swallows cancellations on
+  Python < 3.12 is not on that way either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import Any, TypeAlias, cast
+from weakref import WeakSet
+
+import hiredis
+import redis.exceptions
+from redis.asyncio import Redis
+
+from .._core.cancellation import finished
+from .._transport.call import Reply
+from ..errors import TransactionMisuse
+from .redis_py import pooled, stream, write
+from .settings import DEFAULT_TIMEOUT
+
+Encodables: TypeAlias = Sequence[Any]
+"""A command as redis-py takes it."""
+
+Packed: TypeAlias = bytes
+"""A command as it is sent."""
+
+OUT_OF_REACH = (redis.exceptions.RedisError, OSError, TimeoutError)
+"""What redis-py raises when no answer came; answers of the server are returned, not raised."""
+
+
+class Borrowed:
+    """A connection in the hands of one task.
+
+    Invariants: ``in_step`` is False from before a write until all its replies were read; ``watching`` is True from
+    before a WATCH is written until EXEC or UNWATCH was answered. Only a connection that is in step and watches nothing
+    goes back to the pool open.
+    """
+
+    def __init__(self, client: Redis, connection: Any, response_timeout: float | None = None) -> None:
+        self._client = client
+        self._connection = connection
+        limit = connection.socket_timeout if response_timeout is None else response_timeout
+        self._response_timeout: float | None = limit  # None: no limit, as for the client's own commands
+        self.in_step = True
+        self.watching = False
+        self.written = False
+        """Anything of the latest exchange may have reached the server."""
+
+    async def exchange(self, commands: Sequence[Packed], raw: Container[int] = ()) -> list[Reply]:
+        """Send the commands in one write and return the replies, the server's errors among them.
+
+        ``raw``: which replies are not decoded. Raises OUT_OF_REACH. On cancellation the connection is out of step.
+        """
+        self.written = False
+        if not self.in_step:
+            raise redis.exceptions.ConnectionError("an answer on this connection was not waited for")
+        write(self._connection, b"".join(commands))
+        self.in_step, self.written = False, True
+        async with asyncio.timeout(self._response_timeout):
+            replies = [await self._read(number in raw) for number in range(len(commands))]
+        self.in_step = True
+        return replies
+
+    async def _read(self, raw: bool) -> Reply:
+        try:
+            # The time-out is around all of them.
+            return await self._connection.read_response(disable_decoding=raw, timeout=math.inf)
+        except redis.exceptions.ResponseError as error:
+            return error
+
+    def decoded(self, reply: Reply) -> Reply:
+        """Return what was read raw as the client would have: with text for bytes if it decodes."""
+        encoder: Any = self._connection.encoder
+        return _decoded(reply, encoder.decode) if encoder.decode_responses else reply
+
+    async def as_from_client(self, command: Encodables, options: dict[str, Any], reply: Reply) -> Any:
+        """Return the reply as the client would: through its response callbacks."""
+        options = {key: value for key, value in options.items() if key not in ("keys", NEVER_DECODE, EMPTY_RESPONSE)}
+        callback: Any = self._client.response_callbacks.get(command[0])
+        if callback is None:
+            return reply
+        result = callback(reply, **options)
+        return await result if asyncio.iscoroutine(result) else result
+
+    @property
+    def executes(self) -> bool:
+        """Whether MULTI and EXEC were answered on this connection before: its user may use them."""
+        return stream(self._connection) in _proven
+
+    def check_executes(self, multi: Reply, executed: Reply) -> None:
+        """Take the answers to a MULTI and EXEC with nothing in between, which were sent to find out."""
+        writer = stream(self._connection)
+        if isinstance(multi, redis.exceptions.ResponseError) or writer is None:  # None: closed since
+            return
+        if not isinstance(executed, redis.exceptions.ResponseError):
+            _proven.add(writer)
+        elif not isinstance(executed, redis.exceptions.ExecAbortError):
+            self.in_step = False  # MULTI is open still
+
+    async def prove(self) -> None:
+        """Find out whether the user may use MULTI and EXEC, once for each connection; raise the server's refusal.
+
+        Without MULTI what follows it would be executed immediately. Another connection may lead to another server,
+        which has other rules.
+        """
+        if self.executes:
+            return
+        replies = await self.exchange([MULTI, EXEC], raw=range(2))
+        self.check_executes(*replies)
+        for reply in replies:
+            if isinstance(reply, redis.exceptions.ResponseError):
+                raise reply
+
+    async def give_back(self, *, drop: bool = False) -> None:
+        """Give the connection back; close it if that is quicker (``drop``), or the only way to be sure of its state.
+
+        Takes a round trip at most (UNWATCH). On cancellation it is done all the same, and the cancellation raised then.
+        """
+        await finished(_start(self._give_back(drop), "release"))
+
+    async def _give_back(self, drop: bool) -> None:
+        try:
+            if self.watching and self.in_step and not drop:
+                await self._unwatch()
+        finally:
+            if self.watching or not self.in_step:
+                await self._connection.disconnect(nowait=True)
+            await self._client.connection_pool.release(self._connection)
+
+    async def _unwatch(self) -> None:
+        try:
+            async with asyncio.timeout(DEFAULT_TIMEOUT):  # a client without time-outs does not make a clean-up endless
+                (answer,) = await self.exchange([UNWATCH])
+        except OUT_OF_REACH:
+            return  # it watches still, and so is closed
+        self.watching = isinstance(answer, redis.exceptions.ResponseError)
+
+
+def _decoded(reply: Reply, decode: Callable[[bytes], Any]) -> Reply:
+    if isinstance(reply, bytes):
+        return decode(reply)
+    if isinstance(reply, (list, set)):
+        return type(reply)(_decoded(it, decode) for it in reply)
+    if isinstance(reply, dict):
+        return {_decoded(key, decode): _decoded(value, decode) for key, value in reply.items()}
+    return reply
+
+
+_proven: WeakSet[Any] = WeakSet()
+"""Streams of connections on which MULTI and EXEC were answered."""
+
+
+NEVER_DECODE = "NEVER_DECODE"
+EMPTY_RESPONSE = "EMPTY_RESPONSE"
+# Options by which redis-py's commands tell `parse_response` what to do.
+
+
+Pack: TypeAlias = Callable[[Encodables], Packed]
+
+
+def name_words(command: object) -> list[bytes]:
+    """Return the words of a command's name as they are sent: redis-py's "OBJECT ENCODING" is two words.
+
+    Raises TransactionMisuse for a name that is neither text nor bytes.
+    """
+    if isinstance(command, str):
+        command = command.encode()
+    if not isinstance(command, (bytes, bytearray, memoryview)):
+        raise TransactionMisuse(f"the name of a command must be str or bytes, not {command!r}")
+    return bytes(command).split()
+
+
+def packer(client: Redis) -> Pack:
+    """Return what turns commands into bytes, as the client would.
+
+    It raises redis-py's DataError for an argument that is neither text, bytes nor a number.
+    """
+    untyped: Any = client
+    encode = untyped.get_encoder().encode
+
+    def pack(words: Encodables) -> Packed:
+        first, *rest = words
+        name = name_words(first)
+        arguments = [encode(word) for word in rest]
+        return _pack((*name, *(bytes(it) if isinstance(it, (bytearray, memoryview)) else it for it in arguments)))
+
+    return pack
+
+
+_pack: Callable[[tuple[bytes, ...]], bytes] = cast("Any", hiredis).pack_command
+MULTI, EXEC, UNWATCH = (_pack((word,)) for word in (b"MULTI", b"EXEC", b"UNWATCH"))
+
+
+async def borrow(client: Redis, response_timeout: float | None = None) -> Borrowed:
+    """Return a connection of the client's pool; an exchange over it takes ``response_timeout`` seconds at most.
+
+    None: as long as the client waits for an answer, which may be without a limit. Raises OUT_OF_REACH. On cancellation
+    a connection that is still being opened goes back to the pool by itself.
+    """
+    connecting = _start(pooled(client), "connect")
+    try:
+        await asyncio.wait([connecting])
+    except asyncio.CancelledError:
+        connecting.add_done_callback(lambda task: _not_wanted(client, task))
+        raise
+    return Borrowed(client, connecting.result(), response_timeout)
+
+
+def _not_wanted(client: Redis, connecting: asyncio.Task[Any]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        _start(Borrowed(client, connecting.result())._give_back(False), "release")
+
+
+_tasks: set[asyncio.Task[Any]] = set()
+"""The loop refers to its tasks only weakly."""
+
+
+def _start(work: Any, name: str) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name=f"redis_sync_aio {name}")
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task

@@ -1,0 +1,142 @@
+"""What the server's error answers mean, as they are and as redis-py raises them."""
+
+from __future__ import annotations
+
+import re
+
+import redis.exceptions
+
+from .._core.display import text
+from .._transport.call import ReplyError
+from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, Unreachable, WrongKeyType
+
+# Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
+TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
+
+_REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
+    "OOM": (OutOfMemory, "free memory or raise maxmemory"),
+    "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),
+    "NOAUTH": (PermissionRefused, "give the client a username and password"),
+    "WRONGPASS": (PermissionRefused, "check the username and password of the client"),
+    "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),
+    "TRYAGAIN": (
+        CommandRefused,
+        "nothing was changed; if its hash slot stays half-way between two nodes, finish that: redis-cli --cluster fix",
+    ),
+    "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
+}
+# Redis 6.2 wraps the error of a command that a script ran, or that it returns after a pcall; later versions put its
+# code first. redis-py takes the leading ERR away.
+_WRAPPED = re.compile(r"^(?:ERR )?(?:Error running script.*?|@user_script: ?\d+): -?([A-Z]{3,}) (.*)$", re.DOTALL)
+# What EXEC says on behalf of a command that was refused when it was queued, or of the server's state.
+_DISCARDED = re.compile(r"^(?:EXECABORT )?Transaction discarded because of: -?(.*)$", re.DOTALL)
+# A command that the user may not run, called by a script that he may: Valkey and Redis 7; Redis 6.2.
+_NOT_IN_A_SCRIPT = re.compile(r"ACL failure in script|The user executing the script can't")
+# Which script it was, by its hash, and in which line: of no use to anybody who reads the error.
+_OF_A_SCRIPT = re.compile(
+    r"^(?:ERR )?Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?-?"
+    r"|^@user_script: ?\d+: -?|,? script: ?[0-9a-f]*,? on @user_script: ?\d+\.?"
+)
+_NO_SCRIPTS = re.compile(r"run the 'evalsha?'|unknown command ['`]?evalsha?\b", re.IGNORECASE)
+
+
+def scripts_refused(message: str) -> bool:
+    """Return whether an error answer says that scripts are not for this user, or not for this server."""
+    return _NO_SCRIPTS.search(message) is not None
+
+
+def error_code(message: str) -> str:
+    """Return the code of an error answer, its first word; of one that EXEC passes on, that one's."""
+    message = _passed_on(message)
+    if _NOT_IN_A_SCRIPT.search(message):
+        return "NOPERM"
+    wrapped = _WRAPPED.match(message)
+    return wrapped[1] if wrapped else message.split(" ", 1)[0]
+
+
+def _passed_on(message: str) -> str:
+    discarded = _DISCARDED.match(message)
+    return discarded[1] if discarded else message
+
+
+def passing(error: SyncError) -> bool:
+    """Return whether the trouble may be over in a while; what was tried did nothing."""
+    return isinstance(error, Unreachable) or (isinstance(error, CommandRefused) and error.code in TRANSIENT)
+
+
+def refusal(
+    name: bytes, message: str, no_scripts: str = "", keys: tuple[bytes, ...] = (), again: bool = False
+) -> CommandRefused:
+    """Return the typed error for an error answer about the lock ``name``; empty: it was to the connection itself.
+
+    ``no_scripts``: how those were refused. ``keys``: those of the lock. ``again``: the answer to an earlier copy of the
+    command was lost.
+    """
+    message = _passed_on(message)
+    code = error_code(message)
+    message = _OF_A_SCRIPT.sub("", message)
+    if no_scripts and code == "NOPERM":
+        message += f"; and before that, of scripts: {no_scripts}"
+    if code == "WRONGTYPE" and keys:
+        message += f": one of {', '.join(map(text, keys))} is somebody else's"
+    kind, advice = _REFUSALS.get(code, (CommandRefused, "" if again else "nothing was changed"))
+    if "cluster support disabled" in message:
+        advice = "the server is no cluster: use a redis.asyncio.Redis"
+    if code == "ERR" and scripts_refused(message):
+        advice = 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need them'
+    if again:
+        advice += ("; " if advice else "") + "an earlier copy, of which the answer was lost, may have been executed"
+    what = f"a command for {text(name)!r}" if name else "the connection"
+    return kind(f"the server refused {what}: {message} ({advice})", code=code)
+
+
+# redis-py takes the code away from an error answer and makes it a class.
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (redis.exceptions.NoScriptError, "NOSCRIPT"),
+    (redis.exceptions.ReadOnlyError, "READONLY"),
+    (redis.exceptions.BusyLoadingError, "LOADING"),
+    (redis.exceptions.OutOfMemoryError, "OOM"),
+    (redis.exceptions.NoPermissionError, "NOPERM"),
+    (redis.exceptions.MasterDownError, "MASTERDOWN"),
+    (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (redis.exceptions.TryAgainError, "TRYAGAIN"),
+    (redis.exceptions.MovedError, "MOVED"),
+    (redis.exceptions.ExecAbortError, "EXECABORT"),
+)
+_CODE = re.compile(r"[A-Z]{3,} ")
+_NO_CREDENTIALS = re.compile("Authentication required|HELLO must be called with the client already authenticated")
+
+
+def error_answer(error: BaseException) -> ReplyError | None:
+    """Return the server's error answer as it was; None when ``error`` is no answer.
+
+    Sentinel's connections make "no answer" of READONLY; it is the context of their error.
+    """
+    if isinstance(error, ReplyError):
+        return error
+    if isinstance(error.__context__, redis.exceptions.ReadOnlyError):
+        error = error.__context__
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        code: str | None = "NOAUTH" if _NO_CREDENTIALS.match(str(error)) else "WRONGPASS"
+    else:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    if code is not None:
+        return ReplyError(f"{code} {error}")
+    if not isinstance(error, redis.exceptions.ResponseError):
+        return None
+    return ReplyError(str(error) if _CODE.match(str(error)) else f"ERR {error}")
+
+
+def answered(
+    name: bytes, error: BaseException, no_scripts: str = "", keys: tuple[bytes, ...] = (), again: bool = False
+) -> CommandRefused | None:
+    """Return the typed error when ``error`` is the server's answer to a command about ``name``; None when it is not.
+
+    ``no_scripts``, ``keys``, ``again``: as `refusal`.
+    """
+    answer = error_answer(error)
+    if answer is None:
+        return None
+    refused = refusal(name, str(answer), no_scripts, keys, again)
+    refused.__cause__ = error
+    return refused

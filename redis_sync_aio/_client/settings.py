@@ -1,0 +1,139 @@
+"""What we read off the caller's client. Public attributes of redis-py only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import ReferenceType, ref
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.client import Pipeline
+from redis.asyncio.connection import SSLConnection
+
+from .._core.arguments import Name, Seconds, positive_seconds
+from .._core.display import shown
+from ..errors import WrongContext
+
+Client: TypeAlias = Redis | RedisCluster
+"""What a user gives, however it is configured."""
+
+DEFAULT_TIMEOUT = 5.0
+
+T = TypeVar("T")
+
+
+class Same:
+    """Stands for one object in a key: two are equal when they are of the very same one.
+
+    A client may define ``__eq__`` (same host, say), and then be equal to one of another database, or not hashable.
+    """
+
+    __slots__ = ("_object",)
+
+    def __init__(self, it: object) -> None:
+        self._object = it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._object is other._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+
+class PerClient(Generic[T]):
+    """What is known of each client, by its identity as in `Same`, as long as the client lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ReferenceType[Client], T]] = {}
+
+    def get(self, client: Client, make: Callable[[], T]) -> T:
+        """Return what is known of ``client``; at first what ``make`` returns."""
+        known = self._known.get(id(client))
+        if known is not None:
+            return known[1]
+        number, made = id(client), make()
+        self._known[number] = ref(client, lambda _: self._known.pop(number, None)), made
+        return made
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop; raise WrongContext when there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongContext("no event loop is running here: use it inside a coroutine") from None
+
+
+def check_client(client: object) -> None:
+    """Raise TypeError, saying what to pass instead, unless ``client`` is an asyncio Redis client."""
+    if isinstance(client, (Redis, RedisCluster)) and not isinstance(client, Pipeline):
+        return
+    if type(client).__module__.startswith(("redis.client", "redis.cluster")):
+        raise TypeError(
+            f"{type(client).__name__} from {type(client).__module__} is a synchronous client: "
+            "pass a redis.asyncio.Redis or RedisCluster"
+        )
+    if isinstance(client, (list, tuple, set)):
+        raise TypeError(
+            f"expected one client, not {len(client)}: AsyncRedlock is a lock on several servers. Nothing else is on "
+            "several: a majority for each permit of a semaphore would not bound how many are held in all"
+        )
+    raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {shown(client)}")
+
+
+def _options(client: Client) -> dict[str, Any]:
+    options: dict[str, Any]
+    options = client.connection_kwargs if isinstance(client, RedisCluster) else client.connection_pool.connection_kwargs
+    return options
+
+
+def address_of(client: Client) -> str:
+    """Return what ``client`` is to connect to, for messages; never its credentials."""
+    if isinstance(client, RedisCluster):
+        nodes = client.nodes_manager.startup_nodes
+        return f"a cluster at {', '.join(list(nodes)[:3])}{', …' if len(nodes) > 3 else ''}"
+    pool: Any = client.connection_pool
+    options = _options(client)
+    if (service := getattr(pool, "service_name", None)) is not None:
+        where = f"{service!r} of Sentinel"
+    elif (path := options.get("path")) is not None:
+        where = f"unix:{path}"
+    elif hasattr(pool, "shard"):
+        where = "a shard of a cluster"
+    else:
+        where = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    return f"{where}, db {options['db']}" if options.get("db") else where
+
+
+def uses_tls(client: Client) -> bool:
+    """Return whether ``client`` connects with TLS."""
+    if isinstance(client, RedisCluster):
+        return bool(client.connection_kwargs.get("ssl"))
+    return issubclass(client.connection_pool.connection_class, SSLConnection)
+
+
+def client_response_timeout(client: Client, given: Seconds | None) -> float:
+    """Return how long an answer may take, in seconds."""
+    if given is not None:
+        return positive_seconds(given, "response_timeout")
+    configured = _options(client).get("socket_timeout")
+    return float(configured) if configured else DEFAULT_TIMEOUT
+
+
+def client_connect_timeout(client: Client, response_timeout: float) -> float:
+    """Return how long connecting may take, in seconds."""
+    configured = _options(client).get("socket_connect_timeout")
+    return float(configured) if configured else response_timeout
+
+
+def encode(client: Client, value: Name, what: str) -> bytes:
+    """Return a name or identity as bytes: text in the client's own encoding, so that foreign locks agree."""
+    if isinstance(value, str):
+        untyped: Any = client
+        value = untyped.get_encoder().encode(value)
+    if not isinstance(value, bytes):
+        raise TypeError(f"{what} must be str or bytes, not {shown(value)}")
+    if not value:
+        raise ValueError(f"{what} must not be empty")
+    return value

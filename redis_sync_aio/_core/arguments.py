@@ -1,0 +1,151 @@
+"""Argument types and their checks: bad input fails at the call and changes nothing on the server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from functools import wraps
+from inspect import iscoroutinefunction
+from numbers import Real
+from typing import ParamSpec, TypeAlias, TypeVar
+
+from .display import shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Seconds: TypeAlias = float | timedelta
+"""A duration: seconds as int or float, or a timedelta."""
+
+Name: TypeAlias = str | bytes
+"""A name or an identity: text is encoded as the client encodes keys; bytes are taken as they are."""
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""What JSON can say."""
+
+MIN_TTL_MS = 10
+MAX_TTL_MS = 10 * 365 * 86_400_000
+MAX_PERMITS = 1_000_000_000
+
+
+def seconds(value: object, what: str) -> float:
+    """Return the duration ``value`` as a finite, non-negative number of seconds.
+
+    Raises TypeError for anything but a number or timedelta (a bool is not a number here), ValueError
+    for NaN, infinity and negative durations.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{what} must be seconds (int, float) or a timedelta, not {shown(value)}")
+    try:
+        result = float(value)
+    except OverflowError:  # an int beyond the floats
+        result = math.inf
+    if not math.isfinite(result) or result < 0:
+        raise ValueError(f"{what} must be finite and not negative, not {shown(value)}")
+    return result
+
+
+def real_seconds(value: object, what: str) -> float | None:
+    """Return seconds as redis-py's lock takes them, real numbers of any type; also of a timedelta. None stays None.
+
+    Raises TypeError for anything else, ValueError for NaN. Infinity and negative numbers are left to the caller.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is None:
+        return None
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"{what} must be a number of seconds, not {value!r}")
+    result = float(value)
+    if math.isnan(result):
+        raise ValueError(f"{what} must be a number of seconds, not {value!r}")
+    return result
+
+
+def positive_seconds(value: object, what: str) -> float:
+    """Return a duration of more than 0 seconds."""
+    result = seconds(value, what)
+    if result == 0:
+        raise ValueError(f"{what} must be more than 0 seconds")
+    return result
+
+
+def timeout_seconds(value: object, what: str = "timeout") -> float | None:
+    """Return a time limit in seconds; None means no limit."""
+    return None if value is None else seconds(value, what)
+
+
+def ttl_ms(value: object, what: str = "ttl") -> int:
+    """Return a time to live in whole milliseconds, rounded up.
+
+    Raises ValueError below 10 ms (a lease that short is over before its reply arrives) and above ten years.
+    """
+    duration = seconds(value, what)
+    ms = math.ceil(round(min(duration, MAX_TTL_MS) * 1000, 6))  # min: the product must stay finite
+    if not MIN_TTL_MS <= ms <= MAX_TTL_MS:
+        raise ValueError(f"{what} must be between 0.01 seconds and ten years, not {shown(value)}")
+    return ms
+
+
+def require_bool(value: object, what: str) -> bool:
+    """Return ``value`` if it is a bool, else raise TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, not {shown(value)}")
+    return value
+
+
+def is_async(function: object) -> bool:
+    """Return whether it is a coroutine function, or an object that is called as one."""
+    called = getattr(type(function), "__call__", None)  # noqa: B004
+    return iscoroutinefunction(function) or iscoroutinefunction(called)
+
+
+def count(value: object, what: str, least: int = 0) -> int:
+    """Return ``value`` if it is a whole number from ``least`` on; raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, not {shown(value)}")
+    if value < least:
+        raise ValueError(f"{what} must be {least} or more, not {shown(value)}")
+    return value
+
+
+def permits(value: object, what: str) -> int:
+    """Return ``value`` if it can be a number of permits, 1 to 1,000,000,000; raises TypeError or ValueError."""
+    number = count(value, what, 1)
+    if number > MAX_PERMITS:
+        raise ValueError(f"{what} must be {MAX_PERMITS:,} or less, not {shown(value)}")
+    return int(number)  # an int of another type (IntEnum) can not be sent
+
+
+def one_of(value: object, choices: tuple[str, ...], what: str) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{what} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, not {shown(value)}")
+
+
+_OF_REDIS_PY = {
+    "timeout": "in redis-py that is how long the lock is kept. Here it is ttl=, and it is renewed while the lock is "
+    "held; how long to wait is an argument of acquire() and hold()",
+    "blocking_timeout": "how long to wait is an argument of acquire() and hold(): timeout=",
+    "blocking": "use try_acquire() not to wait",
+    "sleep": "waiters are woken, they do not poll; Coordinator(client, poll=...) is for servers that do not push",
+    "thread_local": "a lock may be shared by any tasks; each acquire() returns a lease of its own",
+    "raise_on_release_error": "an error of the release is raised at the exit",
+}
+
+
+def explains_words_of_redis_py(init: Callable[P, R]) -> Callable[P, R]:
+    """Decorate ``__init__``: raise a TypeError that helps for the names that redis-py's Lock gives its arguments."""
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for word in kwargs:
+            if word in _OF_REDIS_PY:
+                raise TypeError(f"{type(args[0]).__name__}() has no argument {word!r}: {_OF_REDIS_PY[word]}")
+        return init(*args, **kwargs)
+
+    return checked

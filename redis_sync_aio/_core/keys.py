@@ -1,0 +1,231 @@
+"""The names of everything on the server. No other module spells a key or a channel (scripts spell `rsa:`).
+
+    NAME            string    the holder's token, exactly as other Redis locks write it
+    {NAME}:queue    zset      tickets of those who wait; score = order of arrival
+    {NAME}:polls    zset      tickets that are polled for: until when each is alive (ms, server time)
+    {NAME}:fence    string    the last fence granted, and to which token
+    {NAME}:record   hash      of a robust lock: whose work it is, and how far it has come
+    {NAME}:gate     string    the highest fence that a gate has accepted
+    {NAME}:sem…     zset      permits of a semaphore: token -> until when (us, server time)
+    {NAME}:rw…      zset      the same of a read/write lock
+      …:state       hash      limit, sum of the weights, last fence, until when the keys last, whether a process shares;
+                              weight and fence of each permit
+      …:queue, …:polls        as above
+    {KEY}:turn      string    lock of the transactions on KEY that take turns; with queue, fence and polls
+    {KEY}:commit:…  string    whether one transaction on KEY was committed: "done" or "void"
+    rsa:…           channel   inbox of one coordinator; in a cluster, of one at one shard
+
+All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
+
+MAX_NAME_BYTES = 8192
+INBOX_PREFIX = b"rsa:"
+
+CLUSTER_MARK = b"C"
+"""In the inboxes of a cluster (the rest is in small letters): see `KnownAs.at`, and include/publish.lua."""
+
+Engine: TypeAlias = Literal["auto", "lua", "watch"]
+Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
+
+
+class KnownAs(NamedTuple):
+    """What a server knows this process as."""
+
+    inbox: bytes  # where grants are pushed to; empty: nowhere, it polls
+    token_prefix: bytes
+
+    @classmethod
+    def new(cls, process: str, unique: str) -> KnownAs:
+        """Make one for a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
+        return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
+
+    def at(self, shard: int) -> KnownAs:
+        """Return what this shard of a cluster knows us as.
+
+        Each as something else, since what is published at one is heard at all of them: a grant would be heard once
+        for each link, and not behind the answer to its request. And its time is that of the shard's own clock.
+        """
+        mark = b"%b%02x" % (CLUSTER_MARK, shard)
+        return KnownAs(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
+
+    def again(self) -> KnownAs:
+        """Return what the same server may know us as from now on: nobody listens to the former inbox."""
+        former = self.inbox.removeprefix(INBOX_PREFIX)
+        unique, mark, shard = former.partition(CLUSTER_MARK)
+        now = secrets.token_hex(len(unique) // 2).encode() + mark + shard
+        return KnownAs(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
+
+
+def of_cluster(inbox: bytes) -> bool:
+    """Return whether that is the inbox of a process at a shard of a cluster."""
+    return CLUSTER_MARK in inbox
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one name, as bytes on the wire."""
+
+    family: ClassVar[Family]
+    """Which scripts take them."""
+    closing: ClassVar[tuple[bytes, ...]] = ()
+    """The last arguments of a release that ends no lease (it only withdraws a ticket)."""
+
+    name: bytes  # as users know it
+    all: tuple[bytes, ...]  # in the order in which scripts take them
+    heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
+    """Packed beginnings of commands on these keys, by script and number of arguments: see `_transport.connection`."""
+    engine: Engine = "auto"
+    """How decisions about them are executed."""
+    id: bytes = field(init=False, repr=False, compare=False)
+    """What tells them from everything else in this process."""
+
+    def __post_init__(self) -> None:
+        kind = f"{self.engine} {self.family} "  # neither has a space, so no key can look like another's id
+        object.__setattr__(self, "id", kind.encode() + self.all[0])
+
+    def by(self, engine: Engine) -> Self:
+        """Return the same keys for another engine. What this process knows of each is kept apart."""
+        return self if engine == self.engine else replace(self, engine=engine)
+
+
+class LockKeys(Keys):
+    """The keys of one lock."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "lock"
+
+    @property
+    def queue(self) -> bytes:
+        """Tickets of those who wait."""
+        return self.all[1]
+
+    @property
+    def fence(self) -> bytes:
+        """The last fence, and whose it is."""
+        return self.all[2]
+
+    @property
+    def polls(self) -> bytes:
+        """Until when polled-for tickets are alive."""
+        return self.all[3]
+
+
+class RobustKeys(LockKeys):
+    """The keys of one robust lock: those of a lock, and a record."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "robust"
+    closing: ClassVar[tuple[bytes, ...]] = (b"", b"0")
+
+    @property
+    def record(self) -> bytes:
+        """How far the work of the last holder has come."""
+        return self.all[4]
+
+
+class GateKeys(Keys):
+    """The key of one gate for fences."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "gate"
+
+
+class PermitKeys(Keys):
+    """The keys of one semaphore, or of one read/write lock."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "permits"
+
+
+class UpgradeKeys(PermitKeys):
+    """The keys of a read/write lock, for a reader that becomes the writer."""
+
+    __slots__ = ()
+    family: ClassVar[Family] = "upgrade"
+
+
+def hash_tag(key: bytes) -> bytes:
+    """Return the part of ``key`` that Redis Cluster hashes (the specification's rule)."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            return key[start + 1 : end]
+    return key
+
+
+def lock_keys(name: bytes) -> LockKeys:
+    """Return the keys of the lock called ``name``.
+
+    Raises ValueError when the name is empty, longer than 8192 bytes, or has braces that would put its
+    keys into different hash slots.
+    """
+    stem = _stem(name)
+    return LockKeys(name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
+
+
+def joined_keys(keys: Sequence[Keys]) -> LockKeys | None:
+    """Return the keys of several locks for one script, in order; None when they are in different hash slots."""
+    if len({hash_tag(one.name) for one in keys}) != 1:
+        return None
+    every = tuple(key for one in keys for key in one.all)
+    return LockKeys(keys[0].name, every, engine=keys[0].engine)
+
+
+def robust_keys(name: bytes) -> RobustKeys:
+    """Return the keys of the robust lock called ``name``; raises as `lock_keys`."""
+    return RobustKeys(name, (*lock_keys(name).all, _stem(name) + b":record"))
+
+
+def gate_keys(name: bytes) -> GateKeys:
+    """Return the key of the gate called ``name``; raises as `lock_keys`."""
+    return GateKeys(name, (_stem(name) + b":gate",))
+
+
+def permit_keys(name: bytes, kind: Literal["sem", "rw"]) -> PermitKeys:
+    """Return the keys of the semaphore ("sem") or read/write lock ("rw") called ``name``; raises as `lock_keys`."""
+    stem = _stem(name) + b":" + kind.encode()
+    return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
+
+
+def upgrade_keys(keys: PermitKeys) -> UpgradeKeys:
+    """Return the keys of a read/write lock for a reader that becomes the writer."""
+    return UpgradeKeys(keys.name, keys.all, engine=keys.engine)
+
+
+def turn_key(key: bytes) -> bytes:
+    """Return the name of the lock by which transactions on ``key`` take turns, in its hash slot.
+
+    Raises ValueError as `lock_keys`.
+    """
+    return _stem(key) + b":turn"
+
+
+def marker_key(key: bytes, unique: bytes) -> bytes:
+    """Return the key that tells whether one transaction on ``key`` was committed, in the same hash slot."""
+    return _stem(key) + b":commit:" + unique
+
+
+def _stem(name: bytes) -> bytes:
+    if not name:
+        raise ValueError("the name of a lock must not be empty")
+    if len(name) > MAX_NAME_BYTES:
+        raise ValueError(
+            f"the name of a lock has at most {MAX_NAME_BYTES} bytes, this one has {len(name)}: {name[:40]!r}…"
+        )
+    tag = hash_tag(name)
+    # A name with a tag of its own gets one colon more, so that `a` and `{a}` share no key.
+    stem = name + b":" if tag != name else b"{" + name + b"}"
+    if hash_tag(stem) != tag:
+        raise ValueError(
+            f"the braces in the name {name!r} break its hash tag: its keys would lie in different slots; "
+            "write a whole tag, as in 'orders:{42}', or leave braces out"
+        )
+    return stem

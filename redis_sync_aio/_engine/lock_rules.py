@@ -1,0 +1,283 @@
+"""What is decided about a lock, as pure functions: a snapshot of the keys -> reply, messages, the snapshot after.
+
+The scripts lock/*.lua decide the same on the server; property tests compare the two, reply by reply and key by key.
+Nothing here talks to a server, and nothing but the snapshot enters a decision.
+
+    key     in the snapshot      read by a decision                     written by it
+    NAME    holder, left         both                                   the holder after it
+    FENCE   fence, granted, kept the last fence, and whose it was       those of the next grant
+    QUEUE   queue                from the front to the first that has   those granted or dropped; its own, at the end
+                                 to wait; its own
+    POLLS   polls                the first ticket in the queue          its own, those dropped
+
+The order of every decision: first a lock that is free goes to those who wait, in their order (`_Desk.settle`), and
+only then comes the request itself. So nobody barges, whoever calls first after an expiry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import TypeAlias
+
+from .._core.keys import of_cluster
+from .outcomes import ASK_AGAIN, FIRST, FOR_EVER, OPEN, RANGE, WANTED, Outcome, Released, Renewed
+from .snapshot import FOR_EVER_MS, FREE_MS, LockSnapshot, Message, Reply, Sharer, Ticket
+from .snapshot import Decision as AnyDecision
+
+Decision: TypeAlias = AnyDecision[LockSnapshot]
+
+BUSY_MS = 1500
+"""After so long without a break a busy lock is left free, for clients that poll for it."""
+HOUR_MS = 3_600_000
+TEN_YEARS_MS = 315_360_000_000
+
+
+class _Turn(Enum):
+    GRANTED = 1  # somebody who waited has it now
+    RESERVED = 2  # somebody who waits takes it himself: he polls, or could not be told
+    FREE = 3  # nobody is ahead
+
+
+def remembered(ms: int) -> int:
+    """Return for how long (ms) the fence of a lease is remembered: longer than the lease, an hour at least."""
+    return TEN_YEARS_MS if ms == FOR_EVER else max(HOUR_MS, 2 * ms)
+
+
+def _fences_of(token: bytes) -> int:
+    return 1 if Sharer.of(token) is None else RANGE
+
+
+class _Desk:
+    """A snapshot on which one decision is worked out."""
+
+    def __init__(self, before: LockSnapshot) -> None:
+        self.before, self.now = before, before.now
+        self.holder, self.left = before.holder, before.left
+        self.fence, self.granted, self.kept = before.fence, before.granted, before.kept
+        self.queue, self.polls = list(before.queue), dict(before.polls)
+        self.messages: list[Message] = []
+
+    def decide(self, reply: Reply) -> Decision:
+        after = replace(
+            self.before,
+            holder=self.holder,
+            left=self.left,
+            fence=self.fence,
+            granted=self.granted,
+            kept=self.kept,
+            queue=tuple(self.queue),
+            polls=self.polls,
+        )
+        return Decision(reply, after, tuple(self.messages))
+
+    # -- small steps -------------------------------------------------------------------------------------
+
+    def next_fence(self, token: bytes, ms: int, number: int = 0) -> int:
+        ahead = max(0, self.fence + 1 - self.now)  # the clock stood still, or went back: until it has caught up
+        first = max(self.fence + 1, self.now)
+        self.fence, self.granted = first - 1 + (number or _fences_of(token)), token
+        self.kept = remembered(ms) + ahead // 1000
+        return first
+
+    def hold(self, token: bytes, ms: int) -> None:
+        self.holder, self.left = token, FOR_EVER_MS if ms == FOR_EVER else ms
+
+    def free(self) -> None:
+        self.holder, self.left = None, FREE_MS
+
+    def leave(self, member: bytes) -> None:
+        if member in self.queue:
+            self.queue.remove(member)
+        self.polls.pop(member, None)
+
+    def tell(self, inbox: bytes, number: int, payload: bytes) -> bool:
+        """Publish what begins with that number; return whether somebody listens, as far as we know."""
+        listens = inbox not in self.before.deaf
+        if listens:
+            self.messages.append(Message(inbox, b"%d %b" % (number, payload)))
+        elif of_cluster(inbox):
+            self.messages.append(Message.astray(inbox, number))
+        return listens
+
+    def settle(self, mine: bytes = b"") -> _Turn:
+        """Give the lock to the first living ticket ahead of ``mine``."""
+        while self.queue and self.queue[0] != mine:
+            member = self.queue[0]
+            ticket = Ticket.of_lock(member)
+            if ticket is None or not ticket.inbox:
+                if self.polls.get(member, 0) * 1000 > self.now:
+                    return _Turn.RESERVED
+                self.leave(member)
+                continue
+            if self.before.full:
+                self.tell(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
+                return _Turn.RESERVED
+            fence = self.next_fence(ticket.token, ticket.claim_ms)  # it is spent on the dead, too
+            if self.before.mute:
+                return _Turn.RESERVED
+            self.queue.pop(0)
+            if self.hand_over(ticket, fence):
+                return _Turn.GRANTED
+        return _Turn.FREE
+
+    def hand_over(self, ticket: Ticket, fence: int) -> bool:
+        """Tell the owner of a ticket, if he lives, that it is his now, and the one behind him when to look."""
+        following = Ticket.of_lock(self.queue[0]) if self.queue else None
+        told = b"%016d %016d %d" % (fence, self.now, ticket.claim_ms)
+        if self.queue:
+            told += b" %d" % (following.number if following is not None and following.inbox == ticket.inbox else 0)
+        if not self.tell(ticket.inbox, ticket.number, told):
+            return False
+        self.hold(ticket.token, ticket.claim_ms)
+        if following is not None and following.inbox not in (b"", ticket.inbox):
+            self.tell(following.inbox, following.number, b"0 %016d %d" % (self.now, ticket.claim_ms))
+        return True
+
+    def sooner(self, ms: int) -> None:
+        """Tell the first waiter that listens, of two, that the lock is free in ``ms``, sooner than it was told."""
+        for member in () if self.before.mute else self.queue[:FIRST]:
+            ticket = Ticket.of_lock(member)
+            told = b"0 %016d %d" % (self.now, ms)
+            if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, told):
+                return
+
+    def leave_open(self, gap_ms: int) -> bool:
+        """Leave the lock free for so long, if it has been handed over without a break for BUSY_MS."""
+        ms, since = self.now // 1000, self.polls.get(OPEN)
+        if self.before.full:
+            return False
+        if since is None or since > ms:
+            self.polls[OPEN] = ms
+            return False
+        if ms - since < BUSY_MS:
+            return False
+        self.polls[OPEN] = ms + gap_ms
+        self.sooner(gap_ms)
+        self.queue.insert(0, OPEN)
+        self.free()
+        return True
+
+    def spent(self, token: bytes, reusable: bool) -> bool:
+        return self.holder is None and self.fence > 0 and self.granted == token and not reusable
+
+    def own(self, token: bytes, ttl_ms: int) -> tuple[int, ...]:
+        granted = self.fence and self.granted == token
+        fence = self.fence - _fences_of(token) + 1 if granted else self.next_fence(token, ttl_ms)
+        return (Outcome.OWN, fence, self.left, self.now, 0)
+
+    def wanted(self) -> None:
+        """Tell a holder that shares that somebody waits, if somebody does."""
+        if self.queue:
+            self.call(self.holder)
+
+    def call(self, holder: bytes | None) -> None:
+        """Tell a holder that shares to give it back."""
+        sharer = None if holder is None else Sharer.of(holder)
+        if sharer is not None and not self.before.mute:
+            self.tell(sharer.inbox, sharer.number, b"%d %016d 0" % (WANTED, self.now))
+
+
+# -- the decisions -----------------------------------------------------------------------------------------
+
+
+def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, reusable: bool) -> Decision:
+    """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty."""
+    desk = _Desk(before)
+    if desk.spent(token, reusable):
+        desk.leave(member)
+        return desk.decide((Outcome.SPENT, 0, FREE_MS, desk.now, 0))
+    if desk.holder == token:
+        desk.leave(member)
+        return desk.decide(desk.own(token, ttl_ms))
+    if desk.holder is None and desk.settle(member) is _Turn.FREE:
+        desk.leave(member)
+        fence = desk.next_fence(token, ttl_ms)
+        desk.hold(token, ttl_ms)
+        desk.wanted()  # who was behind it in the queue
+        return desk.decide(fence)
+    new = bool(member) and member not in desk.queue
+    if new:
+        desk.queue.append(member)
+    if member and poll_ms:
+        desk.polls[member] = desk.now // 1000 + poll_ms
+    if member:
+        desk.wanted()
+    soon = int(desk.holder is None or desk.granted != desk.holder)  # no release will wake it
+    return desk.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), desk.left, desk.now, soon))
+
+
+def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, gap_ms: int = 0) -> Decision:
+    """Give up the lock and a ticket; ``pending``: a late copy of the request is to find its token spent.
+
+    ``gap_ms``: for so long a busy lock is left free now and then, for clients that poll for it; 0: never.
+    """
+    desk = _Desk(before)
+    desk.leave(member)
+    if desk.holder not in (None, token):
+        return desk.decide(Released.TAKEN)
+    held = desk.holder is not None
+    if held and gap_ms and not desk.queue:
+        desk.polls.pop(OPEN, None)
+    elif held and gap_ms and desk.leave_open(gap_ms):
+        return desk.decide(Released.RELEASED)
+    turn = desk.settle()
+    if turn is not _Turn.GRANTED:
+        desk.free()
+    if pending and not held and turn is _Turn.FREE and desk.granted != token:
+        desk.next_fence(token, 1)
+    return desk.decide(Released.RELEASED if held else Released.GONE)
+
+
+def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
+    """Let the lease end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
+    desk = _Desk(before)
+    if desk.holder == token:
+        shorter = desk.left == FOR_EVER_MS or desk.left > ttl_ms
+        desk.left = ttl_ms
+        if shorter:
+            desk.sooner(ttl_ms)
+        desk.kept = max(desk.kept, remembered(ttl_ms)) if desk.fence else desk.kept
+        if fences is None:
+            return desk.decide((Renewed.RENEWED, desk.now))
+        first = desk.next_fence(token, ttl_ms, fences) if fences else 0
+        return desk.decide((Renewed.RENEWED, desk.now, first, int(bool(desk.queue))))
+    if desk.holder is not None:
+        return desk.decide((Renewed.TAKEN, desk.now))
+    desk.settle()
+    return desk.decide((Renewed.GONE, desk.now))
+
+
+def force(before: LockSnapshot) -> Decision:
+    """Take the lock away from whoever holds it."""
+    desk = _Desk(before)
+    held = desk.holder
+    if desk.settle() is not _Turn.GRANTED:
+        desk.free()
+    desk.call(held)
+    return desk.decide(int(held is not None))
+
+
+def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[Decision, ...]:
+    """Take several locks, all of them or none; the replies are those of `acquire` without a ticket."""
+    desks = [_Desk(one) for one in before]
+    replies: list[Reply | None] = []
+    for desk, token in zip(desks, tokens, strict=True):
+        free = desk.holder is None and not desk.spent(token, reusable=False)
+        if desk.holder == token:
+            replies.append(desk.own(token, ttl_ms))
+        elif free and desk.settle() is _Turn.FREE:
+            replies.append(None)
+        else:
+            outcome = Outcome.SPENT if desk.spent(token, reusable=False) else Outcome.BUSY
+            replies.append((outcome, 0, desk.left, desk.now, 0))
+    all_or_none = not any(isinstance(reply, tuple) and reply[0] != Outcome.OWN for reply in replies)
+    for number, (desk, token) in enumerate(zip(desks, tokens, strict=True)):
+        if replies[number] is None and all_or_none:
+            replies[number] = desk.next_fence(token, ttl_ms)
+            desk.hold(token, ttl_ms)
+    busy = (Outcome.BUSY, 0, FREE_MS)
+    return tuple(
+        desk.decide((*busy, desk.now, 0) if reply is None else reply)
+        for desk, reply in zip(desks, replies, strict=True)
+    )

@@ -1,0 +1,391 @@
+"""What is decided about permits, as pure functions: a snapshot of the keys -> reply, messages, the snapshot after.
+
+The scripts permits/*.lua decide the same on the server; property tests compare the two, reply by reply and key by
+key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` included, enters a decision.
+
+    key       in the snapshot         read by a decision                      written by it
+    PERMITS   permits (until)         those over, the first of worth          its own, those over, those it grants
+    STATE     limit, used, fence,     limit, used, fence; its own permit,     what changed of that
+              permits (weight, fence) those of PERMITS above, of the tickets
+              resized                 what a request with another limit does  a resize
+              shared                  the first CALLED of PERMITS, if it is   a grant to a process that shares
+                                      set, for a ticket that has to wait
+    QUEUE     queue, ahead            from the front to the first that has    those granted or dropped; its own, at
+                                      to wait; its own; the last one's score  the end (score: the last one's + 1)
+    POLLS     polls                   the first ticket in the queue           its own, those dropped
+    (inboxes) deaf, mute              of those tickets                        a message is published
+
+Whoever executes a decision with WATCH watches all four keys, as each decision settles the queue: it may grant.
+
+The order of every decision: first what is over goes (`_Desk`), then those who wait get what is free, in their order
+(`_Desk.settle`), and only then comes the request itself. So nobody barges, whoever calls first after an expiry.
+(The script that acquires leaves tombstones that are over where nothing is held: no decision depends on them.)
+
+Fences (P8) are a hybrid clock: max(last + 1, server time in microseconds). With a limit of WHOLE, readers weigh 1, a
+writer weighs WHOLE, and readers share the fence of the last writer. A process that shares what it holds among its tasks
+gets a RANGE of them with a permit: STATE has the last, all else the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from heapq import nsmallest
+from typing import TypeAlias
+
+from .._core.keys import of_cluster
+from .outcomes import ASK_AGAIN, FIRST, RANGE, WANTED, WHOLE, Look, Outcome, Released, Renewed
+from .snapshot import Decision as AnyDecision
+from .snapshot import Message, Permit, PermitSnapshot, Reply, Sharer, Ticket
+
+Decision: TypeAlias = AnyDecision[PermitSnapshot]
+
+TOMB_MS = 60_000
+"""For how long a token that was undone is known to be spent."""
+CALLED = 64
+"""Of so many permits, those that end first, the owners are told that somebody waits, if they share what they hold."""
+
+
+class _Turn(Enum):
+    RESERVED = 1  # somebody ahead takes what is free himself: he polls, or could not be told
+    FULL = 2  # the first one waits for more than is free
+    FREE = 3  # nobody is ahead
+
+
+class _Desk:
+    """A snapshot on which one decision is worked out."""
+
+    def __init__(self, before: PermitSnapshot) -> None:
+        """Drop what is over."""
+        self.before, self.now = before, before.now
+        self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
+        self.known_limit = before.limit  # the caller's becomes the server's with a grant
+        self.queue, self.polls, self.ahead = list(before.queue), dict(before.polls), before.ahead
+        self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
+        over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
+        self.used = before.used - over
+        # Since the last one lined up there may be room, or (in `settle`) another first one.
+        self.moved = before.packed or before.used >= before.limit > 0
+        self.messages: list[Message] = []
+
+    def decide(self, reply: Reply) -> Decision:
+        after = replace(
+            self.before,
+            limit=self.known_limit,
+            used=self.used,
+            fence=self.fence,
+            permits=self.permits,
+            queue=tuple(self.queue),
+            ahead=self.ahead if self.ahead in self.queue else b"",
+            polls=self.polls,
+            shared=self.shared,
+            packed=False,
+        )
+        return Decision(reply, after, tuple(self.messages))
+
+    # -- small steps -------------------------------------------------------------------------------------
+
+    def weight(self, token: bytes) -> int:
+        return self.permits[token].weight if token in self.permits else 0
+
+    def fits(self, weight: int, had: int) -> bool:
+        return self.used - had + weight <= self.limit
+
+    def left(self, until: int | None = None) -> int:
+        """Milliseconds until then (None: until the first permit is over by itself; 0 when there is none).
+
+        A tombstone frees nothing when it is over. (The scripts look at 64 of them, and take the last one's end then.)
+        """
+        if until is None:
+            until = min((permit.until for permit in self.permits.values() if permit.weight), default=None)
+        return 0 if until is None else max(1, -((self.now - until) // 1000))
+
+    def fenced(self, weight: int) -> bool:
+        """Return whether that gets a fence of its own: readers have the one of the last writer."""
+        return self.limit != WHOLE or weight == WHOLE
+
+    def next_fence(self, weight: int) -> int:
+        return max(self.fence + 1, self.now) if self.fenced(weight) or self.fence == 0 else self.fence
+
+    def reserve(self, weight: int, fences: int) -> int:
+        """Return the first of so many fences more for what is held already, 0 if there are none."""
+        if not fences or not self.fenced(weight):
+            return 0
+        first = self.next_fence(weight)
+        self.fence = first + fences - 1
+        return first
+
+    def hold(self, token: bytes, weight: int, ms: int, fence: int, attempt: bytes = b"") -> None:
+        until = self.permits[token].until if self.weight(token) else 0  # never shorter than it was
+        self.used += weight - self.weight(token)
+        self.permits[token] = Permit(weight, fence, max(until, self.now + ms * 1000), attempt)
+        shares = Sharer.of(token) is not None
+        last = fence + RANGE - 1 if shares and self.fenced(weight) else fence
+        self.known_limit, self.fence, self.shared = self.limit, max(self.fence, last), self.shared or shares
+
+    def spend(self, token: bytes) -> None:
+        """Leave a tombstone."""
+        self.permits[token] = Permit(0, 0, self.now + TOMB_MS * 1000)
+
+    def drop(self, token: bytes) -> None:
+        self.used -= self.weight(token)
+        self.permits.pop(token, None)
+
+    def leave(self, member: bytes) -> None:
+        if member in self.queue:
+            self.queue.remove(member)
+        self.polls.pop(member, None)
+
+    def tell(self, inbox: bytes, number: int, fence: int, ms: int, more: bytes = b"") -> bool:
+        """Publish; return whether somebody listens, as far as we know."""
+        if self.before.mute:
+            return True
+        if inbox in self.before.deaf:
+            if of_cluster(inbox):
+                self.messages.append(Message.astray(inbox, number))
+            return False
+        self.messages.append(Message(inbox, b"%d %d %016d %d%b" % (number, fence, self.now, ms, more)))
+        return True
+
+    def wanted(self, token: bytes) -> None:
+        """Tell whose permit it is, if he shares it, that somebody waits."""
+        sharer = Sharer.of(token)
+        if sharer is not None:
+            self.tell(sharer.inbox, sharer.number, WANTED, 0)
+
+    def sooner(self) -> None:
+        """Tell the first waiter that listens, of two, when something is free: sooner than it was told."""
+        for member in self.queue[:FIRST]:
+            ticket = Ticket.parse(member)
+            if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
+                return
+
+    def call(self) -> None:
+        """Tell those who share what they hold that somebody waits, each process once."""
+        held = nsmallest(CALLED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
+        whom: dict[bytes, bytes] = {}
+        for token, permit in held if self.shared else ():
+            sharer = Sharer.of(token)
+            if sharer is not None and permit.weight:  # not what was undone
+                whom.setdefault(sharer.inbox, token)
+        for token in whom.values():
+            self.wanted(token)
+
+    # -- who is next -------------------------------------------------------------------------------------
+
+    def settle(self, mine: bytes = b"") -> tuple[_Turn, int | None]:
+        """Give what is free to those who wait ahead of ``mine``; return also until when a reservation holds."""
+        while self.limit:
+            if not self.queue or self.queue[0] == mine:
+                return _Turn.FREE, None
+            member = self.queue[0]
+            ticket = Ticket.parse(member)
+            if ticket is None:
+                self.leave(member)
+                self.moved = True
+                continue
+            had, weight = self.weight(ticket.token), ticket.weight
+            # An identity that holds already; or a reader that was to become the writer, and reads no more.
+            odd = (had > 0) != (member == self.ahead)
+            if weight > self.limit or odd:  # or the limit was lowered: its owner asks again
+                self.leave(member)
+                if ticket.inbox:
+                    self.tell(ticket.inbox, ticket.number, ASK_AGAIN, 0)
+            elif not ticket.inbox:
+                alive = self.polls.get(member, 0) * 1000
+                if alive > self.now:
+                    return _Turn.RESERVED, alive
+                self.leave(member)
+            elif not self.fits(weight, had):  # a dead one must not keep out those who would fit
+                if self.used >= self.limit:
+                    return _Turn.FULL, None
+                if self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
+                    self.watch_over(ticket.inbox, mine)
+                    return _Turn.FULL, None
+                self.leave(member)
+            elif self.before.mute:
+                return _Turn.RESERVED, None
+            else:
+                self.hand_over(member, ticket, weight, had)
+            self.moved = True
+        return _Turn.FULL, None  # nobody knows the limit: the next request brings it
+
+    def watch_over(self, inbox: bytes, mine: bytes) -> None:
+        """The first lives, and does not fit. It may die: let the next one look from time to time (see `line_up`)."""
+        following = Ticket.parse(self.queue[1]) if self.moved and len(self.queue) > 1 else None
+        if following is not None and self.queue[1] != mine and following.inbox not in (b"", inbox):
+            self.tell(following.inbox, following.number, ASK_AGAIN, 0)
+
+    def hand_over(self, member: bytes, ticket: Ticket, weight: int, had: int) -> None:
+        """Grant the first ticket, if its owner lives, and tell the one behind when to look."""
+        behind = self.queue[1:2]
+        following = Ticket.parse(behind[0]) if behind else None
+        self.leave(member)
+        fence = self.next_fence(weight)
+        then = min(self.left() or ticket.claim_ms, ticket.claim_ms)
+        together = following is not None and following.inbox == ticket.inbox
+        number = following.number if following is not None and together else 0  # 0: somebody else waits
+        more = b" %d %d" % (number, then) if behind else b""
+        if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more):
+            attempt = ticket.inbox + b"|%d" % ticket.number if had else b""
+            self.hold(ticket.token, weight, ticket.claim_ms, fence, attempt)
+            if following is not None and following.inbox and not together:
+                self.tell(following.inbox, following.number, 0, then)
+
+    # -- answers to a request ----------------------------------------------------------------------------
+
+    def refuse(self, outcome: Outcome, number: int, more: int = 0) -> Decision:
+        return self.decide((outcome, number, -1, self.now, more))
+
+    def own(self, token: bytes) -> Decision:
+        own = self.permits[token]
+        return self.decide((Outcome.OWN, own.fence, self.left(own.until), self.now, own.weight))
+
+    def line_up(
+        self, turn: _Turn, reserved: int | None, member: bytes, poll_ms: int, *, ahead: bool = False
+    ) -> Decision:
+        new = bool(member) and member not in self.queue
+        look = self.left() or -1
+        if reserved is not None and (look < 0 or reserved - self.now < look * 1000):
+            look = self.left(reserved)
+        room = turn is _Turn.FULL and self.used < self.limit and not ahead
+        soon = Look.SOON if turn is _Turn.RESERVED and reserved is None else Look.IN_TIME if room else Look.NONE
+        if new:
+            self.queue.insert(0 if ahead else len(self.queue), member)
+            self.ahead = member if ahead else self.ahead
+        if member and poll_ms:
+            self.polls[member] = self.now // 1000 + poll_ms
+        if member:
+            self.call()
+        return self.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), look, self.now, soon))
+
+
+# -- the decisions -----------------------------------------------------------------------------------------
+
+
+def acquire(
+    before: PermitSnapshot,
+    token: bytes,
+    ttl_ms: int,
+    member: bytes,
+    poll_ms: int,
+    weight: int,
+    limit: int,
+    whose: bytes = b"",
+) -> Decision:
+    """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's.
+
+    ``whose`` says whose limit counts when the server has another one: see include/permit_choose_limit.lua.
+    """
+    desk = _Desk(before)
+    desk.limit = before.limit or limit
+    turn, reserved = desk.settle(member)  # first: it may be this token that gets something, by another ticket
+    queued = member in desk.queue
+    differs = bool(limit) and limit != desk.limit and not queued
+    idle = not desk.used and turn is _Turn.FREE
+    if differs and not before.resized and (whose == b"set" or idle):
+        desk.limit = desk.known_limit = limit
+        differs = False
+        turn, reserved = desk.settle(member)
+    differs = differs and whose != b"keep"
+    if not desk.limit or differs or token in desk.permits or weight > desk.limit:
+        if queued:
+            desk.leave(member)
+            desk.settle()
+        own = desk.permits.get(token)
+        if own is None:
+            outcome = Outcome.MISMATCH if not desk.limit or differs else Outcome.TOO_HEAVY
+            return desk.refuse(outcome, desk.limit, int(differs and before.resized))
+        return desk.own(token) if own.weight else desk.refuse(Outcome.SPENT, 0)
+    if turn is _Turn.FREE and desk.fits(weight, 0):
+        if queued:
+            desk.leave(member)
+        fence = desk.next_fence(weight)
+        desk.hold(token, weight, ttl_ms, fence)
+        if queued:
+            desk.settle()  # who is behind may fit, too
+        if desk.queue:
+            desk.wanted(token)
+        return desk.decide(fence)
+    return desk.line_up(turn, reserved, member, poll_ms)
+
+
+def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, attempt: bytes) -> Decision:
+    """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
+    desk = _Desk(before)
+    turn, reserved = desk.settle(member)
+    had = desk.weight(token)
+    spent = attempt in desk.permits
+    if had in (0, WHOLE) or spent:
+        desk.leave(member)
+        desk.settle()
+        if had and desk.permits[token].attempt == attempt:
+            return desk.own(token)
+        return desk.refuse(Outcome.SPENT if spent else Outcome.DEADLOCK if had else Outcome.GONE, 0)
+    if desk.queue and desk.queue[0] == desk.ahead != member:
+        return desk.refuse(Outcome.DEADLOCK, 0)
+    if desk.fits(WHOLE, had):
+        desk.leave(member)
+        desk.hold(token, WHOLE, ttl_ms, fence := desk.next_fence(WHOLE), attempt)
+        if desk.queue:
+            desk.wanted(token)
+        return desk.decide(fence)
+    return desk.line_up(turn, reserved, member, poll_ms, ahead=True)
+
+
+def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> Decision:
+    """Let what ``attempt`` made a writer be a reader again (empty: what was acquired for writing), or withdraw it.
+
+    ``pending``: a late copy of the attempt is to find it spent.
+    """
+    desk = _Desk(before)
+    desk.leave(member)
+    held = desk.weight(token)
+    if held > 1 and desk.permits[token].attempt == attempt:
+        desk.used += 1 - held
+        desk.permits[token] = replace(desk.permits[token], weight=1, attempt=b"")
+    if pending:
+        desk.spend(attempt)
+    desk.settle()
+    return desk.decide(Released.RELEASED if held else Released.GONE)
+
+
+def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
+    """Give up a permit and a ticket; ``pending``: a late copy of the request is to find its token spent."""
+    desk = _Desk(before)
+    desk.leave(member)
+    held = desk.weight(token) > 0
+    if held:
+        desk.drop(token)
+    if pending:
+        desk.spend(token)
+    desk.settle()
+    return desk.decide(Released.RELEASED if held else Released.GONE)
+
+
+def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> Decision:
+    """Let a permit of that weight at ``least`` end ``ttl_ms`` from now.
+
+    ``fences``: so many more are needed by a process that shares it.
+    """
+    desk = _Desk(before)
+    desk.settle()
+    held = desk.weight(token)
+    if held < least:
+        return desk.decide((Renewed.GONE, desk.now))
+    until, ended = desk.now + ttl_ms * 1000, desk.permits[token].until
+    desk.permits[token] = replace(desk.permits[token], until=until)
+    if ended > until:
+        desk.sooner()
+    if fences is None:
+        return desk.decide((Renewed.RENEWED, desk.now))
+    wanted = bool(desk.queue) or desk.used > desk.limit  # it may have been lowered
+    return desk.decide((Renewed.RENEWED, desk.now, desk.reserve(held, fences), int(wanted)))
+
+
+def resize(before: PermitSnapshot, limit: int) -> Decision:
+    """Set the limit, until it is set again. Those who fit now are granted; nothing is taken away."""
+    desk = _Desk(replace(before, resized=True))
+    desk.limit = desk.known_limit = limit
+    desk.settle()
+    return desk.decide(before.limit)

@@ -1,0 +1,165 @@
+"""What all talks have in common: reading replies, MULTI and EXEC, and what is done when those are refused.
+
+See `watch` for what a talk is. Nothing here knows locks from permits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, Protocol, TypeAlias
+
+from .._client.error_replies import error_code
+from .._transport.call import CONFLICT, Argument, Here, Reply, ReplyError, Talk, Words
+from .snapshot import Message
+
+WINDOW = 16
+"""So many tickets at the head of a queue are looked at first; more if a decision gets to the last of them."""
+QUEUE_TTL = 600_000
+
+
+class Refused(Exception):
+    """A command was refused when it was queued, so nothing was executed."""
+
+    def __init__(self, command: bytes, error: ReplyError) -> None:
+        super().__init__(str(error))
+        self.command = command
+        self.code = error_code(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decision, and how it is written."""
+
+    reply: Reply
+    writes: list[Words]
+    messages: tuple[Message, ...] = ()
+    without: Reply = None
+    """The reply if nothing can be written now, to one who waits already."""
+    more: bool = False
+    """This was only a part, without a reply: when it is written the rest is decided."""
+
+
+class Queues(Protocol):
+    """The part of a snapshot that is about those who wait."""
+
+    @property
+    def queue(self) -> tuple[bytes, ...]: ...
+    @property
+    def polls(self) -> Mapping[bytes, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Those who wait, as far as they were looked at."""
+
+    queue: bytes  # the keys
+    polls: bytes
+    tail: int  # the place of the last ticket
+    more: bool  # there are tickets behind those that were looked at
+    own: bytes  # the caller's ticket; it stands at the end of the snapshot's queue if it is one of those
+
+    def ended(self, before: Queues, after: Queues) -> bool:
+        """Return whether a decision went on to the last of those that were looked at, and there are more."""
+        return self.more and sum(member in after.queue for member in before.queue if member != self.own) < 2
+
+    def writes(self, before: Queues, after: Queues, ahead: bytes = b"") -> list[Words]:
+        """Return the commands that make the keys what they are to be; ``ahead``: a ticket before all others."""
+        found: list[Words] = []
+        gone = [member for member in before.queue if member not in after.queue]
+        new = [member for member in after.queue if member not in before.queue]
+        if gone:
+            found.append((b"ZREM", self.queue, *gone))
+        for number, member in enumerate(new, self.tail + 1):
+            found.append((b"ZADD", self.queue, -1 if member == ahead else number, member))
+        if self.own in after.queue:  # each waiter asks again from time to time, far more often than that
+            found.append((b"PEXPIRE", self.queue, QUEUE_TTL))
+        silent = [member for member in before.polls if member not in after.polls]
+        if silent:
+            found.append((b"ZREM", self.polls, *silent))
+        for member, until in after.polls.items():
+            if before.polls.get(member) != until:
+                found += [(b"ZADD", self.polls, until, member), (b"PEXPIRE", self.polls, QUEUE_TTL)]
+        return found
+
+
+Decide: TypeAlias = Callable[[bool, bool], Talk]
+"""``decide(mute, full)`` reads and returns a `Plan`; mute: we may not publish; full: the server is out of memory."""
+
+
+def checked(replies: Iterable[Reply]) -> list[Reply]:
+    """Return ``replies``, or raise the first error among them."""
+    found = list(replies)
+    for reply in found:
+        if isinstance(reply, ReplyError):
+            raise reply
+    return found
+
+
+def pairs(reply: Any) -> list[tuple[bytes, float]]:
+    """Return members and scores: RESP3 has them in pairs, RESP2 in a row."""
+    if reply and isinstance(reply[0], list):
+        return [(member, float(score)) for member, score in reply]
+    return [(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+
+def blob(word: Argument) -> bytes:
+    """Return an argument of a script as bytes."""
+    return b"%d" % word if isinstance(word, int) else word
+
+
+def microseconds(time: Reply) -> int:
+    """Return what TIME said, in microseconds."""
+    return int(time[0]) * 1_000_000 + int(time[1])
+
+
+def deaf(reply: Reply) -> frozenset[bytes]:
+    """Return the inboxes that nobody hears, of PUBSUB NUMSUB. Who may not ask takes all for living."""
+    if isinstance(reply, ReplyError):
+        return frozenset()
+    listening = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return frozenset(inbox for inbox, number in listening if not int(number))
+
+
+def commit(writes: Sequence[Words]) -> Talk:
+    """Execute all of ``writes`` and return their replies, or None: a conflict, nothing was executed."""
+    commands = [(b"MULTI",), *writes]
+    *queued, outcome = yield [*commands, (b"EXEC",)]
+    for words, reply in zip(commands, queued, strict=True):
+        if isinstance(reply, ReplyError):
+            raise Refused(bytes(words[0]), reply)
+    (replies,) = checked([outcome])
+    return None if replies is None else checked(replies)
+
+
+def attempt(decide: Decide, here: Here) -> Talk:
+    """Read, decide, execute; return the reply, or CONFLICT."""
+    mute = full = False
+    while True:
+        plan: Plan = yield from decide(mute, full)
+        away = [message.inbox != here.inbox for message in plan.messages]
+        published: list[Words] = [(b"PUBLISH", *message) for message in compress(plan.messages, away)]
+        try:
+            done = yield from commit([*plan.writes, *published])
+        except Refused as refused:
+            if refused.command == b"PUBLISH" and refused.code == "NOPERM" and not mute:
+                mute = True  # whose turn it is finds out when it looks again
+            elif refused.code == "OOM" and plan.without is not None:
+                return plan.without
+            elif refused.code == "OOM" and not full:
+                full = True
+            else:
+                raise refused.error from None
+            continue
+        if done is None:
+            return CONFLICT
+        if plan.more:
+            continue
+        for message in plan.messages:
+            if message.inbox == here.inbox:
+                here.deliver(message.payload)
+        # Who died between our look and its grant keeps that until it ends by itself (P1). To take it back would be
+        # another transaction: by then it may have come back, and seen that it holds the lock.
+        return plan.reply

@@ -1,0 +1,93 @@
+"""Where a lease is in its life, and the protocols that it relies on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from .._client.settings import Client
+
+if TYPE_CHECKING:
+    from .._core.keys import Keys
+    from .._transport.call import Argument
+    from .lease import Lease
+
+
+class State(Enum):
+    """Where a lease is in its life."""
+
+    HELD = "held"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+HELD, RELEASED = State.HELD, State.RELEASED
+
+
+class Keeper(Protocol):
+    """What a lease needs of the one who keeps it.
+
+    `Renewals` keep those on the server, a `Bundle` the shares of a multi-lease, a `Cohort` what its tasks share.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    client: Client
+    patience: float
+    response_timeout: float | None
+    """Seconds that the caller gives an answer; None: as its client does."""
+    exit_timeout: float
+    """Seconds that the end of a body that failed waits for its release."""
+    retry_for: float
+
+    def check_place(self) -> None: ...
+    def stalled_since(self, time: float) -> float: ...
+    def answering(self, keys: Keys, stalled: bool) -> bool: ...
+    def release(self, lease: Lease) -> None: ...
+    def forget(self, lease: Lease) -> None: ...
+    def members_of(self, lease: Lease) -> tuple[Lease, ...]: ...
+    async def extend(self, lease: Lease, ttl: int) -> None: ...
+
+
+class Terms(Protocol):
+    """The part of a request that a lease goes on to need."""
+
+    @property
+    def ttl_ms(self) -> int: ...
+    @property
+    def auto_renew(self) -> bool: ...
+    @property
+    def max_hold(self) -> float | None: ...
+    @property
+    def identity(self) -> bytes | None: ...
+    @property
+    def reusable(self) -> bool: ...
+    @property
+    def weight(self) -> int: ...
+    @property
+    def closing(self) -> tuple[Argument, ...]: ...
+
+
+class Namesakes(Protocol):
+    """What the release of a lease that was acquired for an identity means for others of that identity."""
+
+    def release_sent(self, identity: bytes, at_least: int, /) -> None: ...
+    def release_answered(self, identity: bytes, /) -> None: ...
+
+
+class Group(Protocol):
+    """What leases stand on this one, which is then released by them only."""
+
+    @property
+    def shares(self) -> Sequence[Lease]: ...
+    def ownerless(self) -> bool: ...
+
+
+class Releaser(Protocol):
+    """Who waits for what becomes of a release."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def set_exception(self, error: Exception, /) -> None: ...

@@ -1,0 +1,352 @@
+"""What locks, semaphores and the two sides of a read/write lock have in common: everything but what they mean.
+
+A primitive chooses keys, and with them the scripts that decide; here its arguments become requests, and the one
+acquire path (`_acquire/acquisition.py`) does the rest.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from asyncio import current_task
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from threading import get_ident
+from typing import Any, NoReturn, get_args
+from weakref import ref
+
+from .._acquire.acquisition import acquire
+from .._acquire.request import Request, never_refused
+from .._acquire.resource import LocalName
+from .._acquire.waits import data_instead
+from .._client.settings import Client, encode
+from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
+from .._core.cancellation import undo_in
+from .._core.display import text
+from .._core.keys import Engine, Keys
+from .._engine.commands import FOR_EVER, WHOLE, Answer, LuaEngine, PermitsView, Released, Send, read_permits
+from .._leases.choice import current_ref, to_release
+from .._leases.hold import Enterable, Hold, OnLost
+from .._leases.lease import Lease
+from .._sharing.cohort import Cohort
+from .._transport.call import Argument, Call, Reply, understood
+from ..coordinator import Coordinator
+from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
+from .implicit import client_of, coordinator_for
+
+SHOWN = 100
+"""So many holders and waiters are listed in statistics."""
+
+
+class Primitive(Enterable[Lease]):
+    """Base of everything that is acquired; see the top of this module."""
+
+    _weight = 0  # of a request for permits; a lock has none
+    _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
+    _limit = 0
+    _whose_limit = b""
+    _leave_open: tuple[Argument, ...] = ()  # what the release of a lock says of clients that poll for it
+    _closing: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
+
+    def __init__(
+        self,
+        client: Client | Coordinator,
+        name: Name,
+        keys: Callable[[bytes], Keys],
+        *,
+        ttl: Seconds | None,
+        auto_renew: bool,
+        max_hold: Seconds | None,
+        on_lost: OnLost,
+        engine: Engine,
+        share: bool = False,
+        linger: Seconds = 0.0,
+    ) -> None:
+        super().__init__(on_lost)
+        one_of(engine, get_args(Engine), "engine")
+        self._source = client
+        self._client = client_of(client)
+        self._keys = keys(self._encode(name, "name")).by(engine)
+        self._ttl_ms = FOR_EVER if ttl is None else ttl_ms(ttl)
+        self._auto_renew = require_bool(auto_renew, "auto_renew")
+        self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
+        self._linger = seconds(linger, "linger")
+        if not require_bool(share, "share") and self._linger:
+            raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
+        self._share = share and engine != "watch" and self._keys.family != "robust"
+        self._default = self._new_request(None, None, None, self._weight)
+        # What the latest acquisition used; only so that the next one need not look it up.
+        self._coordinator: Coordinator | None = None
+        self._local_name: LocalName | None = None
+        self._cohort: Cohort | None = None
+
+    # -- acquiring -------------------------------------------------------------------------------------
+
+    async def acquire(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        identity: Name | None = None,
+    ) -> Lease:
+        """Wait for the turn and return the lease. One round trip when free; handed over by a push when not.
+
+        Args:
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            ttl: for this lease, instead of this object's own.
+            identity: the caller's own name, stored as it is as the holder's token. The same identity asking again
+                gets the same lease again, from any process, and may release it from any process.
+
+        Raises:
+            AcquireTimeout: it was not granted in time: others held it, or Redis had not answered yet (``timeout`` was
+                shorter than the coordinator's ``response_timeout``).
+            Unreachable: Redis did not answer (within ``timeout``, or ``retry_for`` of the coordinator).
+            CommandRefused: the server answered with an error (out of memory, no permission, wrong key type …).
+            WouldDeadlock: a body of this very task holds it, so that the task would wait for itself. Raised for what
+                excludes everybody else (a lock, the write side), before anything is sent, unless the body goes on when
+                its lease is lost (``on_lost="event"``).
+            CoordinatorClosed, WrongContext: the coordinator can not be used, or was closed meanwhile.
+            TypeError, ValueError: a bad argument; nothing was sent.
+
+        On cancellation whatever the server did for this request is undone, without delaying the cancellation.
+        """
+        cohort = self._cohort  # of the default; while it holds something it is the one that its coordinator knows
+        if (
+            cohort is not None
+            and timeout is None
+            and ttl is None
+            and identity is None
+            and cohort.bases
+            and cohort.thread == get_ident()
+            and (task := current_task(cohort.loop)) is not None
+            and (answer := cohort.enter(self._default, task)) is not None
+        ):
+            # As `cohort.acquire`, without its coroutine: for grants inside the process, which cost little else.
+            try:
+                lease = await answer
+            except BaseException:
+                undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))
+                raise
+            assert lease is not None  # it waits
+            by = lease.acquirer = ref(task)
+            if cohort.listed:
+                cohort.local.leases.note(by, lease)
+            return lease
+        return await self._acquire(self._request(ttl, identity, timeout))
+
+    async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
+        """Return a lease, or None when it is taken or somebody waits for it. One round trip.
+
+        Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
+        """
+        return await self._try(self._request(ttl, identity, 0))
+
+    def hold(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        ttl: Seconds | None = None,
+        identity: Name | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Hold[Lease]:
+        """Return an async context manager that acquires, yields the lease, and releases.
+
+        Arguments as in `acquire`, and ``on_lost`` instead of this object's own. They are checked here and now.
+
+        Leaving the body raises, in this order of precedence: the body's own exception, a cancellation from
+        outside, LeaseLost, the error of the release.
+        """
+        return self._hold(self._request(ttl, identity, timeout), on_lost)
+
+    # -- releasing and looking -------------------------------------------------------------------------
+
+    async def release(self, *, identity: Name | None = None) -> None:
+        """Release the latest lease of it that the current task acquired, or with ``identity`` that identity's lease.
+
+        If the task has acquired none, it releases the lease of a task that has ended, if there is exactly one. It never
+        releases what a living task acquired, or what stands under a reentrant lock, a multi-lock or a Redlock: release
+        that lease itself (``lease.release()``).
+
+        Raises:
+            NotHeld: there is no such lease (the message says which task of this process holds one); or it is not held
+                by that identity. Nothing was changed.
+            LeaseLost, Unreachable, CommandRefused: as `Lease.release`.
+            CoordinatorClosed, WrongContext: the coordinator can not be used. TypeError, ValueError: a bad identity.
+
+        On cancellation the release goes on in the background.
+        """
+        if identity is None:
+            local = self._known()
+            own = None
+            if local is not None:
+                local.list_shares()
+                own = local.leases.latest(current_ref(), self._side)
+            await (own or to_release(self._held(), repr(self.name))).release()
+            return
+        token = self._encode(identity, "identity")
+        local = self._known()
+        here = None if local is None else local.namesakes
+        for lease in () if here is None else here.leases_of(token):
+            await lease.release()
+            return
+        sent: list[Call] = []
+
+        def send(engine: LuaEngine, time: float, expires: float, done: Callable[[Call], None]) -> Call:
+            def answered(call: Call) -> None:
+                if here is not None:
+                    here.release_answered(token)
+                done(call)
+
+            closing = self._closing
+            call = engine.release(self._keys, token, b"", time, expires, answered, closing=closing, undoes=True)
+            if here is not None:
+                here.release_sent(token)
+            sent.append(call)
+            return call
+
+        found = await self._at_work().ask(send, goes_on=True)
+        # P4: a copy of this very release may have been executed, and its answer lost.
+        if found != Released.RELEASED and not sent[0].ambiguous:
+            instead = await self._holders()
+            raise NotHeld(
+                f"{self.name!r} is not held by {text(token)!r} but by {instead}: nothing was changed"
+                if instead
+                else f"{self.name!r} is not held by {text(token)!r}, nor by anybody else"
+            )
+
+    def _leases(self) -> list[Lease]:
+        """Return this process's leases of what has these keys, the oldest first."""
+        local = self._known()
+        return [] if local is None else local.held()
+
+    def _held(self) -> list[Lease]:
+        """Return this process's leases of it, the oldest first."""
+        return self._leases()
+
+    @abstractmethod
+    async def _holders(self) -> str:
+        """Return who holds it, for an error message; empty when nobody does."""
+
+    @property
+    def name(self) -> str:
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
+        return text(self._keys.name)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _at_work(self) -> Coordinator:
+        """Return the coordinator that does it here and now."""
+        try:
+            return coordinator_for(self._source)
+        except WrongContext as error:
+            raise error.about(repr(self)) from None
+
+    def _local(self) -> LocalName:
+        coordinator = self._coordinator
+        if coordinator is None or not coordinator.usable():
+            coordinator = self._coordinator = self._at_work()
+        local = self._local_name = coordinator.local(self._keys, self._local_name)
+        return local
+
+    def _known(self) -> LocalName | None:
+        """Return the name as this process sees it, if there is anything to see."""
+        return self._at_work().known(self._keys)
+
+    def _behind_tickets(self) -> int:
+        """Return how many tasks of this process wait without a ticket of their own."""
+        local = self._known()
+        return 0 if local is None else local.behind_tickets()
+
+    async def _ask(self, send: Send) -> Reply:
+        return await self._at_work().ask(send)
+
+    def _encode(self, value: Name, what: str) -> bytes:
+        return encode(self._client, value, what)
+
+    def _request(
+        self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int | None = None
+    ) -> Request:
+        if ttl is None and identity is None and timeout is None and (weight is None or weight == self._weight):
+            return self._default
+        return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight)
+
+    def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
+        within = timeout_seconds(timeout)
+        ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
+        if self._max_hold is not None:
+            most = int(self._max_hold * 1000)
+            ms = min(ms, most) if ms else most
+        return Request(
+            ms,
+            self._auto_renew and ms != FOR_EVER,
+            self._max_hold,
+            None if identity is None else self._encode(identity, "identity"),
+            wait=within != 0,
+            timeout=within or None,
+            weight=weight,
+            limit=self._limit,
+            whose_limit=self._whose_limit,
+            closing=self._leave_open,
+            refused=self._refusal(),
+            shared=self._share and identity is None and ms != FOR_EVER,
+            linger=self._linger,
+        )
+
+    def _refusal(self) -> Callable[[Answer, int], SyncError]:
+        """Return what makes the error for a request of some weight that the server did not admit.
+
+        It must not know this object, which has requests: a cycle keeps all of it until the garbage is collected.
+        """
+        return never_refused
+
+    async def _acquire(self, request: Request) -> Lease:
+        lease = await self._try(request)
+        if lease is None:
+            self._taken(request, await self._data())
+        return lease
+
+    async def _data(self) -> str | None:
+        """Return what the key of a lock has if that is no lock, and has no ttl."""
+        return None
+
+    def _taken(self, request: Request, data: str | None) -> NoReturn:
+        permits = request.weight and request.limit != WHOLE
+        why = f"did not have {request.weight} of its permits free" if permits else "is taken"
+        more = "timeout=0 does not wait: give it a timeout, or use try_acquire()"
+        raise AcquireTimeout(
+            f"{self.name!r} {why}: {data_instead(data)}" if data is not None else f"{self.name!r} {why}, and {more}",
+            name=self.name,
+            remaining=None if self._local_name is None else self._local_name.holder_remaining(),
+        )
+
+    def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        local = self._local()
+        if local.leases and request.wait and request.identity is None:
+            local.check_waits(request)
+        if not request.shared:
+            return self._ticket(local, request)
+        if not (local.hub.pushes and local.hub.burst):
+            return self._ticket(local, replace(request, shared=False))
+        cohort = local.cohort(request)
+        if request is self._default:
+            self._cohort = cohort
+        return cohort.acquire(request, current_task(cohort.loop))
+
+    def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        """Acquire by a ticket of its own."""
+        return acquire(local, request)
+
+    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
+        by_request = partial(self._acquire, request)
+        return self._hold_by(self.acquire if request is self._default else by_request, on_lost)
+
+
+class PermitPrimitive(Primitive):
+    """Base of what consists of permits."""
+
+    async def _view(self, shown: int = SHOWN) -> PermitsView:
+        reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest))
+        return understood(read_permits, self._keys.name, reply)
+
+    async def _holders(self) -> str:
+        return ", ".join(repr(text(permit.token)) for permit in (await self._view()).permits[:5])

@@ -1,0 +1,270 @@
+"""A lease that stands on leases of several servers, and is held as long as a majority of them is.
+
+The leases underneath, the members, are ordinary ones of the coordinators of those servers, as those of a `Bundle` are:
+renewed, lost, released and undone there.
+
+How long it is held. Of n servers a quorum (n // 2 + 1) has to hold it at the same moment, so it ends when all but
+quorum - 1 members may have ended: at the deadline of the member that is the quorum's last, if they are sorted by their
+deadlines, the latest first. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
+
+Servers that do not hold it, since they forgot it or failed, are asked again while it is held. Whoever is a member knows
+of its fence, so of any next majority one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from weakref import ReferenceType, ref
+
+from .._core.clock import now
+from .._leases.keeper import HELD, State
+from .._leases.lease import Lease
+from ..errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
+from .lease_group import Bundle, undo_extension
+from .votes import Bid, Bids, in_time, raise_fence
+
+DRIFT = 0.01
+LEAST_DRIFT = 0.002
+"""Share of a ttl, and seconds, by which a clock may run ahead in that time, as the algorithm of Redlock has them."""
+
+
+def majority(servers: int) -> int:
+    """Return how many of them are one: any two have a server in common."""
+    return servers // 2 + 1
+
+
+class Quorum(Bundle):
+    """The keeper of one share, which is held as long as ``needed`` of its members are."""
+
+    _timer: asyncio.TimerHandle | None = None
+    """Looks whether it has ended."""
+    _rejoining: asyncio.TimerHandle | asyncio.Task[None] | None = None
+    """Asks those servers again that do not hold it."""
+    _releasing = False
+    _had = 0
+    """How many servers still held it when it was lost."""
+
+    def __init__(
+        self,
+        key: Hashable,
+        members: dict[int, Lease],
+        servers: int,
+        fence: int,
+        answer_within: float,
+        ask: Callable[[Bids, int], Bid],
+    ) -> None:
+        """``members``: by server, of ``servers`` in all. ``fence``: what a majority of them agrees on.
+
+        ``answer_within``: seconds that a server has for an answer. ``ask``: asks one again, without waiting in line.
+        """
+        self.servers = servers
+        self.needed = majority(servers)
+        self._answer_within = answer_within
+        self._ask = ask
+        self._where = {lease: server for server, lease in members.items()}
+        super().__init__(key, tuple(members.values()))
+        self.fence = fence
+        self._since = min(member.since for member in self.members)
+        self._look()
+        first = self.members[0]
+        if self.lost is None and first.auto_renew and first.until == math.inf:  # else it would last longer than meant
+            self._rejoin_in(first.ttl_ms / 3000)
+
+    def _watch(self, member: Lease) -> None:
+        super()._watch(member)
+        member.reports_loss = False  # it may be one of a minority
+
+    def held(self) -> list[Lease]:
+        """Return the members that are held."""
+        return [member for member in self.members if _certain(member) > now()]
+
+    def deadline(self) -> float:
+        """Return the local time until which a majority certainly holds it."""
+        ends = sorted(map(_certain, self.members), reverse=True)
+        return ends[self._fewest - 1] if len(ends) >= self._fewest else -math.inf
+
+    @property
+    def _fewest(self) -> int:
+        """So many have to be held. One, after a release that failed, as it may be tried again."""
+        return 1 if self._ending else self.needed
+
+    def loss(self) -> LeaseLost:
+        """Return the error that says how many servers are left, and what became of the one that was missed."""
+        member = self.lost or min(self.members, key=_certain)
+        had = self._had if self.lost is not None else len(self.held())
+        return member.lost_as(servers=(had, self.servers, self.needed), fence=self.fence, since=self._since)
+
+    # -- Keeper, for the share -------------------------------------------------------------------------
+
+    async def extend(self, lease: Lease, ttl: int) -> None:
+        """Extend all members at once; a majority has to answer."""
+        held = self.held()
+        undos = [undo_extension(member) for member in held]
+        outcomes = await asyncio.gather(*(in_time(it.extend(ttl / 1000), self._answer_within) for it in held))
+        errors = [error for error in outcomes if error is not None]
+        if len(outcomes) - len(errors) < self.needed:
+            extended = (undo() for undo, error in zip(undos, outcomes, strict=True) if error is None)
+            await asyncio.gather(*(in_time(undoing, self._answer_within) for undoing in extended))
+            lease.check()
+            refused = next((error for error in errors if isinstance(error, CommandRefused)), None)
+            raise refused or Unreachable(
+                f"{len(outcomes) - len(errors)} of {self.servers} servers extended the lease on {lease.name!r} within "
+                f"{self._answer_within:g} seconds, {self.needed} have to: its deadline stays; check the others"
+            ) from errors[0]
+
+    def release(self, lease: Lease) -> None:
+        """Release all members. It is released when another one could get a majority, and the others had their time."""
+        self._ending = self._releasing = True
+        self._stop_looking()
+        held = [member for member in self.members if member.state is HELD]
+
+        def done(error: Exception | None, had: int) -> None:
+            self._releasing = False
+            if isinstance(error, LeaseLost):
+                self._end(next(member for member in self.members if member.state is State.LOST), error.reason)
+                self._had = had
+            self._released(lease, error)
+
+        _Releasing(held, self.needed, self.servers - self.needed, self._answer_within, done)
+
+    # -- servers that come back ------------------------------------------------------------------------
+
+    def _rejoin_in(self, seconds: float) -> None:
+        this: ReferenceType[Quorum] = ref(self)
+        self._rejoining = self.loop.call_later(seconds, _if_there, this, lambda it: it._rejoin(seconds))
+
+    def _rejoin(self, seconds: float) -> None:
+        held = {self._where[member] for member in self.held()}
+        missing = [server for server in range(self.servers) if server not in held]
+        if missing:
+            # Not by the loop's factory: an eager task may be over, and the next one due, before it is known here.
+            asking = self._ask_again(missing, seconds)
+            self._rejoining = asyncio.Task(asking, loop=self.loop, name="redis_sync_aio rejoin")
+        else:
+            self._rejoin_in(seconds)
+
+    async def _ask_again(self, missing: list[int], seconds: float) -> None:
+        """Let those servers hold it, too, that grant it at once: so it outlives others that fail later."""
+        with Bids(1, self._answer_within) as bids:
+            for server in missing:
+                with suppress(SyncError):  # its coordinator was closed
+                    self._ask(bids, server)
+            await bids.answers(math.inf)
+            for bid, lease in bids.granted:
+                if await raise_fence(bid, lease, self.fence, self._answer_within):
+                    bid.used = True
+                    self._where = {member: at for member, at in self._where.items() if at != bid.server}
+                    self._where[lease] = bid.server
+                    self.members = tuple(self._where)
+                    self._watch(lease)
+        self._rejoin_in(seconds)
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Notice the end in time: it may come before that of a member, by the drift."""
+        self._timer = None
+        if self.lost is not None or self._ending:
+            return  # of a release that failed the members end in time by themselves
+        left = self.deadline() - now()
+        if left <= 0:
+            self._end(min(self.members, key=_certain), "expired")
+        else:
+            this: ReferenceType[Quorum] = ref(self)
+            self._timer = self.loop.call_later(left, _if_there, this, Quorum._look)
+
+    def _member_lost(self, member: Lease) -> None:
+        if not self._releasing and len(self.held()) < self._fewest:
+            super()._member_lost(member)
+
+    def _end(self, member: Lease, reason: LossReason) -> None:
+        if self.lost is None:
+            self._had = len(self.held())
+        self._stop_looking()
+        super()._end(member, reason)
+
+    def _forget(self) -> None:
+        self._stop_looking()
+        super()._forget()
+
+    def _stop_looking(self) -> None:
+        for what in (self._timer, self._rejoining):
+            if what is not None:
+                what.cancel()
+        self._timer = self._rejoining = None
+
+
+def _if_there(quorum: ReferenceType[Quorum], do: Callable[[Quorum], None]) -> None:
+    """Do it, unless all who had a share forgot it: a timer must not keep it."""
+    found = quorum()
+    if found is not None:
+        do(found)
+
+
+class _Releasing:
+    """The release of members, each by its server; ``done`` is told once how it ended, and how many had been held.
+
+    ``spared`` of them may have no answer ``within`` so many seconds: that goes on in the background. When fewer than
+    ``needed`` were held the lease had been lost before.
+    """
+
+    def __init__(
+        self,
+        members: list[Lease],
+        needed: int,
+        spared: int,
+        within: float,
+        done: Callable[[Exception | None, int], None],
+    ) -> None:
+        self._unanswered = len(members)
+        self._perhaps_held = len(members)
+        self._held = len(members)
+        self._needed = needed
+        self._spared = spared
+        self._done: Callable[[Exception | None, int], None] | None = done
+        self._error: Exception | None = None
+        self._loss: LeaseLost | None = None
+        self._late = False
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(within, self._time_is_up)
+        for member in members:
+            outcome: asyncio.Future[None] = loop.create_future()
+            outcome.add_done_callback(self._answered)
+            member.releasers = [*(member.releasers or ()), outcome]
+            member.give_back()
+        self._settle()
+
+    def _answered(self, outcome: asyncio.Future[None]) -> None:
+        error = outcome.exception()
+        self._unanswered -= 1
+        if error is None:
+            self._perhaps_held -= 1
+        elif isinstance(error, LeaseLost):
+            self._perhaps_held -= 1
+            self._held -= 1
+            self._loss = self._loss or error
+        elif isinstance(error, Exception):
+            self._error = self._error or error
+        self._settle()
+
+    def _time_is_up(self) -> None:
+        self._late = True
+        self._settle()
+
+    def _settle(self) -> None:
+        enough = self._perhaps_held <= self._spared
+        if self._done is not None and (not self._unanswered or (enough and self._late)):
+            self._timer.cancel()
+            done, self._done = self._done, None
+            lost = self._loss if self._held < self._needed else None
+            done(lost or (None if enough else self._error), self._held)
+
+
+def _certain(member: Lease) -> float:
+    """Return until when a member is certainly held, whatever the clocks do (local clock)."""
+    if member.state is State.HELD:
+        return member.deadline - member.period * DRIFT - LEAST_DRIFT
+    return -math.inf

@@ -1,0 +1,72 @@
+"""Requests for several locks that leave in one write, none of which waits.
+
+Each lock has a ticket of its own, so what becomes of a request (late, cancelled, lost and repeated, undone) is
+decided where it is for a single lock. Locks of one hash slot are asked for by one script, all or none, and
+its answer is dealt out to the tickets.
+
+Only over a link, where what is sent later is executed later: the undoing of a cancelled request goes out for each
+lock, and in a client's pool it could overtake a script that is about several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from .._acquire.acquisition import Ticket
+from .._acquire.request import Request
+from .._acquire.resource import LocalName
+from .._core.cancellation import undo_in
+from .._core.clock import now
+from .._core.keys import joined_keys
+from .._engine.commands import left_free
+from .._leases.lease import Lease
+from .._transport.call import Call
+
+
+async def try_together(names: Sequence[LocalName], request: Request) -> tuple[list[Lease | None], list[bool]]:
+    """Ask for all ``names`` in one round trip: for each a lease, or None; and whether it is free all the same.
+
+    ``request`` must not wait and must not bring a token or an identity.
+
+    When one request fails, and on cancellation, all are undone.
+    """
+    hub = names[0].hub
+    futures: list[asyncio.Future[Lease | None]] = [hub.loop.create_future() for _ in names]
+    tickets = [Ticket(name, request, future) for name, future in zip(names, futures, strict=True)]
+    free = [False] * len(names)
+    keys = joined_keys([name.keys for name in names]) if len(names) > 1 and hub.pushes else None
+    if keys is None:
+        for ticket in tickets:
+            ticket.ask()
+    else:
+        sent = now()
+        numbers = [ticket.number for ticket in tickets]
+        done = _deal_out(tickets, free)
+        prefix = names[0].known_as.token_prefix
+        call = hub.engine.acquire_all(keys, prefix, numbers, request.ttl_ms, sent, sent + hub.retry_for, done)
+        for ticket in tickets:
+            ticket.sent, ticket.call = sent, call
+    try:
+        leases = [await future for future in futures]
+        for name, lease in zip(names, leases, strict=True):
+            if lease is not None and (task := asyncio.current_task()) is not None:
+                name.leases.acquired(lease, task)
+        return leases, free
+    except BaseException:
+        for ticket, future in zip(tickets, futures, strict=True):
+            undo_in(hub.loop, partial(ticket.task_cancelled, future))
+        raise
+
+
+def _deal_out(tickets: Sequence[Ticket], free: list[bool]) -> Callable[[Call], None]:
+    """Return what gives each ticket its part of the answer, and notes which of their locks are ``free``."""
+
+    def answered(call: Call) -> None:
+        replies = [None] * len(tickets) if call.error is not None else call.reply
+        free[:] = map(left_free, replies)
+        for ticket, reply in zip(tickets, replies, strict=True):
+            call.deal(reply, ticket.answered)
+
+    return answered

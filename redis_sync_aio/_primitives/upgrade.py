@@ -1,0 +1,166 @@
+"""Readers that become the writer, and back: two leases on one permit of the server."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from .._acquire.acquisition import acquire
+from .._acquire.request import Request
+from .._core.arguments import MIN_TTL_MS, Seconds, timeout_seconds
+from .._core.clock import now
+from .._core.keys import upgrade_keys
+from .._engine.commands import WHOLE, Answer, Outcome, Released
+from .._leases.hold import Hold, OnLost
+from .._leases.keeper import HELD, State
+from .._leases.lease import Lease
+from .._leases.renewals import Renewals
+from .._sharing.shared_grant import SharedLease
+from .._transport.call import Call
+from ..errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
+
+if TYPE_CHECKING:
+    from ..rwlock import ReadSide
+
+
+class UpgradeSide:
+    """Readers that become the writer. The writer's lease has the reader's token, and its release is a downgrade."""
+
+    def __init__(self, read: ReadSide, on_lost: OnLost) -> None:
+        self._read = read
+        self._on_lost: OnLost = on_lost
+        self._keys = upgrade_keys(read._keys)
+
+    def hold(self, lease: Lease, timeout: Seconds | None) -> Hold[Lease]:
+        limit = timeout_seconds(timeout)
+
+        async def enter() -> Lease:
+            self._check(lease, 1, "reader")
+            permit = lease.permit
+            self._check_alone(lease, permit)
+            permit.upgrader, lease.writer = lease, None
+            try:
+                upgraded = await self._acquire(lease, limit)
+            except BaseException:
+                permit.upgrader = None
+                raise
+            # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
+            self._read._at_work().renewals.upgraded(lease, upgraded)
+            if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
+                upgraded.give_back()
+                self._check(lease, 1, "reader")
+            lease.fence = upgraded.fence  # what it goes on to read is what is written now
+            return upgraded
+
+        return Hold(enter, self._on_lost)
+
+    def _check_alone(self, lease: Lease, permit: Lease) -> None:
+        """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
+        first = permit.upgrader
+        writer = None if first is None else first.writer
+        if first is not None and (writer is None or writer.state is State.RELEASING or writer.remaining()):
+            if first is not lease:
+                raise self._deadlock()
+            raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
+        known = self._read._at_work().known(self._keys)  # another lease of the same identity
+        if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
+            raise self._deadlock()
+
+    async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
+        if isinstance(lease, SharedLease):
+            # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
+            begin = now()
+            if not await lease.alone(limit):
+                raise self._in_use(lease, None)
+            self._check(lease, 1, "reader")  # it may have ended, and who reads beside it goes on
+            if limit:
+                limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
+        left = lease.ends_by() - now()
+        request = Request(
+            lease.ttl_ms if left == math.inf else max(MIN_TTL_MS, min(lease.ttl_ms, math.floor(left * 1000))),
+            lease.auto_renew,
+            token=lease.wire_token,
+            wait=limit != 0,
+            timeout=limit or None,
+            weight=WHOLE,
+            limit=WHOLE,
+            upgrade=True,
+            refused=lambda answer, _: self._refused(answer, lease),
+        )
+        local = self._read._at_work().local(self._keys)
+        try:
+            upgraded = await acquire(local, request)
+        except AcquireTimeout as error:
+            raise self._in_use(lease, error.remaining, error.answered) from error
+        if upgraded is None:
+            raise self._in_use(lease, local.holder_remaining())
+        return upgraded
+
+    def _in_use(self, lease: Lease, remaining: float | None, answered: bool = True) -> AcquireTimeout:
+        why = "others read it; wait longer, or look at statistics()"
+        if not answered:
+            why = "Redis has not answered yet; allow more time"
+        elif any(other is not lease for other in self._read._held()):
+            why = (
+                "this process reads by another lease, too. If it is of the task that asks, that waits for itself; else "
+                "wait longer, or look at statistics()"
+            )
+        return AcquireTimeout(
+            f"{lease.name!r} could not be upgraded in time: {why}",
+            name=lease.name,
+            remaining=remaining,
+            answered=answered,
+        )
+
+    async def downgrade(self, lease: Lease) -> None:
+        if lease.keys == self._keys and lease.reader is not None:
+            lease.check_place()
+            lease.check()
+            await lease.release()  # which is a downgrade: the reader's lease is underneath
+            return
+        self._check(lease, WHOLE, "writer")
+        lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
+        local = self._read._known()
+        here = None if local is None else local.namesakes
+        if here is not None:
+            here.release_sent(lease.wire_token, at_least=WHOLE)
+        keeper = lease.permit._keeper
+        assert isinstance(keeper, Renewals)
+
+        def answered(call: Call) -> SyncError | None:
+            if here is not None:
+                here.release_answered(lease.wire_token)
+            if call.error is not None:
+                # Its renewals as a reader would keep what may still be the writer's for ever. Not when it is over: the
+                # same identity may have been granted the writer's anew.
+                if lease.state is HELD:
+                    keeper.undo(self._keys, lease.wire_token, expires=lease.deadline)
+                return call.error
+            if call.reply != Released.RELEASED:
+                lease.lose("expired")
+                return lease.loss()
+            return None
+
+        await keeper.ask(
+            lease, lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest), answered
+        )
+
+    def _check(self, lease: Lease, weight: int, what: str) -> None:
+        lease.check_place()
+        lease.check()
+        if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
+            use = "upgrade() takes one of read()" if weight == 1 else "downgrade() takes one of write() or upgrade()"
+            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}; {use}")
+
+    def _refused(self, answer: Answer, lease: Lease) -> SyncError:
+        if answer.outcome is not Outcome.GONE:
+            return self._deadlock()
+        if lease.state in (State.RELEASING, State.RELEASED):
+            return NotHeld(f"the lease on {lease.name!r} was released before it could be upgraded")
+        return lease.loss()
+
+    def _deadlock(self) -> WouldDeadlock:
+        return WouldDeadlock(
+            f"another reader of {self._read.name!r} is, or waits to become, the writer, and both wait for each other: "
+            "release this lease, and acquire the write side"
+        )

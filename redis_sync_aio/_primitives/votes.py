@@ -1,0 +1,133 @@
+"""Requests to several servers at once, of which some may have no answer in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from .._acquire.acquisition import Ticket
+from .._acquire.request import Request
+from .._acquire.resource import LocalName
+from .._core.cancellation import undo_in
+from .._core.clock import now
+from .._leases.lease import Lease
+from ..errors import SyncError, Unreachable
+
+T = TypeVar("T")
+
+GLANCE = 0.01
+"""So often, in seconds, it is looked whether those that have not answered are out of reach."""
+
+
+class Bid:
+    """One of them, on its way."""
+
+    used = False
+    """Somebody has its lease: it is not withdrawn."""
+
+    def __init__(self, server: int, local: LocalName, request: Request) -> None:
+        self.server = server  # which of them it is, from 0 on
+        self.local = local
+        self.future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
+        self._ticket = Ticket(local, request, self.future)
+        self._ticket.ask()
+
+    @property
+    def error(self) -> SyncError | None:
+        """Why there is no answer, if that is certain."""
+        failed = self.future.done() and not self.future.cancelled()
+        error = self.future.exception() if failed else None
+        assert error is None or isinstance(error, SyncError)
+        return error
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server said who has it."""
+        return self.future.done() and not self.future.cancelled() and self.future.exception() is None
+
+    @property
+    def lease(self) -> Lease | None:
+        """What was granted, as long as it is held."""
+        lease = self.future.result() if self.answered else None
+        return lease if lease is not None and lease.remaining() > 0 else None
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why there is no connection to the server, so that an answer is not to be expected."""
+        return self.local.hub.trouble_of(self.local.keys)
+
+    def withdraw(self) -> None:
+        """Nobody wants it any more: undo it, in the background."""
+        undo_in(self.local.hub.loop, partial(self._ticket.task_cancelled, self.future))
+
+
+async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
+    """Return the answer of one server, or why there is none ``within`` so many seconds: others may do without it."""
+    try:
+        async with asyncio.timeout(within):
+            return await answer
+    except TimeoutError:
+        return Unreachable(f"a server did not answer within {within:g} seconds; check it and the network")
+    except SyncError as error:
+        return error
+
+
+async def raise_fence(bid: Bid, lease: Lease, fence: int, within: float) -> bool:
+    """Let the server of ``bid``, whose lease it is, grant none but higher fences; return whether it will.
+
+    It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
+    """
+    if lease.fence < fence:
+        reserving = bid.local.hub.renewals.reserve(lease, fence - lease.fence)
+        if await in_time(reserving, within) is not None:
+            return False
+    return bid.lease is lease
+
+
+class Bids:
+    """All of one attempt. When its ``with`` ends, those that are not used are withdrawn, and nothing stays of them."""
+
+    def __init__(self, quorum: int, answer_within: float) -> None:
+        self.all: list[Bid] = []
+        self._quorum = quorum
+        self._answer_within = answer_within
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for bid in self.all:
+            if not bid.used:
+                bid.withdraw()
+
+    def ask(self, server: int, local: LocalName, request: Request) -> Bid:
+        """Ask one server more."""
+        bid = Bid(server, local, request)
+        self.all.append(bid)
+        return bid
+
+    @property
+    def granted(self) -> list[tuple[Bid, Lease]]:
+        """Those that have a lease, and that."""
+        return [(bid, lease) for bid in self.all if (lease := bid.lease) is not None]
+
+    @property
+    def suffice(self) -> bool:
+        """Whether those are a majority."""
+        return len(self.granted) >= self._quorum
+
+    async def answers(self, ends: float) -> None:
+        """Wait for all answers; not for longer than a server has, nor for those out of reach if the others suffice."""
+        ends = min(ends, now() + self._answer_within)
+        while missing := [bid for bid in self.all if not bid.future.done()]:
+            left = ends - now()
+            if left <= 0 or (self.suffice and all(bid.trouble is not None for bid in missing)):
+                return
+            await asyncio.wait(
+                [bid.future for bid in missing], timeout=min(left, GLANCE), return_when=asyncio.FIRST_COMPLETED
+            )

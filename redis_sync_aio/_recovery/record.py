@@ -1,0 +1,304 @@
+"""What a robust lock adds to a lease: a record that outlives its holder (the model is the robust mutex, EOWNERDEAD).
+
+The record stands beside the lock: whose it is, the progress and the undo steps of the work. After each grant one more
+command *adopts* it: if it is another's, that holder ended without a release; our record takes its place and keeps
+the progress until we record our own, so a second crash loses nothing. A crash between grant and adoption did no work:
+the older record stays, as is right. A clean release deletes the record in the same script.
+
+What is recorded is sent whole each time, with a number that rises, so that a late copy cannot overwrite what came
+after it. An identity may have several leases at a time, in one process or in many, and none of them knows what the
+others record. So the server decides: each adoption names its lease as the writer of the record, and what an earlier
+writer sends is refused (`StaleWriter`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .._core.arguments import Json
+from .._core.cancellation import undo_in
+from .._core.clock import now
+from .._core.display import text
+from .._leases.keeper import HELD, State
+from .._transport.call import Argument, Call, Reply
+from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
+
+if TYPE_CHECKING:
+    from .._acquire.resource import LocalName
+    from .._leases.in_flight import Sent
+    from .._leases.lease import Lease
+    from .._leases.renewals import Renewals
+
+MAX_BYTES = 65_536
+"""Of progress, and of undo steps, as JSON."""
+MAX_DEPTH = 100
+"""Levels of dicts and lists within each other: far fewer than any Python can read back."""
+MAX_BITS = 14_000
+"""Of a whole number: every Python reads its decimal digits back."""
+SUPERSEDED = 3
+"""The answer to a lease that is not the writer any more."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What the last holder of a robust lock left behind when it ended without a clean release.
+
+    Attributes:
+        token: the token of that holder (it begins with its host and process), or its identity.
+        fence: the fence of its lease.
+        at: when it last wrote its record, by the server's clock: when it got the lock, or recorded something.
+        progress: what was last recorded, by it or by one before it that was abandoned, too; None: nothing was.
+        steps: names of the undo steps that are recorded and were not run, in order.
+    """
+
+    token: str
+    fence: int
+    at: datetime
+    progress: dict[str, Json] | None
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """An undo step: the name of a function, and its arguments."""
+
+    name: str
+    arguments: dict[str, Json]
+
+
+class Record:
+    """The record as its holder knows it.
+
+    Invariant: what is here was sent, or is sent by the next write.
+    """
+
+    abandoned: Abandoned | None = None
+    progress: dict[str, Json] | None = None
+    superseded = False
+    """Another lease of the same identity writes the record now."""
+    _seq = 0  # of our latest write
+
+    def __init__(self, keeper: Renewals) -> None:
+        self._keeper = keeper
+        self.writer = os.urandom(6).hex().encode()
+        """What tells this lease from others of the same identity."""
+        self.steps: list[Step] = []
+        self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without what was refused
+
+    async def adopt(self, lease: Lease, by: float) -> None:
+        """Take the place of the record that is there. It has until ``by`` (local clock)."""
+
+        def answered(call: Call) -> SyncError | None:
+            error = self._trouble(lease, 0, None, call)
+            return error if error is not None else self._adopted(lease, call.reply)
+
+        words = (lease.fence, lease.ttl_ms, self.writer)
+
+        await self._keeper.ask(
+            lease,
+            lambda engine, *rest: engine.adopt(lease.keys, lease.wire_token, words, *rest),
+            answered,
+            by,
+        )
+
+    def _adopted(self, lease: Lease, reply: Reply) -> SyncError | None:
+        _, _, before, seq, progress, undo = reply
+        try:
+            self.progress, self.steps = read_json(progress, undo)
+            if before:
+                fence, micros, token = before.split(b" ", 2)
+                at = EPOCH + timedelta(microseconds=int(micros))
+                names = tuple(step.name for step in self.steps)
+                self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            return WrongKeyType(
+                f"the record of {lease.name!r} is not one of ours: {error}; delete {text(lease.keys.all[-1])!r}",
+                code="WRONGTYPE",
+            )
+        self._seq, self._sound = seq, (self.progress, self.steps)
+        return None
+
+    # -- recording -------------------------------------------------------------------------------------
+
+    def set_progress(self, lease: Lease, progress: Mapping[str, object]) -> Awaitable[None]:
+        """Record ``progress`` instead of the one before."""
+        return self._write(lease, checked(progress, "progress"), self.steps)
+
+    def add(self, lease: Lease, step: Step) -> Awaitable[None]:
+        """Record one more step."""
+        return self._write(lease, self.progress, [*self.steps, step])
+
+    async def drop(self, lease: Lease, done: Iterable[Step]) -> None:
+        """Record that some steps are not needed any more: the work they undo is complete.
+
+        If that fails they are recorded again by the next write, since nobody knows that it is complete.
+        """
+        gone = dict.fromkeys(done)
+        try:
+            await self._write(lease, self.progress, [step for step in self.steps if step not in gone])
+        except SyncError:
+            self.steps = [*self.steps, *(step for step in gone if step not in self.steps)]
+            self._sound = self._sound[0], self.steps
+            raise
+
+    def undone(self, lease: Lease, step: Step) -> Awaitable[None]:
+        """Record that a step was run. With the last one all work is undone, and so there is no progress."""
+        left = [other for other in self.steps if other is not step]
+        return self._write(lease, self.progress if left else None, left)
+
+    def clear(self, lease: Lease) -> Awaitable[None]:
+        """Record that there is nothing."""
+        return self._write(lease, None, [])
+
+    def _write(self, lease: Lease, progress: dict[str, Json] | None, steps: list[Step]) -> Awaitable[None]:
+        # Not a coroutine up to here: what can not be recorded is refused by the call, and changes nothing.
+        words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
+        # At once: what another task records next goes behind this on the wire, and includes it.
+        self.progress, self.steps = progress, steps
+        self._seq += 1
+        number = self._seq
+        ttl = self._keeper.due(lease)
+        record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words, self.writer)
+        sent = self._keeper.sends(lease, ttl) if ttl else None
+
+        def answered(call: Call) -> SyncError | None:
+            error = self._trouble(lease, ttl, sent, call)
+            if not isinstance(error, (CommandRefused, StaleWriter)) or call.ambiguous:
+                self._sound = progress, steps
+            elif number == self._seq:  # nothing was changed, and nothing that includes this was sent
+                self.progress, self.steps = self._sound
+            return error
+
+        return self._keeper.ask(
+            lease, lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest), answered
+        )
+
+    def _trouble(self, lease: Lease, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
+        """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
+        if sent is not None:
+            self._keeper.heard(lease, sent, call)
+        if lease.state is State.LOST:
+            return lease.loss()
+        if call.error is not None:
+            return call.error
+        if call.reply[0] == SUPERSEDED:
+            self.superseded = True
+            return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
+        error = self._keeper.renewed(lease, ttl, call)
+        if error is None and lease.state is not HELD and call.reply[0] != 1:
+            return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
+        return error
+
+
+async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout: float | None) -> Lease | None:
+    """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
+
+    ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
+    """
+    ends = math.inf if timeout is None else now() + timeout
+    lease = await granting
+    if lease is None:
+        return None
+    record = lease.book = Record(local.hub.renewals)
+    try:
+        await record.adopt(lease, max(ends, now() + lease.patience))
+    except BaseException:
+        undo_in(local.hub.loop, partial(_not_adopted, local, lease, record))
+        raise
+    return lease
+
+
+def _not_adopted(local: LocalName, lease: Lease, record: Record) -> None:
+    """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
+
+    The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
+    """
+    lease.unfinished = True
+    lease.joined |= record.superseded  # by another one of the identity, which has it still
+    if lease.identity is not None:
+        _withdraw(local, lease, record)
+    local.decline(lease)
+
+
+def _withdraw(local: LocalName, lease: Lease, record: Record) -> None:
+    """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
+    renewals, time = local.hub.renewals, now()
+    words = (lease.fence, lease.ttl_ms, record.writer, 1)
+    expires = time + renewals.retry_for
+    finished = renewals.under_way.finished
+    call = local.hub.engine.adopt(lease.keys, lease.wire_token, words, time, expires, finished)
+    renewals.under_way.started(call)
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
+
+
+def checked(value: Mapping[str, object], what: str) -> dict[str, Json]:
+    """Return a copy of ``value`` as JSON has it. Raises TypeError or ValueError for what JSON can not say."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a dict with text as keys, not {value!r}")
+    given = dict(value)
+    written = _dump(given, what)
+    _check_limits(given, what)
+    copy: dict[str, Json] = json.loads(written)
+    if copy != given:
+        raise TypeError(f"{what} would not come back from JSON as it is (tuples, keys that are not text): {given!r}")
+    return copy
+
+
+def read_json(progress: bytes, undo: bytes) -> tuple[dict[str, Json] | None, list[Step]]:
+    """Return what a record says. Raises for what we cannot have written, and so could not write again."""
+    found = json.loads(progress) if progress else None
+    steps = [Step(name, arguments) for name, arguments in (json.loads(undo) if undo else ())]
+    for step in steps:
+        if not isinstance(step.name, str) or not isinstance(step.arguments, dict):
+            raise TypeError(f"an undo step must have a name and a dict of arguments, not {step!r:.200}")
+        _check_limits(step.arguments, "a step")
+    if progress:
+        if not isinstance(found, dict):
+            raise TypeError(f"progress must be a dict, not {found!r:.200}")
+        _check_limits(found, "progress")
+    _dump(found, "progress")
+    _dump([[step.name, step.arguments] for step in steps], "undo steps")
+    return found, steps
+
+
+def _check_limits(value: object, what: str) -> None:
+    """Raise ValueError for what another Python could not read. ``value`` does not contain itself."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 2):
+        if not level:
+            return
+        if any(isinstance(one, int) and one.bit_length() > MAX_BITS for one in level):
+            raise ValueError(f"{what} has a whole number of more than {MAX_BITS:,} bits: record it as text")
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list, tuple))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    raise ValueError(f"{what} is nested more than {MAX_DEPTH} levels deep: record a reference, or less deep data")
+
+
+def _dump(value: object, what: str) -> bytes:
+    if not value and value != {}:
+        return b""
+    try:
+        found = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise ValueError(f"{what} is nested too deeply for JSON") from error
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what} can not be recorded: {error}") from error
+    if len(found) > MAX_BYTES:
+        raise ValueError(
+            f"{what} must have at most {MAX_BYTES:,} bytes as JSON, not {len(found):,}: record a reference"
+        )
+    return found

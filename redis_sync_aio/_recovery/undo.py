@@ -1,0 +1,214 @@
+"""Running undo steps: to their end, whatever happens to the task that waits for them; within a time; errors kept.
+
+Each step runs in a task of its own, so a cancellation reaches only who waits. That one remembers it, goes on waiting,
+and passes it on afterwards. An anyio scope that is cancelled repeats its cancellation at every await; a shielded scope
+around the wait keeps it from keeping the loop busy. Native cancellations come through a shield, each once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import anyio
+
+from .._core import logs
+from .._core.arguments import is_async
+from .._core.clock import now
+from .._core.display import shown
+from ..errors import SyncError, UndoFailed, UnknownStep
+
+if TYPE_CHECKING:
+    from .._leases.lease import Lease
+    from .record import Record, Step
+
+
+UndoStep: TypeAlias = Callable[..., Awaitable[object]]
+F = TypeVar("F", bound=UndoStep)
+
+GRACE = 1.0
+"""A step that is out of time is cancelled, and left behind if it has not ended so many seconds later."""
+
+_left_behind: set[asyncio.Task[object]] = set()
+"""Steps that did not end although they were cancelled; the event loop itself does not keep them alive."""
+
+
+class UndoSteps(Mapping[str, UndoStep]):
+    """Undo steps by name: what a process can run for another one that crashed.
+
+    The names are stored on the server, so keep them when the functions are renamed; and keep a step as long as it
+    may be recorded somewhere. Any Mapping of names to coroutine functions will do as well.
+
+    Example:
+        steps = UndoSteps()
+
+        @steps.step("refund")
+        async def refund(*, order_id: int) -> None:
+            await payments.refund(idempotency_key=f"refund-{order_id}")
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[str, UndoStep] = {}
+
+    def step(self, name: str) -> Callable[[F], F]:
+        """Return a decorator that registers a coroutine function under ``name``, and leaves it as it is.
+
+        Raises:
+            TypeError: the name is not text, or what is decorated is not a coroutine function.
+            ValueError: the name is taken, or empty.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f'a step needs a name, as in @steps.step("refund"), not {shown(name)}')
+        if not name or name in self._steps:
+            raise ValueError(f"the name of a step must be new and not empty, not {shown(name)}")
+
+        def register(function: F) -> F:
+            self._steps[name] = check_function(function, name)
+            return function
+
+        return register
+
+    def __getitem__(self, name: str) -> UndoStep:
+        return self._steps[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+def check_function(function: F, what: str) -> F:
+    """Return ``function``, or raise TypeError unless it is a coroutine function, or an object called as one."""
+    if not is_async(function):
+        raise TypeError(f"the undo step {what} must be a coroutine function (async def), not {shown(function)}")
+    return function
+
+
+def check_arguments(function: Callable[..., object], what: str, /, *args: object, **kwargs: object) -> None:
+    """Raise TypeError unless ``function`` can be called so: when it has to run there is nobody left to tell."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # of C: nobody knows
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"the undo step {what} can not be called so: {error}") from None
+
+
+def check_registry(registry: Mapping[str, UndoStep]) -> Mapping[str, UndoStep]:
+    """Return ``registry``, or raise TypeError unless it maps names to coroutine functions."""
+    if not isinstance(registry, Mapping):
+        raise TypeError(f"expected UndoSteps, or a dict of names and coroutine functions, not {shown(registry)}")
+    for name, function in registry.items():
+        check_function(function, name)
+    return registry
+
+
+def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: str) -> None:
+    """Raise UnknownStep unless all ``names`` are registered. ``lock``: whose record it is."""
+    unknown = tuple(dict.fromkeys(name for name in names if name not in registry))
+    if unknown:
+        known = ", ".join(sorted(registry)) or "nothing"
+        raise UnknownStep(
+            f"undo steps of {lock!r} without a function: {', '.join(unknown)}; the registry has {known}. Nothing was "
+            "run: register them (also under old names that may still be recorded)",
+            steps=unknown,
+        )
+
+
+class Undoing:
+    """Runs steps one after the other for the current task, which may be cancelled meanwhile.
+
+    ``cancelled`` is the first cancellation that arrived; ``errors`` are those of the steps.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self.cancelled: asyncio.CancelledError | None = None
+        self.errors: list[Exception] = []
+        self.count = 0
+
+    async def run(self, what: str, work: Coroutine[Any, Any, object]) -> bool:
+        """Run one step to its end; return whether it succeeded."""
+        self.count += 1
+        overdue = False
+        task = asyncio.get_running_loop().create_task(work, name=f"redis_sync_aio undo {what}")
+        with anyio.CancelScope(shield=True):
+            await self._wait(task, self._timeout)
+            overdue = not task.done()
+            if overdue:
+                task.cancel()
+                await self._wait(task, GRACE)
+        error = _error(task, what, self._timeout if overdue else None)
+        if error is not None:
+            self.errors.append(error)
+        return error is None
+
+    async def _wait(self, task: asyncio.Task[object], seconds: float) -> None:
+        ends = now() + seconds
+        while not task.done() and (left := ends - now()) > 0:
+            try:
+                await asyncio.wait([task], timeout=left)
+            except asyncio.CancelledError as error:
+                self.cancelled = self.cancelled or error  # bounded, and passed on by who called
+
+    def failure(self, about: str) -> UndoFailed | None:
+        """Return the errors as one, and log it; None if there are none."""
+        if not self.errors:
+            return None
+        failed = UndoFailed(f"{len(self.errors)} of {self.count} undo steps {about} failed", self.errors)
+        logs.undo_failed(failed, failed.message)
+        return failed
+
+
+def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Exception | None:
+    if not task.done():
+        _left_behind.add(task)
+        task.add_done_callback(_ended_late)
+        return TimeoutError(
+            f"the undo step {what} took longer than {overdue:g} seconds, and goes on although cancelled"
+        )
+    if task.cancelled():
+        if overdue is not None:
+            return TimeoutError(f"the undo step {what} took longer than {overdue:g} seconds and was cancelled")
+        return SyncError(f"the undo step {what} was cancelled")
+    error = task.exception()
+    if error is None or isinstance(error, Exception):
+        return error
+    raise error  # KeyboardInterrupt, SystemExit
+
+
+def _ended_late(task: asyncio.Task[object]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logs.undo_ended_late(error, task.get_name())
+
+
+async def undo_recorded(lease: Lease, record: Record, function: UndoStep, step: Step) -> None:
+    """Run a recorded step, and record that it was run. A crash in between runs it once more."""
+    await function(**step.arguments)
+    await record.undone(lease, step)
+
+
+async def compensate(lease: Lease, record: Record, registry: Mapping[str, UndoStep], timeout: float) -> None:
+    """See `Lease.compensate`."""
+    check_names((step.name for step in record.steps), check_registry(registry), lease.name)
+    undoing = Undoing(timeout)
+    for step in reversed(tuple(record.steps)):
+        if undoing.cancelled is not None or not lease.remaining() or record.superseded:
+            break  # what is left is recorded: the next holder goes on
+        await undoing.run(step.name, undo_recorded(lease, record, registry[step.name], step))
+    failure = undoing.failure(f"for {lease.name!r}")
+    if undoing.cancelled is not None:
+        if failure is not None:
+            undoing.cancelled.add_note(f"redis_sync_aio: {failure}")
+        raise undoing.cancelled  # that very one: anyio knows its own by their message
+    lease.check()
+    if failure is not None:
+        raise failure
+    if not undoing.count:
+        await lease.robust().clear(lease)

@@ -1,0 +1,374 @@
+"""The attempts at one transaction: what is tried again, when it gives up, and what is known of the outcome.
+
+Tried again is what certainly did nothing: EXEC that found a change, and trouble before EXEC was sent. An EXEC whose
+answer was lost may have been executed; then it depends on what the caller declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal, NoReturn
+
+from redis.asyncio import Redis
+
+from .._client.checkout import Encodables
+from .._client.error_replies import passing
+from .._core.clock import now
+from .._core.display import listed, text
+from .._transport.call import RETRY
+from ..errors import (
+    AcquireTimeout,
+    CommandRefused,
+    Conflict,
+    OutcomeUnknown,
+    SyncError,
+    TransactionMisuse,
+    Unreachable,
+    WrongContext,
+)
+from .body import Body
+from .commit_marker import Marker
+from .exec_replies import NoAnswer, Replies
+from .handle import Transaction
+from .options import Bounds, Committed
+from .turn import PoliteTransaction, Turn
+
+
+class Attempts:
+    """Iterates over attempts until one is committed; each is an ``async with`` that yields the transaction."""
+
+    def __init__(
+        self,
+        client: Redis,
+        terms: Bounds,
+        retry_for: float,
+        turn: Turn | None = None,
+        response_timeout: float | None = None,
+    ) -> None:
+        self._client = client
+        self._response_timeout = response_timeout
+        self._terms = terms
+        self._turn = turn  # of which the coroutines of this object are the only user
+        self._escalated = False
+        self._marker: Marker | None = None
+        self._begun = now()
+        self._attempts = self._conflicts = 0
+        self._conflict_delays: Iterator[float] = iter(terms.backoff)
+        self._trouble_delays: Iterator[float] = iter(RETRY)
+        self._retry_for = retry_for
+        self._trouble_since: float | None = None
+        self._delay: float | None = None  # before an attempt that is due
+        self.outcome: Committed[None] | None = None
+        self._perhaps = False  # an EXEC had no answer, and the body ran again
+        self._over = False
+        self._left: SyncError | None = None
+        """What to raise if the loop goes on although its last attempt ended without a verdict."""
+        self._entered = True  # the attempt before this one
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        if self._over:
+            if self._left is None:
+                raise StopAsyncIteration
+            self._give_up(self._left)
+        if not self._entered:  # none would ever count, or wait
+            self._finish()
+            self._give_up(
+                TransactionMisuse(
+                    f"an attempt at {self._shown()} was not entered: nothing was written. In the loop, enter the "
+                    "attempt: `async with attempt as tx`"
+                )
+            )
+        try:
+            await self._before_next()
+        except SyncError as error:
+            self._finish()
+            self._give_up(error)
+        except BaseException:
+            self._finish()
+            raise
+        self._attempts += 1
+        self._entered = False
+        return Attempt(self, self._transaction())
+
+    async def _before_next(self) -> None:
+        after = self._terms.escalate_after
+        if after is not None and self._conflicts >= after and not self._has_turn():
+            await self._take_turn()
+        elif self._delay:
+            await asyncio.sleep(self._delay)
+        self._delay = None
+
+    async def _take_turn(self) -> None:
+        assert self._turn is not None
+        ends = self._terms.deadline
+        try:
+            await self._turn.take(None if ends is None else max(0.0, self._begun + ends - now()))
+        except AcquireTimeout as error:
+            raise self._conflict(turn=True) from error
+        self._escalated = True
+
+    def _has_turn(self) -> bool:
+        return self._turn is not None and self._turn.held
+
+    def _transaction(self) -> Transaction:
+        keys = self._terms.keys
+        watched: tuple[bytes, ...] = ()
+        first: tuple[Encodables, ...] = ()
+        if self._terms.exactly_once:
+            self._marker = marker = Marker(self._client, self._terms.keys[0], self._response_timeout)
+            watched, first = (marker.key,), (marker.done,)
+        if self._turn is None:
+            return Transaction(self._client, keys, watched, first, self._response_timeout)
+        turns = () if self._has_turn() else self._turn.keys
+        return PoliteTransaction(self._client, keys, watched, first, turns, self._take_turn, self._response_timeout)
+
+    def _finish(self) -> None:
+        """There will be no other attempt."""
+        self._over = True
+        self._delay = None
+        if self._turn is not None:
+            self._turn.give_back()
+
+    def __del__(self) -> None:
+        unfinished = self._delay is not None
+        if not self._over:
+            with suppress(WrongContext):  # in another thread, or after a fork: a turn ends with its lease
+                self._finish()
+        if unfinished:
+            warnings.warn(
+                f"a transaction on {self._shown()} was not committed, and not tried again: `return` or `break` inside "
+                "`async with attempt` leaves the loop before EXEC has its answer; do that after the loop",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # -- one attempt -----------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """The body begins, in this task."""
+        try:
+            self._body = Body(self._client)
+        except TransactionMisuse as error:
+            self._give_up(error)
+        self._entered = True
+
+    async def leave(self, tx: Transaction, error: BaseException | None) -> bool:
+        """The body has ended: commit, or give up. Return whether ``error`` is dealt with."""
+        self._body.end()
+        try:
+            if error is None:
+                await self._commit(tx)
+                return False
+            await self._body.failed(tx, error)
+            trouble = _trouble_in(error, tx)
+            if trouble is not None:
+                return self._pass(tx, trouble)
+            self._body_failed(error)
+            return False  # P7: the body's own error comes out bare
+        except asyncio.CancelledError:
+            why = "it was cancelled inside the loop, with EXEC in flight. Look at the data"
+            self._left = self._unknown(advice=why) if tx._in_doubt else self._caught("a cancellation")
+            self._finish()
+            raise
+        except BaseException:
+            self._finish()
+            raise
+        finally:
+            if self._delay is None:
+                self._finish()
+
+    async def _commit(self, tx: Transaction) -> None:
+        sent = now()
+        try:
+            outcome = await tx._commit()
+        except SyncError as error:
+            await tx._end(drop=False)
+            if error is not tx._trouble:
+                self._give_up(error)
+            self._pass(tx, error)
+        except BaseException:
+            await tx._end(drop=True)
+            raise
+        else:
+            await tx._end(drop=False)
+            if isinstance(outcome, NoAnswer):
+                await self._unanswered(outcome, sent)
+            elif outcome is None:
+                self._conflicts += 1
+                self._trouble_since = None
+                if not self._again(self._conflict_delays, None):
+                    self._give_up(self._conflict())
+            else:
+                self._succeeded(outcome)
+
+    def _succeeded(self, replies: Replies | None, *, recovered: bool = False) -> None:
+        took = now() - self._begun
+        self.outcome = Committed(None, replies, self._attempts, self._conflicts, took, self._escalated, recovered)
+
+    def _body_failed(self, error: BaseException) -> None:
+        """Take an error of the body's own, which ends the transaction."""
+        if self._perhaps and isinstance(error, TransactionMisuse):
+            self._give_up(error)
+        if self._perhaps:
+            error.add_note(
+                f"redis_sync_aio: an earlier run of this body may have been committed: the answer {self._EARLIER} of "
+                f"the transaction on {self._shown()} was lost. Look at the data"
+            )
+        self._left = self._caught(f"{type(error).__name__} in its body")
+
+    def _caught(self, what: str) -> TransactionMisuse:
+        return TransactionMisuse(
+            f"the last attempt at {self._shown()} was ended by {what}, which was caught inside the loop: nothing was "
+            "written, and there is no next attempt. Catch it outside the loop, or leave the loop with `break`"
+        )
+
+    # -- again, or not ---------------------------------------------------------------------------------
+
+    _EARLIER = "to an earlier EXEC"
+
+    def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
+        """Nothing was done in this attempt, because of ``error``: plan the next one, or raise."""
+        if passing(error) and self._out_of_trouble(tx._asked):
+            return True
+        self._give_up(error)
+
+    def _give_up(self, error: SyncError) -> NoReturn:
+        """Raise ``error``, by which this attempt has done nothing; or that an earlier one may have."""
+        if not self._perhaps or isinstance(error, OutcomeUnknown):
+            raise error
+        why = f"a later run ended with {type(error).__name__}, which is the cause of this. Look at the data"
+        raise self._unknown(self._EARLIER, why) from error
+
+    async def _unanswered(self, outcome: NoAnswer, sent: float) -> None:
+        """EXEC may have been executed."""
+        executed: bool | None = None
+        if self._marker is not None:
+            try:
+                executed = await self._marker.find_out(sent)
+            except CommandRefused as error:
+                why = f"the marker that tells could not be read, see the cause of this: {error}. Look at the data"
+                raise self._unknown(advice=why) from error
+        if executed:
+            self._succeeded(None, recovered=True)
+        elif executed is None and not self._terms.idempotent:
+            raise self._unknown() from outcome.cause
+        elif not self._out_of_trouble(sent):
+            raise (self._unknown() if executed is None else self._void()) from outcome.cause
+        elif executed is None:
+            self._perhaps = True
+
+    def _out_of_trouble(self, asked: float) -> bool:
+        """Redis, ``asked`` at that time, was out of reach: plan the next attempt.
+
+        Without a deadline only if that has not gone on for long, counted from when the first command that failed was
+        asked: redis-py may have tried to connect for seconds since then, and before that the body took its time.
+        """
+        if self._trouble_since is None:
+            self._trouble_since = asked
+        return self._again(self._trouble_delays, self._trouble_since + self._retry_for)
+
+    def _again(self, delays: Iterator[float], ends: float | None) -> bool:
+        """Plan the next attempt, if there may be one: it begins before the deadline; without one, before ``ends``."""
+        delay = next(delays, None)
+        if self._terms.deadline is not None:
+            ends = self._begun + self._terms.deadline
+        late = delay is not None and ends is not None and now() + delay >= ends
+        if delay is None or late or self._attempts >= self._terms.attempts:
+            return False
+        self._delay = delay
+        return True
+
+    def _conflict(self, turn: bool = False) -> Conflict:
+        elapsed = now() - self._begun
+        what = [f"others had the turn on {self._shown()} until the deadline"] if turn else []
+        if self._conflicts or not turn:
+            what.append(f"others changed {self._shown()} during {self._conflicts} of {self._attempts} attempts")
+        advice = self._less_conflicts()
+        return Conflict(
+            f"{', and before that '.join(what)}, in {elapsed:.3f} seconds: nothing was written. {advice}",
+            attempts=self._attempts,
+            conflicts=self._conflicts,
+            elapsed=elapsed,
+            keys=tuple(map(text, self._terms.keys)),
+        )
+
+    def _less_conflicts(self) -> str:
+        """Return advice that the caller does not follow already."""
+        advice = ["allow more attempts" if self._attempts >= self._terms.attempts else "allow more time (deadline)"]
+        if len(self._terms.keys) > 1:
+            advice.append("watch fewer keys")
+        if self._terms.escalate_after is None:
+            advice.append("let it take turns with the others (escalate_after=3)")
+        elif self._conflicts:
+            advice.append("let all who often write these keys take turns, too (escalate_after)")
+        return ", or ".join(advice).capitalize()
+
+    def _unknown(self, what: str = "to EXEC", advice: str = "") -> OutcomeUnknown:
+        if not advice:
+            advice = "look at the data"
+            if self._terms.idempotent:
+                advice += ", or allow more attempts or time (deadline): it was not run again"
+            elif self._terms.exactly_once:
+                advice += ": the marker that tells was out of reach"
+            else:
+                advice += ", or declare the body idempotent=True, or let a marker tell (exactly_once=True)"
+        return OutcomeUnknown(
+            f"the answer {what} was lost: the transaction on {self._shown()} was committed as a whole, or not at all; "
+            f"{advice}",
+            attempts=self._attempts,
+            keys=tuple(map(text, self._terms.keys)),
+        )
+
+    def _void(self) -> Unreachable:
+        return Unreachable(
+            f"the connection was lost before EXEC of the transaction on {self._shown()} was executed: nothing was "
+            "written. Check the server and the network, or allow more attempts or time"
+        )
+
+    def _shown(self) -> str:
+        return listed(self._terms.keys)
+
+
+def _trouble_in(error: BaseException, tx: Transaction) -> SyncError | None:
+    """Return why ``tx`` cannot commit, if ``error`` of its body is that, or a TaskGroup's group of nothing else."""
+    trouble = tx._trouble
+    if error is trouble:
+        return trouble
+    if isinstance(error, BaseExceptionGroup):
+        _, others = error.split(lambda it: it is trouble)
+        return trouble if others is None else None
+    return None
+
+
+class Attempt:
+    """One attempt, in the form of a loop: ``async with attempt as tx``. EXEC follows at the end of that block."""
+
+    def __init__(self, attempts: Attempts, tx: Transaction) -> None:
+        self._attempts = attempts
+        self._tx = tx
+
+    @property
+    def committed(self) -> Committed[None] | None:
+        """What is known of the commit; None when this attempt was not committed."""
+        return self._attempts.outcome
+
+    @property
+    def replies(self) -> Replies | None:
+        """The replies to the queued commands; None when it was not committed, or was and they are not known."""
+        return None if self.committed is None else self.committed.replies
+
+    async def __aenter__(self) -> Transaction:
+        self._attempts.enter()
+        return self._tx
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return await self._attempts.leave(self._tx, error)

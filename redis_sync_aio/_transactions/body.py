@@ -1,0 +1,50 @@
+"""The body of a transaction: one at a time for each task and pool, and what happens to the connection when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from redis.asyncio import Redis
+
+from .._client.settings import Same
+from .._core.cancellation import stay_due
+from ..errors import TransactionMisuse
+from .handle import Transaction
+
+_inside: WeakKeyDictionary[asyncio.Task[Any], list[Same]] = WeakKeyDictionary()
+"""Tasks that run the body of a transaction, and the connection pools of those."""
+
+
+class Body:
+    """One body, from now on, in the running task. Raises TransactionMisuse inside another one on the same pool."""
+
+    def __init__(self, client: Redis) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        pools = _inside.setdefault(task, [])
+        pool = Same(client.connection_pool)
+        if pool in pools:
+            raise TransactionMisuse(
+                "a transaction inside the body of another one, on the same client: it would wait for a connection that "
+                "the outer one has, and make it conflict. Do all in one, or begin it after the other is over"
+            )
+        pools.append(pool)
+        self._pools = pools
+        self._pool = pool
+        self._cancelling = task.cancelling()
+
+    def end(self) -> None:
+        """It is over, whatever task that is in."""
+        self._pools.remove(self._pool)
+
+    async def failed(self, tx: Transaction, error: BaseException) -> None:
+        """Give the connection back after ``error``. A cancellation meanwhile must not hide that (P7)."""
+        cancelled = isinstance(error, asyncio.CancelledError)
+        try:
+            await tx._end(drop=cancelled)
+        except asyncio.CancelledError as again:
+            if cancelled or error is tx._trouble or asyncio.current_task() is None:
+                raise
+            stay_due(again, self._cancelling)

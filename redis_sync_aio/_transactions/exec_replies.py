@@ -1,0 +1,74 @@
+"""What EXEC answered, as the client would give it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import redis.exceptions
+
+from .._client.checkout import NEVER_DECODE, Borrowed, Encodables, Packed
+from .._transport.call import Reply
+from ..errors import PartlyApplied
+from .command_flags import first_word
+
+Command: TypeAlias = tuple[Packed, Encodables, dict[str, Any]]
+"""A queued command: as it is sent, and as redis-py gave it, with its options."""
+
+Replies: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """EXEC was sent, and no answer came: it was executed, or not."""
+
+    cause: Exception
+
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, redis.exceptions.RedisError)
+"""What the client's decoder, or a callback of its, raises for a reply. The command was executed."""
+
+
+async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: Sequence[Reply]) -> Replies:
+    """Return the replies to ``commands``. Raises PartlyApplied if one failed, or cannot be read."""
+    replies: list[Any] = []
+    for (_, words, options), reply in zip(commands, raw, strict=True):
+        if isinstance(reply, Exception):
+            replies.append(reply)
+            continue
+        try:
+            replies.append(await connection.as_from_client(words, options, _as_read(connection, reply, options)))
+        except UNREADABLE as error:
+            replies.append(error)
+    bad = [number for number, reply in enumerate(replies) if isinstance(reply, Exception)]
+    if not bad:
+        return tuple(replies)
+    failed = [number for number in bad if isinstance(raw[number], Exception)]
+    first = (failed or bad)[0]
+    command = f"command {first + 1} of {len(commands)} ({first_word(commands[first][1][0])})"
+    if failed:
+        what = (
+            f"{command} failed when it ran: {replies[first]}. {len(replies) - len(failed)} of {len(replies)} commands "
+            "were executed, and Redis does not take them back; `replies` has the details"
+        )
+    else:
+        what = (
+            f"all commands were executed, but the reply to {command} cannot be read: {type(replies[first]).__name__}: "
+            f"{replies[first]}; `replies` has the others"
+        )
+    raise PartlyApplied(what, replies=tuple(replies)) from replies[first]
+
+
+def _as_read(connection: Borrowed, reply: Reply, options: dict[str, Any]) -> Reply:
+    """Return what was read raw, decoded if the client decodes this command's reply."""
+    return reply if NEVER_DECODE in options else connection.decoded(reply)
+
+
+def without_multi(error: redis.exceptions.ResponseError, replies: Sequence[Reply]) -> PartlyApplied:
+    """Return the error for a MULTI that was refused: what followed was executed, each command on its own."""
+    return PartlyApplied(
+        f"MULTI was refused: {error}. The commands after it were executed one by one, watched by nothing; "
+        "`replies` has their replies. Let this user run MULTI and EXEC",
+        replies=tuple(replies),
+    )

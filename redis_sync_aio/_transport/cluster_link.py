@@ -1,0 +1,333 @@
+"""The executor of a cluster: a link to each of its shards, opened when something is to be sent there.
+
+The order of a name (see `call.Executor`): while its slot stays where it is, all its calls take the same link. When the
+slot has moved, what the old link still has of the name is answered there, with MOVED as a rule, and sent to the new
+one; what is new stays behind it. So nothing overtakes.
+
+While a slot is being moved the server answers TRYAGAIN or ASK, as some keys of a name do not exist as a rule. That is
+"not now": the call is sent again, until the slot has moved. But an interrupted move may last for hours. So what renews
+or releases is first tried with those keys only that exist while something is held (`Call.narrow`), which both nodes
+allow: the old one, and after its ASK the new one (`_transport/asking.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from threading import get_ident
+
+from redis.crc import key_slot
+
+from .._client.cluster import Cluster, Shard, not_now
+from .._client.error_replies import error_code
+from .._core import logs
+from .._core.cancellation import cancelled
+from .._core.clock import now
+from .._core.keys import Keys, KnownAs
+from .asking import Asking
+from .call import Call, LinkOptions, LinkOwner, ReplyError
+from .connection import Wire
+from .deferred import Retries
+from .failures import MAYBE_LATER, REFUSED, not_possible, too_late
+from .link import Link
+
+RETIRING = 0.25
+"""Seconds between two looks whether a link to a shard that is no more may be closed."""
+
+
+class Links:
+    """See the top of this module."""
+
+    pushes = True
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        known_as: KnownAs,
+        owner: LinkOwner,
+        options: LinkOptions,
+    ) -> None:
+        self.cluster = cluster
+        self._known_as = known_as
+        self._owner = owner
+        self._options = options
+        self._links: dict[Shard, ShardLink] = {}
+        self._left: dict[bytes, list[ShardLink]] = {}  # by name: what may still have calls about one that has moved
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        cluster.tell(self)
+
+    def send(self, call: Call) -> None:
+        """Send ``call`` to whoever has its keys."""
+        if self._closed:
+            too_late(call)
+            return
+        link = self.link_of(call.keys)
+        if self._left and call.name in self._left:
+            if any(left.keeps_behind(call) for left in self._left[call.name] if left is not link):
+                return
+            del self._left[call.name]
+        link.send(call)
+
+    def link_of(self, keys: Keys) -> ShardLink:
+        """Return the link to who has ``keys``, as far as is known."""
+        return self.link_to(self.shard_of(keys))
+
+    def link_to(self, shard: Shard) -> ShardLink:
+        """Return the link to ``shard``."""
+        link = self._links.get(shard)
+        if link is None:
+            known_as = self._known_as.at(shard.number)
+            link = self._links[shard] = ShardLink(self, shard, known_as, self._owner, self._options)
+        return link
+
+    def shard_of(self, keys: Keys) -> Shard:
+        """Return who has ``keys``, as far as is known."""
+        return self.cluster.shard_at(key_slot(keys.all[0]))
+
+    def known_as(self, keys: Keys) -> KnownAs:
+        """Return what the server that has ``keys`` knows us as."""
+        shard = self.shard_of(keys)
+        link = self._links.get(shard)
+        return self._known_as.at(shard.number) if link is None else link.known_as(keys)
+
+    def trouble_of(self, keys: Keys) -> Exception | None:
+        """Return why there is no connection to who has ``keys``, if there is none."""
+        link = self._links.get(self.shard_of(keys))
+        return None if link is None else link.trouble
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
+        link = self._links.get(self.shard_of(keys))
+        return link is not None and link.answering(keys, stalled)
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why there is no connection to some shard, if there is none."""
+        return next((trouble for link in self._links.values() if (trouble := link.trouble) is not None), None)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no command can be left on another connection than the present one of its shard."""
+        return all(link.alone for link in self._links.values())
+
+    @property
+    def connections(self) -> int:
+        """How many connections were opened."""
+        return sum(link.connections for link in self._links.values())
+
+    # -- what moves ------------------------------------------------------------------------------------
+
+    def redirected(self, address: str) -> None:
+        """A slot is not where it was; perhaps at ``address``: ask the nodes about all of them."""
+        self.cluster.moved(address)
+        self.look_soon()
+
+    def down(self, shard: Shard) -> None:
+        """The primary of ``shard`` says that the cluster is down: ask the others whether it is the primary still."""
+        self.cluster.down(shard.address)
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Ask the nodes, in the background, who has which slots."""
+        if self._looking is None and not self._closed:
+            self._looking = asyncio.Task(self._look(), name="redis_sync_aio cluster")
+            self._looking.add_done_callback(self._look_ended)
+
+    async def _look(self) -> None:
+        async with asyncio.timeout(self._options.connect_timeout):
+            await self.cluster.look()
+
+    def _look_ended(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if not task.cancelled() and (error := task.exception()) is not None:  # the next MOVED asks again
+            logs.slots_unknown(error, expected=isinstance(error, (*MAYBE_LATER, *REFUSED)))
+
+    def slots_moved(self) -> None:
+        """Some slots have other shards now, or shards other primaries; said in whatever thread that was heard in."""
+        if self._thread == get_ident() and self._loop.is_running():
+            self._slots_moved()
+        else:  # in another thread, or it is another loop of this one that runs now
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._slots_moved)
+
+    def _slots_moved(self) -> None:
+        if self._closed:
+            return
+        self._left = {}
+        for link in list(self._links.values()):
+            for name in {call.name for call in link.calls() if not link.concerns(call.keys)}:
+                self._left.setdefault(name, []).append(link)
+        for link in list(self._links.values()):  # what waits there goes first
+            link.settle()
+        self._owner.link_moved()
+        for shard in list(self._links):
+            if shard.gone:
+                self._retire(shard)
+
+    def _retire(self, shard: Shard) -> None:
+        """Close the link to a shard that is no more, once nothing waits for an answer there."""
+        link = self._links.get(shard)
+        if link is None or self._closed:
+            return
+        if link.calls():
+            self._loop.call_later(RETIRING, self._retire, shard)
+            return
+        del self._links[shard]
+        for call in link.part():
+            self.send(call)
+        self._left = {name: links for name, links in self._left.items() if link not in links}
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def part(self) -> list[Call]:
+        """End all connections and hand over all calls that were not answered."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        return [call for link in self._links.values() for call in link.part()]
+
+    def after_fork(self) -> None:
+        """In a forked child: never use or close what belongs to the parent."""
+        self._closed = True
+        for link in self._links.values():
+            link.after_fork()
+
+    def bury(self) -> None:
+        """The event loop is closed: end the connections without it."""
+        self._closed = True
+        for link in self._links.values():
+            link.bury()
+
+    async def close(self) -> None:
+        """Close all connections; calls that are still under way end with CoordinatorClosed."""
+        self._closed = True
+        if self._looking is not None:
+            await cancelled(self._looking)
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+
+class ShardLink(Link):
+    """The link to one shard."""
+
+    def __init__(
+        self,
+        links: Links,
+        shard: Shard,
+        known_as: KnownAs,
+        owner: LinkOwner,
+        options: LinkOptions,
+    ) -> None:
+        super().__init__(shard.client, known_as, owner, options)
+        self._links = links
+        self._shard = shard
+        self._asking = Asking(links.cluster, self._converse, self._response_timeout, self._not_answered)
+        self._retries = Retries(self._loop, self._send_again, links.send)
+
+    def concerns(self, keys: Keys) -> bool:
+        """Return whether its calls are about ``keys``."""
+        return self._links.shard_of(keys) is self._shard
+
+    def _send_again(self, call: Call) -> None:
+        self._links.link_of(call.keys).send(call)
+
+    def _on_error(self, call: Call, message: str) -> None:
+        code, wire = error_code(message), self._wire
+        if code in ("TRYAGAIN", "ASK") and wire is not None and not call.over:
+            watch = self._no_scripts != "" or call.keys.engine == "watch"
+            if code == "ASK" and call.narrowed:
+                self._asking.follow(call, message, watch)
+                return
+            if call.narrow():
+                call.sent = now()
+                call.attempts -= 1  # it was not executed
+                if watch:
+                    self._send_watching(wire, call)
+                else:
+                    wire.send(call)
+                return
+        if code != "NOSCRIPT":
+            call.widen()  # after MOVED the new node has all keys
+        super()._on_error(call, message)
+
+    def _not_answered(self, call: Call, message: str) -> None:
+        """Let a call wait that the node which is getting its slot did not answer either."""
+        call.widen()
+        super()._on_error(call, message)
+
+    def take_unsent(self) -> list[Call]:
+        """Hand over all calls that wait, or are being asked elsewhere."""
+        return [*self._asking.take(), *super().take_unsent()]
+
+    def _understood(self, message: str) -> str:
+        code, _, rest = message.partition(" ")
+        if code == "CLUSTERDOWN":
+            self._links.down(self._shard)
+        if code not in ("MOVED", "ASK"):
+            return message
+        slot, _, address = rest.partition(" ")
+        if code == "MOVED":
+            self._links.redirected(address)
+        return f"TRYAGAIN {not_now(code, slot, address)}"
+
+    async def _introduce(self, wire: Wire) -> None:
+        await super()._introduce(wire)
+        try:
+            await wire.ask((b"PUBSUB", b"NUMSUB", self._introduction.inbox))  # as scripts do before they publish
+        except ReplyError as error:
+            raise not_possible(str(error), "PUBSUB NUMSUB") from error
+
+    async def _open(self) -> Wire:
+        wire = await super()._open()
+        if wire.leads_to != self._shard.address:
+            wire.abort()
+            raise ConnectionResetError("the primary of these slots became another node meanwhile")
+        return wire
+
+    def _put_back(self, wire: Wire) -> None:
+        for call, _ in wire.unanswered():
+            call.widen()
+        super()._put_back(wire)
+        self._hand_on()
+
+    def _on_lost(self, wire: Wire, error: Exception | None) -> None:
+        super()._on_lost(wire, error)
+        if self._connecting is None and not self._closed:
+            self._links.look_soon()  # nothing is needed of it: perhaps it was removed for good
+
+    def calls(self) -> list[Call]:
+        """Return all calls that are to be sent, or under way."""
+        under_way = () if self._wire is None else self._wire.unanswered()
+        calls = [*self._retries.calls(), *self._unsent, *(call for call, _ in under_way)]
+        return [call for call in calls if not call.over]
+
+    def keeps_behind(self, call: Call) -> bool:
+        """Keep a new call about a name that has left, if an earlier one about it is here; return whether it does."""
+        if self._retries.keeps_behind(call):
+            return True
+        here = any(earlier.name == call.name for earlier in self.calls())
+        if here:
+            self._retries.hold(call)
+        return here
+
+    def settle(self) -> None:
+        """Slots have moved: use another connection if the primary is another one, and part with calls of others."""
+        if self._wire is not None and self._wire.leads_to != self._shard.address:
+            self._drop("the primary of these slots is another node now")
+        elif self._wire is None and self._connecting is None:
+            self._trouble = None  # it was with another node, perhaps
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Let others send what waits for a connection here and is theirs."""
+        if self._closed:
+            return
+        unsent, self._unsent = self._unsent, deque()
+        for call in unsent:
+            if self.concerns(call.keys):
+                self._unsent.append(call)
+            elif not call.over:
+                self._send_again(call)

@@ -1,0 +1,178 @@
+"""Talks (see `call.Talk`) over a connection that carries other commands, too: one at a time, in turn by name.
+
+EXEC ends every WATCH of its connection, so a second talk has to wait for the end of the first. Scripts and other
+commands may go in between: a key that they change is a conflict like any other.
+
+The calls of one name are executed in the order in which they were sent. That is what keeps a clean-up behind the
+command it cleans up. A call in conflict is tried again, after a while if that happens often; meanwhile other names
+have their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from .._core.backoff import Backoff
+from .._core.clock import now
+from ..errors import SyncError
+from .call import CONFLICT, Call, Reply, ReplyError, Talk, Words, not_understood
+
+Converse = Callable[[Call], Talk]
+"""Returns one attempt at a call."""
+
+AFTER_CONFLICT = Backoff(initial=0.0005, cap=0.02)
+
+
+def advance(talk: Talk, name: bytes, replies: list[Reply] | None) -> list[Words]:
+    """Return the next commands of a talk about ``name``.
+
+    Raises StopIteration with its outcome, ReplyError, or SyncError when it could not make use of ``replies``.
+    """
+    try:
+        # A generator that has not begun takes nothing but None.
+        return talk.send(replies)  # type: ignore[arg-type]
+    except (StopIteration, ReplyError):
+        raise
+    except Exception as error:
+        raise not_understood(name, error) from error
+
+
+class Proven:
+    """A `Converse` that finds out first, and once, that MULTI and EXEC may be used on its connection.
+
+    Without MULTI what follows it would be executed immediately. `Borrowed.prove` does the same for connections of a
+    pool.
+    """
+
+    def __init__(self, converse: Converse) -> None:
+        self._converse = converse
+        self._proved = False
+
+    def __call__(self, call: Call) -> Talk:
+        if not self._proved:
+            for reply in (yield [(b"MULTI",), (b"EXEC",)]):
+                if isinstance(reply, ReplyError):
+                    raise reply
+            self._proved = True
+        return (yield from self._converse(call))
+
+
+class Exchange:
+    """Commands that left together; ``done`` gets their replies when the last of them is there."""
+
+    __slots__ = ("_done", "_missing", "_replies", "sent")
+
+    def __init__(self, number: int, done: Callable[[list[Reply]], None]) -> None:
+        self.sent = now()
+        self._missing = number
+        self._replies: list[Reply] = []
+        self._done = done
+
+    def put(self, reply: Reply) -> None:
+        """Take the next reply."""
+        self._replies.append(reply)
+        self._missing -= 1
+        if not self._missing:
+            self._done(self._replies)
+
+
+class Talks:
+    """The talks of one connection. Its state ends with the connection: what is left then is begun anew on another."""
+
+    def __init__(
+        self,
+        converse: Converse,
+        say: Callable[[list[Words], Callable[[list[Reply]], None]], None],
+        on_error: Callable[[Call, str], None],
+    ) -> None:
+        self._converse = Proven(converse)
+        self._say = say
+        self._on_error = on_error
+        self._calls: dict[bytes, deque[Call]] = {}  # by name; none is empty
+        self._ready: deque[bytes] = deque()  # the names whose first call may be tried; each once
+        self._begun: dict[Call, Iterator[float]] = {}  # the back-off of each call that was tried already
+        self._current: Call | None = None
+        self._talk: Talk
+        self._ended_with_connection = False
+
+    def end(self) -> None:
+        """The connection has ended: what waits for its next attempt is begun anew on another."""
+        self._ended_with_connection = True
+
+    def add(self, call: Call) -> None:
+        """Execute ``call`` after the earlier ones about the same name."""
+        calls = self._calls.get(call.name)
+        if calls is not None:
+            calls.append(call)
+            return
+        self._calls[call.name] = deque([call])
+        self._ready.append(call.name)
+        self._begin()
+
+    def unanswered(self) -> Iterator[tuple[Call, bool]]:
+        """Return the calls that are left, in their order for each name; and whether each may have been executed."""
+        for calls in self._calls.values():
+            for call in calls:
+                yield call, call is self._current
+
+    def _begin(self) -> None:
+        """Begin the next talk, unless one is under way."""
+        while self._current is None and self._ready:
+            call = self._calls[self._ready.popleft()][0]
+            if call.over:  # nobody wants it any more, and nothing was executed
+                self._finish(call)
+                continue
+            if call not in self._begun:
+                self._begun[call] = iter(AFTER_CONFLICT)
+                call.attempts += 1
+            self._current = call
+            call.sent = now()
+            self._talk = self._converse(call)
+            self._go_on(None)
+
+    def _go_on(self, replies: list[Reply] | None) -> None:
+        call = self._current
+        assert call is not None
+        try:
+            batch = advance(self._talk, call.name, replies)
+        except StopIteration as end:
+            self._current = None
+            self._ended(call, end.value)
+        except (ReplyError, SyncError) as error:
+            self._say([(b"UNWATCH",)], lambda _: None)
+            self._current = None
+            self._finish(call)
+            if isinstance(error, SyncError):
+                call.fail(error)
+            else:
+                self._on_error(call, str(error))
+        else:
+            self._say(batch, self._go_on)
+            return
+        self._begin()
+
+    def _ended(self, call: Call, reply: Reply) -> None:
+        if reply is CONFLICT and not call.over:
+            delay = next(self._begun[call])
+            asyncio.get_running_loop().call_later(delay, self._again, call.name)
+            return
+        self._finish(call)
+        if reply is not CONFLICT:
+            call.answer(reply)
+
+    def _again(self, name: bytes) -> None:
+        if self._ended_with_connection:
+            return
+        self._ready.append(name)
+        self._begin()
+
+    def _finish(self, call: Call) -> None:
+        self._begun.pop(call, None)
+        calls = self._calls[call.name]
+        calls.popleft()
+        if calls:
+            self._ready.append(call.name)
+        else:
+            del self._calls[call.name]

@@ -1,0 +1,300 @@
+"""The executor without a link: the same scripts through the client's own pool, and no pushes.
+
+Used where a link is impossible (a proxy that speaks RESP2 only, a user without pub/sub) or not wanted.
+Every call runs in a task of its own, so the caller's cancellation never reaches redis-py (which swallows it
+on Python < 3.12 when its socket timeout is set) and never closes a pooled connection.
+
+A pool has many connections, so order must be made: the calls of one name run one after the other. That
+is what keeps a clean-up behind the command it cleans up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from functools import partial
+
+import redis.exceptions
+from redis.asyncio import Redis
+
+from .._client.checkout import borrow
+from .._client.cluster import Cluster
+from .._client.error_replies import TRANSIENT, answered, error_answer, error_code, scripts_refused
+from .._client.redis_py import bare, dead_end_pool, probe, send_once
+from .._client.settings import address_of
+from .._client.topology import OneServer, Servers
+from .._core import logs
+from .._core.cancellation import cancelled, insisting
+from .._core.clock import now
+from .._core.keys import Keys, KnownAs
+from ..errors import SyncError, copied
+from .asking import ask
+from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
+from .connection import pack
+from .dialogues import AFTER_CONFLICT, Converse, advance
+from .endpoint import Endpoint
+from .failures import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
+
+
+class PlainExecutor:
+    """Sends calls through the pools of clients, in order for each name."""
+
+    pushes = False
+    alone = False
+    connections = 0
+    trouble: Exception | None = None
+    """Why the latest attempt of all had no answer."""
+
+    def __init__(self, servers: Servers, known_as: KnownAs, response_timeout: float, converse: Converse) -> None:
+        self._servers = servers
+        self._known_as = known_as._replace(inbox=b"")
+        self._response_timeout = response_timeout
+        self._converse = converse
+        self._endpoint = Endpoint(servers.clients()[0]) if isinstance(servers, OneServer) else None
+        self._no_scripts = ""  # how the server refused them
+        self._silent = False  # the last attempt of all ended without a sign of the server
+        self._logged: type[Exception] | None = None  # the latest unexpected error that the log knows of
+        self._queues: dict[bytes, deque[Call]] = {}
+        self._timers: dict[Call, asyncio.TimerHandle] = {}  # of calls whose turn has not come
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def trouble_of(self, keys: Keys) -> Exception | None:
+        """Return None: that is found out with each call."""
+        return None
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return False: that is found out with each call."""
+        return False
+
+    def known_as(self, keys: Keys) -> KnownAs:
+        """Return what servers know us as."""
+        return self._known_as
+
+    def send(self, call: Call) -> None:
+        """Send ``call`` after the earlier calls about the same name."""
+        queue = self._queues.get(call.name)
+        if self._closed:
+            too_late(call)
+        elif queue is not None:
+            if (trouble := queue[0].trouble) is not None:
+                call.trouble = copied(trouble)
+            queue.append(call)
+            # The one before it may be retried for longer than this one has time.
+            left = max(0.0, call.expires - now())
+            self._timers[call] = asyncio.get_running_loop().call_later(left, self._expire, call)
+        else:
+            self._queues[call.name] = deque([call])
+            self._start(call.name)
+
+    def _expire(self, call: Call) -> None:
+        del self._timers[call]
+        if not call.over:
+            call.fail(self._queues[call.name][0].trouble or time_is_up(call))
+
+    def _start(self, name: bytes) -> None:
+        # Not by the loop's factory: an eager task would run inside `send`.
+        task = asyncio.Task(self._work(name), loop=asyncio.get_running_loop(), name="redis_sync_aio calls")
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: bytes, task: asyncio.Task[None]) -> None:
+        """Go on with the next call, and let the caller of this one have the defect that ended the task."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            queue = self._queues[name]
+            queue[0].fail(unanswered(queue[0].name, error))
+            self._start(name)
+
+    async def _work(self, name: bytes) -> None:
+        queue = self._queues[name]
+        try:
+            while queue:
+                if timer := self._timers.pop(queue[0], None):
+                    timer.cancel()
+                if not queue[0].over:
+                    await self._run(queue[0])
+                queue.popleft()
+            del self._queues[name]
+        except asyncio.CancelledError:
+            if self._closed:
+                raise
+            # Not by us: `asyncio.run` cancels all tasks at its end, and those that release then need us still.
+            queue[0].ambiguous = True
+            if queue[0].once:
+                queue[0].fail(unanswered(name))
+            self._start(name)
+
+    async def _run(self, call: Call) -> None:
+        """Try until answered, refused or expired."""
+        task = asyncio.current_task()
+        assert task is not None
+        for delay in RETRY:
+            call.sent = now()
+            call.attempts += 1
+            limit = min(max(call.expires - call.sent, MOMENT), self._response_timeout)
+            try:
+                async with asyncio.timeout(limit):
+                    with insisting(limit):
+                        reply = await self._execute(call)
+            except SyncError as error:  # not what the server said: what we made of it
+                call.fail(error)
+            except (Exception, asyncio.CancelledError) as error:
+                error = not_from_outside(error, self._closed)
+                if isinstance(self._servers, Cluster) and _keys_are_missing(error) and call.narrow():
+                    continue
+                call.widen()
+                self._failed(call, await self._behind(call, error))
+            else:
+                self._silent, self._logged, self.trouble = False, None, None
+                call.answer(reply)
+            if call.over:
+                return
+            if task.cancelling():
+                raise asyncio.CancelledError  # redis-py swallowed it: on Python 3.11 where it meets the end of a wait
+            await asyncio.sleep(max(0.0, min(delay, call.expires - now())))
+            if now() >= call.expires:
+                call.fail(time_is_up(call))
+                return
+
+    async def _execute(self, call: Call) -> Reply:
+        if self._endpoint is not None:
+            await self._endpoint.follow()
+        try:
+            return await self._decide(call)
+        except (ReplyError, redis.exceptions.ResponseError) as error:
+            cluster = self._servers
+            if not (call.narrowed and isinstance(cluster, Cluster)):
+                raise
+            node = cluster.asked(str(error))
+            if node is None:
+                raise
+        return await ask(cluster, node, call, self._converse if self._by_watch(call) else None)
+
+    def _by_watch(self, call: Call) -> bool:
+        return call.keys.engine == "watch" or (call.keys.engine == "auto" and self._no_scripts != "")
+
+    async def _decide(self, call: Call) -> Reply:
+        engine = call.keys.engine
+        if not self._by_watch(call):
+            try:
+                return await self._run_script(call)
+            except redis.exceptions.ResponseError as error:
+                if engine == "lua" or not scripts_refused(str(error)):
+                    raise
+                if not self._no_scripts:
+                    logs.watch_instead(str(error))
+                self._no_scripts = str(error)
+        return await self._watch(call)
+
+    async def _run_script(self, call: Call) -> Reply:
+        with suppress(redis.exceptions.NoScriptError):
+            return await send_once(self._client_of(call), call.command())
+        # Not while that error is handled: it would be the context of a timeout here, and be taken for the answer.
+        return await send_once(self._client_of(call), call.command(with_source=True))
+
+    def _client_of(self, call: Call) -> Redis:
+        return self._servers.client_of(call.keys.all[0])
+
+    async def _watch(self, call: Call) -> Reply:
+        for delay in AFTER_CONFLICT:
+            call.sent = now()
+            reply = await self._talk_once(call)
+            if reply is not CONFLICT or call.over:  # over: nobody wants it any more, and nothing was executed
+                return reply
+            await asyncio.sleep(delay)
+
+    async def _talk_once(self, call: Call) -> Reply:
+        connection = await borrow(self._client_of(call), self._response_timeout)
+        connection.watching = True  # until the talk has come to its end, which is EXEC
+        talk = self._converse(call)
+        try:
+            await connection.prove()
+            commands = advance(talk, call.name, None)
+            while True:
+                replies = await connection.exchange([pack(words) for words in commands], raw=range(len(commands)))
+                replies = [error_answer(it) if isinstance(it, Exception) else it for it in replies]
+                commands = advance(talk, call.name, replies)
+        except StopIteration as end:
+            connection.watching = False
+            return end.value
+        finally:
+            await connection.give_back(drop=connection.watching)
+
+    async def _behind(self, call: Call, error: Exception) -> Exception:
+        """Return what redis-py was retrying when its time was up.
+
+        It can not be seen if it was just about to try again. Then we try to connect, unless ``call`` has no time left
+        or nothing was heard since we did that: a refusal (of a password, say) is to be told soon.
+        """
+        error = _context(error)
+        silent, self._silent = self._silent, isinstance(error, TimeoutError)
+        limit = min(call.expires - now(), self._response_timeout)
+        if silent or not self._silent or limit <= 0:
+            return error
+        try:
+            async with asyncio.timeout(limit):
+                with insisting(limit):
+                    await probe(self._client_of(call))
+        except REFUSED as refused:
+            self._silent = False
+            return refused
+        except (redis.exceptions.RedisError, OSError):
+            pass  # it is out of reach, as was said
+        return error
+
+    def _failed(self, call: Call, error: Exception) -> None:
+        refused = answered(call.name, error, self._no_scripts, call.keys.all, call.ambiguous)
+        call.ambiguous |= refused is None
+        self.trouble = error if refused is None else None
+        if not isinstance(error, EXPECTED) and type(error) is not self._logged:
+            self._logged = type(error)
+            logs.connecting_failed(address_of(self._servers.clients()[0]), error)
+        if call.over:
+            return
+        waited = round(now() - call.begun, 1)
+        call.trouble = refused or unanswered(call.name, error, call.trouble, within=waited)
+        definite = refused is not None and refused.code not in TRANSIENT
+        if definite or call.once:
+            call.fail(call.trouble)
+        elif now() >= call.expires:
+            call.fail(time_is_up(call))
+
+    def after_fork(self) -> None:
+        """In a forked child: never use the parent's connections."""
+        self._closed = True
+        for client in self._servers.clients():
+            dead_end_pool(client)
+
+    def bury(self) -> None:
+        """The event loop is closed: the connections are the client's."""
+        self._closed = True
+
+    async def close(self) -> None:
+        """Cancel what is under way: it ends with CoordinatorClosed."""
+        self._closed = True
+        left = [call for queue in self._queues.values() for call in queue]
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        try:
+            await cancelled(*self._tasks)
+        finally:
+            for call in left:
+                call.fail(closed(call))
+
+
+def _keys_are_missing(error: Exception) -> bool:
+    """Return whether a slot is being moved, and not all keys of the call were there."""
+    answer = str(error_answer(error) or "")
+    return error_code(answer) == "TRYAGAIN" and "(MOVED)" not in answer
+
+
+def _context(error: Exception) -> Exception:
+    """Return what redis-py was retrying when its time was up, as far as it can be seen."""
+    found: BaseException | None = error
+    while isinstance(found, (TimeoutError, asyncio.CancelledError)):
+        found = found.__cause__ or found.__context__
+    found = None if found is None else bare(found)
+    return found if isinstance(found, Exception) else error
