@@ -16,6 +16,8 @@ from redis.asyncio import Redis
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
+from .support.options import OPTIONS, add_options, read_options
+
 MakeClient = Callable[..., Redis]
 
 # Who starts this suite in the background may have SIGINT ignored; the programs that tests start inherit that.
@@ -29,13 +31,24 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the suite."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let everything that is collected see the options."""
+    read_options(config)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the gate runs, with EVERY_WAY in the environment: whether mutants are caught."""
-    if "EVERY_WAY" in os.environ:
+    """Leave out what only the gate runs, unless pytest was asked for it."""
+    if OPTIONS.run_ci:
         return
-    left_out = [item for item in items if item.get_closest_marker("every_way")]
+    left_out = [item for item in items if item.get_closest_marker("ci")]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("every_way")]
+    items[:] = [item for item in items if not item.get_closest_marker("ci")]
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.options import OPTIONS
 from .history import Commit, Death, History, text
 from .worker import Doom, Job, wall
 
@@ -149,7 +150,19 @@ class Field:
         number, self._numbers = self._numbers, self._numbers + 1
         locks = url(number) if url is not None else self.server.url
         seed = self.random.randrange(2**32)
-        job = Job(number, locks, self.resource_server.url, self.names, self.ttl, self._patience, self._long, seed, doom)
+        job = Job(
+            number,
+            locks,
+            self.resource_server.url,
+            self.names,
+            self.ttl,
+            self._patience,
+            self._long,
+            seed,
+            doom,
+            engine=OPTIONS.chaos_engine,
+            share=OPTIONS.chaos_share,
+        )
         assert self._nursery.stdin is not None
         self._nursery.stdin.write(job.line())
         worker = Worker(number, await self._pids.get(), doom)

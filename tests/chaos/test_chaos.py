@@ -1,8 +1,8 @@
 """P1, P3, P6, P8 in bulk: processes contend for a few locks while faults of one kind hit them at random.
 
-    CHAOS_SECONDS=60 CHAOS_SEED=7 python -m pytest -s tests/chaos
+    python -m pytest -s tests/chaos --chaos-seconds=60 --chaos-seed=7
 
-Each run takes CHAOS_SECONDS (default 4) and injects at least 100 faults a minute, as many as its seed says; the
+Each run takes --chaos-seconds and injects at least 100 faults a minute, as many as its seed says; the
 seed is printed. Bars, whatever the length: no lease was held when a later one was granted; no fence that did not rise;
 no commit of a stale fence taken; no request stuck; who lost a lease lost it for a reason that was injected.
 """
@@ -10,8 +10,6 @@ no commit of a stale fence taken; no request stuck; who lost a lease lost it for
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,13 +18,14 @@ from functools import partial
 
 import pytest
 
+from ..support.options import OPTIONS
 from ..support.proxy import FaultProxy
 from .field import Field, Worker
 from .history import US, History, percentile
-from .worker import SHARE, Doom, wall
+from .worker import Doom, wall
 
-SECONDS = float(os.environ.get("CHAOS_SECONDS", "4"))
-SEED = int(os.environ.get("CHAOS_SEED", secrets.randbelow(10**6)))
+SECONDS = OPTIONS.chaos_seconds
+SEED = OPTIONS.chaos_seed or 0
 FAULTS = SECONDS * 100 / 60
 """The least number of faults."""
 SLACK = 0.2
@@ -53,7 +52,7 @@ class Clock:
 async def field(
     *, ttl: float = 0.5, long: float = 0.05, patience: float = 10, keep: bool = False
 ) -> AsyncIterator[Field]:
-    print(f"CHAOS_SEED={SEED} CHAOS_SECONDS={SECONDS:g}")
+    print(f"--chaos-seed={SEED} --chaos-seconds={SECONDS:g}")
     options = {"ttl": ttl, "long": long, "patience": patience}
     async with Field(SEED, names=4, workers=6, persistent=keep, **options) as field:
         yield field
@@ -140,7 +139,7 @@ async def test_p3_p6_c6_c7_cut() -> None:
     """
     # Who is cut off misses its turn, and turns come after what all tasks do in theirs: it has to have several in the
     # time that nothing may be stuck for.
-    async with field(long=0.3 / (1 + SHARE)) as f, AsyncExitStack() as stack:
+    async with field(long=0.3 / (1 + OPTIONS.chaos_share)) as f, AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(FaultProxy(f.server.unix_socket)) for _ in range(3)]
         faults = 0
         cut_off: set[int] = set()

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from redis.asyncio import Redis
 
@@ -30,10 +30,6 @@ from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost
 from redis_sync_aio._acquire.resource import LocalName
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import Engine
-
-ENGINE = cast(Engine, os.environ.get("CHAOS_ENGINE", "auto"))
-SHARE = "CHAOS_SHARE" in os.environ
-"""Two tasks for each name in each process, which share what the process holds and let it linger."""
 
 Doom = Literal["outside", "inside", "granted", "waiting"]
 """Where a worker dies: anywhere, by the parent's hand; by its own: in a section that has begun; when a grant has
@@ -65,6 +61,8 @@ class Job:
     long: float  # share of the sections that last long enough for renewals
     seed: int
     doom: Doom = "outside"
+    engine: Engine = "auto"
+    share: bool = False  # two tasks for each name share what the process holds, and let it linger
 
     def line(self) -> bytes:
         """Return the job as the line that the nursery reads."""
@@ -109,8 +107,9 @@ class Worker:
             tell(born=job.number)
             async with asyncio.TaskGroup() as tasks:
                 for name in job.names:
-                    lock = AsyncLock(sync, name, ttl=job.ttl, engine=ENGINE, share=SHARE, linger=0.005 * SHARE)
-                    for _ in range(1 + SHARE):
+                    linger = 0.005 * job.share
+                    lock = AsyncLock(sync, name, ttl=job.ttl, engine=job.engine, share=job.share, linger=linger)
+                    for _ in range(1 + job.share):
                         tasks.create_task(self.contend(lock))
         tell(worker=job.number, ended=True, sections=self.sections)
 

@@ -1,13 +1,12 @@
 """Every way to reach a server: what passes on one of them must pass on all.
 
-With TOPOLOGY=sentinel in the environment all clients find the server through sentinels. With TOPOLOGY=shards the
-cluster of the way "cluster" has three shards.
+With --topology=sentinel all clients find the server through sentinels. With --topology=shards the cluster of the way
+"cluster" has three shards.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -26,12 +25,10 @@ from redis_sync_aio.types import Client
 from ..conftest import MakeClient
 from ..support.clusters import SLOTS, cluster
 from ..support.factories import KINDS, LOCK, SHARED, WATCHED, Kind
+from ..support.options import OPTIONS
 from ..support.sentinels import GROUP, Group, sentinels
 
 T = TypeVar("T")
-
-TOPOLOGY = os.environ.get("TOPOLOGY", "")
-assert TOPOLOGY in ("", "sentinel", "shards"), TOPOLOGY
 
 WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "link": ({}, {}),
@@ -44,7 +41,7 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 WIDELY = ("link-no-socket-timeout", "polling-resp2-decoded", "cluster")
-"""Ways for EVERY_WAY in the environment, as in CI: others show what a poll, decoding and RESP2 may change,
+"""Ways that only the gate tries (--run-ci): the others show what a poll, decoding and RESP2 may change,
 `integration/test_wire_time.py` what a socket timeout does, and `integration/test_cluster.py` that clusters work."""
 
 WAYS_OF = {"sentinel": ("link", "polling"), "shards": ("cluster",)}
@@ -57,21 +54,31 @@ pushes nothing is shared."""
 
 ABOVE_THE_ENGINE = ("test_exceptions", "test_contexts_", "test_loss")
 """What these are about happens in the process, whoever decides on the server: locks and semaphores by scripts show that
-it works. With EVERY_WAY they run on talks as well."""
+it works. With --run-ci they run on talks as well."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the ways that would show nothing new for what is not a lock."""
+    """Leave out the ways that would show nothing new for what is not a lock; mark those for the gate alone."""
     items[:] = [item for item in items if not _shows_nothing_new(item)]
+    for item in items:
+        if _is_for_the_gate(item):
+            item.add_marker(pytest.mark.ci)
+
+
+def _chosen(item: pytest.Item) -> dict[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return {} if callspec is None else callspec.params
+
+
+def _is_for_the_gate(item: pytest.Item) -> bool:
+    chosen = _chosen(item)
+    above = chosen.get("kind") in WATCHED and item.path.name.startswith(ABOVE_THE_ENGINE)
+    return above or (chosen.get("way") in WIDELY and OPTIONS.topology == "direct")
 
 
 def _shows_nothing_new(item: pytest.Item) -> bool:
-    callspec = getattr(item, "callspec", None)
-    chosen = {} if callspec is None else callspec.params
-    if TOPOLOGY and chosen.get("way", "link") not in WAYS_OF[TOPOLOGY]:
-        return True
-    above = chosen.get("kind") in WATCHED and item.path.name.startswith(ABOVE_THE_ENGINE)
-    if (above or (chosen.get("way") in WIDELY and not TOPOLOGY)) and "EVERY_WAY" not in os.environ:
+    chosen = _chosen(item)
+    if OPTIONS.topology != "direct" and chosen.get("way", "link") not in WAYS_OF[OPTIONS.topology]:
         return True
     if chosen.get("share") and item.get_closest_marker("tickets"):
         return True
@@ -143,32 +150,36 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 def server(request: pytest.FixtureRequest, server: EmbeddedServer) -> EmbeddedServer:
     """The server of all clients in a test."""
     chosen = getattr(request.node, "callspec", None)
-    if TOPOLOGY == "sentinel":
+    if OPTIONS.topology == "sentinel":
         group: Group = request.getfixturevalue("group")
         return group.primary
     if chosen is None or chosen.params.get("way") != "cluster":
         return server
-    node = request.getfixturevalue("main_shard" if TOPOLOGY == "shards" else "only_node")
+    node = request.getfixturevalue("main_shard" if OPTIONS.topology == "shards" else "only_node")
     assert isinstance(node, EmbeddedServer)
     return node
 
 
-if TOPOLOGY == "sentinel":
+@pytest_asyncio.fixture
+async def make_client(
+    request: pytest.FixtureRequest, make_client: MakeClient, server: EmbeddedServer
+) -> AsyncIterator[MakeClient]:
+    """Build clients of the server, or of the primary that sentinels name; they are closed after the test."""
+    if OPTIONS.topology != "sentinel":
+        yield make_client
+        return
+    group: Group = request.getfixturevalue("group")
+    made: list[Any] = []
 
-    @pytest_asyncio.fixture
-    async def make_client(group: Group, server: EmbeddedServer) -> AsyncIterator[MakeClient]:
-        """Build clients of whoever is the primary; they are closed after the test."""
-        made: list[Any] = []
+    def make(**options: object) -> Any:
+        found: Any = Sentinel([(server.host, port) for port in group.ports])  # type: ignore[no-untyped-call]
+        client = found.master_for(GROUP, **options)
+        made.extend([client, *found.sentinels])
+        return client
 
-        def make(**options: object) -> Any:
-            found: Any = Sentinel([(server.host, port) for port in group.ports])  # type: ignore[no-untyped-call]
-            client = found.master_for(GROUP, **options)
-            made.extend([client, *found.sentinels])
-            return client
-
-        yield make
-        for client in made:
-            await client.aclose()
+    yield make
+    for client in made:
+        await client.aclose()
 
 
 @pytest_asyncio.fixture

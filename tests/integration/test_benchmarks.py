@@ -80,7 +80,7 @@ def test_the_layers_of_a_pair_have_their_figures(capsys: pytest.CaptureFixture[s
     assert "nan" not in printed
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 def test_those_that_share_take_part() -> None:
     names = ("ours-shared", "ours-lingering")
     played = [key for key, scenario in scenarios.BY_KEY.items() if scenario.game in SHARING]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
@@ -31,12 +30,13 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.child import Answer, Child, Crew, Failed
+from ..support.options import OPTIONS
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
 from .test_transaction import in_use, watchers
 from .test_transaction_wire import Wired, wired
 
-OVERTAKES = int(os.environ.get("OVERTAKES", "15"))
-"""How often a holder is stopped and overtaken. Before a release: 1000."""
+OVERTAKES = 15 * OPTIONS.scale
+"""How often a holder is stopped and overtaken. Before a release: --scale=60."""
 
 Make = Callable[[Coordinator, str], Awaitable[Lease]]
 

@@ -20,9 +20,10 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
+from ..support.options import OPTIONS
 from ..support.sharing import NAME, base_of, gets_free, in_line, in_queue, queued, scripts, shared, soon, turns, waiters
 
-NAMES = int(os.environ.get("NAMES", "10000"))
+NAMES = 10_000 * OPTIONS.scale
 
 
 @pytest_asyncio.fixture
@@ -242,7 +243,7 @@ async def test_statistics_and_release_by_name(redis: Redis, patient: Coordinator
 
 @pytest.mark.timeout(120)
 async def test_p12_names_that_are_used_once(redis: Redis, sync: Coordinator) -> None:
-    """P12: nothing is left of 10,000 names (or of so many as NAMES says: 100,000 take 11 seconds).
+    """P12: nothing is left of 10,000 names (with --scale=10 of 100,000, which takes 11 seconds).
 
     But their fences, which the server forgets by itself.
     """

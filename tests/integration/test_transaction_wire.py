@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 import traceback
 from collections.abc import AsyncIterator
@@ -38,6 +37,7 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
+from ..support.options import OPTIONS
 from ..support.proxy import (
     CUT_AFTER,
     CUT_AFTER_REPLY,
@@ -56,8 +56,8 @@ from ..support.proxy import (
 from ..support.transactions import prove
 from .test_transaction import in_use, watchers
 
-TRANSACTIONS = int(os.environ.get("TRANSACTIONS", "160"))
-"""How many of them meet faults at random. Before a release: 10000."""
+TRANSACTIONS = 160 * OPTIONS.scale
+"""How many of them meet faults at random. Before a release: --scale=60."""
 
 TIMEOUT = 0.25
 FAULTS: dict[str, Action] = {

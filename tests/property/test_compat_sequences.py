@@ -6,13 +6,12 @@ overwritten and prolonged, and attributes are changed. Compared are what comes b
 key with its token and its ttl, and the token on the object. Where the two differ on purpose is in `DIFFERENCES`, each
 with its line in docs/compat.md; behind such a difference the states are not the same, so the sequence ends there.
 
-    COMPARISONS=3000 COMPARISONS_SEED=7 python -m pytest tests/property/test_compat_sequences.py
+    python -m pytest tests/property/test_compat_sequences.py --comparisons=3000 --comparisons-seed=7
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,8 +31,10 @@ from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
-COMPARISONS = int(os.environ.get("COMPARISONS", "60"))
-SEED = int(os.environ.get("COMPARISONS_SEED", "1"))
+from ..support.options import OPTIONS
+
+COMPARISONS = OPTIONS.comparisons or 60
+SEED = OPTIONS.comparisons_seed
 TOLERANCE_MS = 5_000
 """So much of a ttl may have passed in one run and not in the other. All ttls are further apart, and longer."""
 NAMES = ("one", "two")

@@ -128,7 +128,7 @@ def test_the_core_passes_every_check(private: EmbeddedServer) -> None:
     assert len(CHECKS) >= 15
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     mutant.apply(monkeypatch)

@@ -74,7 +74,7 @@ async def test_the_script_passes_every_check(redis: Redis) -> None:
     assert len(checks()) >= 12
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: tuple[str, str]) -> None:
     assert mutant[0].encode() in load("lock/acquire_all").source, "the script changed: adapt the mutant"

@@ -200,7 +200,7 @@ async def test_the_scripts_pass_every_check(redis: Redis) -> None:
     assert len(CHECKS) >= 30
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     assert mutant.old.encode() in load(mutant.script).source, "the script changed: adapt the mutant"

@@ -402,7 +402,7 @@ async def test_the_scripts_pass_every_check(redis: Client) -> None:
     assert len(CHECKS) >= 60
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Client, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     await is_caught(redis, monkeypatch, mutant, SCRIPTS, tools, CHECKS)

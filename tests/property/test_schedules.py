@@ -6,11 +6,11 @@ through, or is cut, whether the server notices, what was under way on it arrivin
 cancelled; that time passes, and so timeouts, retries and healing. Afterwards the gate is calm, and everything has to
 come to a good end.
 
-    SCHEDULES=2000 python -m pytest tests/property/test_schedules.py
+    python -m pytest tests/property/test_schedules.py --schedules=2000
 
 runs so many of each kind, and
 
-    REDIS_SYNC_AIO_SCHEDULE=1234 python -m pytest tests/property/test_schedules.py -k "random and permits" -s
+    python -m pytest tests/property/test_schedules.py --schedule=1234 -k "random and permits" -s
 
 runs that one schedule and prints what happens in it.
 """
@@ -18,7 +18,6 @@ runs that one schedule and prints what happens in it.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha1
@@ -45,6 +44,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.gate import Command, Gate, Pipe
 from ..support.mutants import Mutant
+from ..support.options import OPTIONS
 from ..support.schedule import KINDS, Subject, run
 from ..support.schedule_locks import LOCK, LOCK_BY_WATCH, NAME, ONE_PERMIT, PERMITS, PERMITS_BY_WATCH, READ_WRITE
 from ..support.schedule_sharing import SHARED_LOCK
@@ -61,7 +61,7 @@ SUBJECTS: dict[str, tuple[Subject, int]] = {
     "transaction": (TRANSACTION, 100),
     "transaction by turns": (BY_TURNS, 50),
 }
-"""And how many schedules of each by default; SCHEDULES overrules that: .ci/run asks for 2,000 of each."""
+"""And how many schedules of each by default; --schedules overrules that; .ci/run tries 2,000 of each."""
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,9 @@ def private() -> Iterator[EmbeddedServer]:
 def test_random_schedules(private: EmbeddedServer, subject: str) -> None:
     """0 ghosts, 0 stuck, 0 swallowed cancellations, 0 overlaps, 0 transactions lost or done twice."""
     make, number = SUBJECTS[subject]
-    number = int(os.environ.get("SCHEDULES", number))
-    if seed := os.environ.get("REDIS_SYNC_AIO_SCHEDULE"):
-        print(run(private, make, range(int(seed), int(seed) + 1), trace=True))
+    number = OPTIONS.schedules or number
+    if OPTIONS.schedule is not None:
+        print(run(private, make, range(OPTIONS.schedule, OPTIONS.schedule + 1), trace=True))
         return
     happened = run(private, make, range(number))
     print(happened)

@@ -90,7 +90,7 @@ def test_sharing_passes_every_check(private: EmbeddedServer) -> None:
     assert len(CHECKS) >= 12
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     mutant.apply(monkeypatch)

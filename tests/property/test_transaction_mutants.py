@@ -123,7 +123,7 @@ def test_transactions_pass_every_check(private: EmbeddedServer) -> None:
     assert len(CHECKS) >= 20
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_every_mutant_is_caught(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     mutant.apply(monkeypatch)

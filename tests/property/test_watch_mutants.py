@@ -196,7 +196,7 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
-@pytest.mark.every_way
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_mutant_is_caught(server: EmbeddedServer, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)

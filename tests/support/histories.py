@@ -6,7 +6,6 @@ and all that is stored.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from redis_sync_aio._engine.snapshot import Decision, S
 from redis_sync_aio.embedded import EmbeddedServer
+
+from .options import OPTIONS
 
 INBOXES = (b"rsa:1", b"rsa:2")
 NOBODY = b"rsa:0"
@@ -39,8 +40,8 @@ PROFILE = settings(
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
 )
-SHARE = 1 if "EVERY_WAY" in os.environ else 2
-"""Without EVERY_WAY half of the random histories are compared: the same first half each time."""
+SHARE = 1 if OPTIONS.run_ci else 2
+"""Without --run-ci half of the random histories are compared: the same first half each time."""
 
 
 class Pointless(Exception):

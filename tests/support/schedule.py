@@ -126,7 +126,7 @@ class Schedule(ABC, Generic[W]):
         try:
             self.gate.run(self.main)
         except BaseException as error:
-            error.add_note(f"in schedule {self.seed}: run it again with REDIS_SYNC_AIO_SCHEDULE={self.seed}")
+            error.add_note(f"in schedule {self.seed}: run it again with --schedule={self.seed}")
             raise
 
     async def main(self) -> None:
