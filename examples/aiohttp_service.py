@@ -1,16 +1,16 @@
 """aiohttp: one lock per account, held by a decorator while the handler runs.
 
 Shows the `Coordinator` in ``cleanup_ctx``, the decorator `with_account_lease`, the fence passed on to the storage,
-and a middleware that tells the caller: 423 with Retry-After when the account is busy, 503 when Redis is out of
-reach or hangs, or the lease was lost; what exactly went wrong goes to the log. A client that goes away
+and a middleware that answers the caller: 423 with Retry-After when the account is busy, 503 when Redis is unreachable
+or hangs, or the lease was lost; the exact error goes to the log. A client that disconnects
 while it waits leaves the queue immediately (``handler_cancellation``). Needs
-``pip install 'redis_sync_aio[embedded]' aiohttp``. Run, and try::
+``pip install 'redis_sync_aio[embedded]' aiohttp``. Run it, and try::
 
     python examples/aiohttp_service.py
     curl -X POST 'localhost:8080/accounts/alice/deposits?cents=500'
 
-It uses the Redis or Valkey at the environment variable REDIS_URL, else starts a private embedded server: one
-per process, so set REDIS_URL before you run several.
+It uses the Redis or Valkey at the environment variable REDIS_URL, or starts a private embedded server: one
+per process, so set REDIS_URL before you run several processes.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ LeaseHandler = Callable[[web.Request, Lease], Awaitable[web.StreamResponse]]
 REDIS = web.AppKey("REDIS", Redis)
 SYNC = web.AppKey("SYNC", Coordinator)
 PATIENCE = web.AppKey("PATIENCE", float)
-"""Seconds that a request waits for its turn. A server that hangs is noticed within twice RESPONSE_TIMEOUT and a quarter
-of a second: with less patience than that it would look like a busy account."""
+"""Seconds that a request waits for its turn. A server that hangs is noticed within twice RESPONSE_TIMEOUT plus a
+quarter of a second. With a shorter PATIENCE it would look like a busy account."""
 RESPONSE_TIMEOUT = 1.0
 """Seconds after which an answer of Redis is overdue."""
 
-# The lock lets one request work at a time. The fence keeps out who lost the lock without noticing yet (a paused
-# process, a failover). In SQL: UPDATE accounts SET … WHERE id = :id AND fence <= :fence
+# The lock lets one request work at a time. The fence keeps out a holder that has lost the lock without noticing it yet
+# (a paused process, a failover). In SQL: UPDATE accounts SET … WHERE id = :id AND fence <= :fence
 SAVE = """
 if tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) > tonumber(ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'cents', ARGV[2])
@@ -55,11 +55,11 @@ return 1
 
 
 class StaleWrite(Exception):
-    """A later holder of the lock has written already; this one lost its lease."""
+    """A later holder of the lock has already written; this one lost its lease."""
 
 
 class Busy(Exception):
-    """Others held the lock all the time; ``retry_after`` in seconds."""
+    """Other requests held the lock all the time; ``retry_after`` is in seconds."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__("this account is being changed")
@@ -77,20 +77,20 @@ def with_account_lease(handler: LeaseHandler) -> Handler:
                 return await handler(request, lease)
         except AcquireTimeout as busy:
             if busy.name != lock.name or not busy.answered:
-                raise  # of another lock, inside the handler; or Redis did not answer, so the account may be free
-            remaining = busy.remaining or 0  # until then a crashed holder blocks us
+                raise  # from another lock, inside the handler; or Redis did not answer, so the account may be free
+            remaining = busy.remaining or 0  # a crashed holder blocks us until then
             raise Busy(max(1, math.ceil(remaining))) from busy
 
     return locked
 
 
 @web.middleware
-async def answer_trouble(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Map what went wrong with locks and with Redis to a status."""
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Map errors of locks and of Redis to a status."""
     try:
         return await handler(request)
     except Busy as busy:
-        # 423 Locked: send the same request again later. (409: it does not fit the account as it is, look first.)
+        # 423 Locked: send the same request again later. (409 would mean: it conflicts with the account's state.)
         later = {"Retry-After": str(busy.retry_after)}
         return web.json_response({"detail": str(busy)}, status=423, headers=later)
     except (RedisConnectionError, RedisTimeoutError, AcquireTimeout, CoordinatorClosed, LeaseLost, StaleWrite) as error:
@@ -110,7 +110,7 @@ async def deposit(request: web.Request, lease: Lease) -> web.Response:
     key, redis = f"account:{request.match_info['account']}", request.app[REDIS]
     total = int(await redis.hget(key, "cents") or 0) + cents  # read, modify …
     if not await redis.eval(SAVE, 1, key, str(lease.fence), str(total)):  # … and write
-        raise StaleWrite("a later holder of the lock has written already")
+        raise StaleWrite("a later holder of the lock has already written")
     return web.json_response({"cents": total, "fence": lease.fence})
 
 
@@ -127,7 +127,7 @@ def create_app(redis_url: str | None = None, patience: float = 3.0) -> web.Appli
             url = redis_url or os.environ.get("REDIS_URL")
             if not url:
                 url = (await stack.enter_async_context(EmbeddedServer())).url
-            # One more try is enough here: a request must not wait for long, and the caller tries again.
+            # One retry is enough here: a request must not wait for long, and the caller tries again.
             redis = Redis.from_url(
                 url, decode_responses=True, socket_timeout=RESPONSE_TIMEOUT, retry=Retry(NoBackoff(), 1)
             )
@@ -135,7 +135,7 @@ def create_app(redis_url: str | None = None, patience: float = 3.0) -> web.Appli
             app[SYNC] = await stack.enter_async_context(Coordinator(redis, response_timeout=RESPONSE_TIMEOUT))
             yield
 
-    app = web.Application(middlewares=[answer_trouble])
+    app = web.Application(middlewares=[answer_errors])
     app[PATIENCE] = patience
     app.cleanup_ctx.append(coordinator)
     app.router.add_post("/accounts/{account}/deposits", deposit)

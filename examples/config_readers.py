@@ -1,14 +1,14 @@
-"""A configuration in several keys that many read and one changes: nobody ever sees half of a change.
+"""A configuration in several keys, read by many tasks and changed by one: no reader ever sees half of a change.
 
 - Readers share: ``read()``.
-- Who finds it out of date *upgrades*: it becomes the writer, and what it read is still true. If two try at the same
-  time one gets `WouldDeadlock`, goes away, and finds the work done.
-- A change from outside takes ``write()`` and then *downgrades*: it checks what it wrote while others read already, and
-  nobody can have written in between.
+- A reader that finds the configuration out of date *upgrades*: it becomes the writer, and its reads are still true. If
+  two try at the same time, one gets `WouldDeadlock`, leaves, and finds the work done.
+- A change from outside takes ``write()`` and then *downgrades*: it checks its writes while others already read, and no
+  other process can have written in between.
 
 Run ``python examples/config_readers.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes read and
 refresh a configuration on an embedded server while this one publishes new releases. Exit code 0 if every read was
-whole. On your own: ``REDIS_URL=… python examples/config_readers.py worker``, many times.
+whole. To run it on your own server: ``REDIS_URL=… python examples/config_readers.py worker``, many times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 PARTS = ("hosts", "limits", "texts")
 RELEASES, READERS = 12, 4
 
-# The lock keeps others out. The fence keeps out a writer that lost the lock without noticing yet.
+# The lock keeps others out. The fence keeps out a writer that has lost the lock without noticing it yet.
 STORE = """
 if tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) > tonumber(ARGV[1]) then return 0 end
 return redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'release', ARGV[2]) and 1
@@ -34,19 +34,19 @@ return redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'release', ARGV[2]) and 1
 
 
 class Config:
-    """The parts of the configuration, each in a key of its own; all are of one release."""
+    """The parts of the configuration, each in its own key; all belong to one release."""
 
     def __init__(self, redis: Redis, sync: Coordinator) -> None:
         self._redis = redis
         self._lock = AsyncReadWriteLock(sync, "config", ttl=5)
 
     async def read(self) -> list[int]:
-        """Return the release of each part; all are the same, or a change was seen half done."""
+        """Return the release of each part. If they differ, a change was seen half done."""
         async with self._lock.read():
             return await self._load()
 
     async def refresh(self, newest: int) -> bool:
-        """Bring it up to date; return whether there was anything to do."""
+        """Bring the configuration up to date; return whether there was anything to do."""
         try:
             async with self._lock.read() as reader:
                 if min(await self._load()) >= newest:
@@ -54,14 +54,14 @@ class Config:
                 async with self._lock.upgrade(reader) as writer:  # the others finish reading, then we are alone
                     await self._store(newest, writer)
                 return True  # a reader again
-        except WouldDeadlock:  # another one found the same, and waits for us to stop reading
+        except WouldDeadlock:  # another reader is upgrading, and waits for us to stop reading
             return False
 
     async def publish(self, release: int) -> None:
-        """Change it, whatever it was, and check the outcome."""
+        """Change the configuration unconditionally, and check the outcome."""
         async with self._lock.write() as lease:
             await self._store(release, lease)
-            await self._lock.downgrade(lease)  # the same lease goes on, as a reader's
+            await self._lock.downgrade(lease)  # the same lease continues, as a reader's
             if await self._load() != [release] * len(PARTS):
                 raise RuntimeError(f"release {release} was not stored as it is")
 
@@ -72,7 +72,7 @@ class Config:
         for part in PARTS:
             if not await self._redis.eval(STORE, 1, f"config:{part}", str(writer.fence), str(release)):
                 raise LeaseLost(name=writer.name, reason="taken", fence=writer.fence)
-            await asyncio.sleep(0.002)  # changes are slow; a reader that got in now would see half of this one
+            await asyncio.sleep(0.002)  # changes are slow; a reader that got in now would see half of this change
 
 
 async def run_process(url: str) -> None:
@@ -115,7 +115,7 @@ async def demonstrate() -> int:
             for release in range(1, RELEASES + 1):
                 if release % 3 == 0:
                     await config.publish(release)
-                await redis.set("newest", release)  # the workers see to it, unless it is there already
+                await redis.set("newest", release)  # the workers store it, unless it is already there
 
                 async def fresh(release: int = release) -> bool:
                     return await config.read() == [release] * len(PARTS)

@@ -1,15 +1,15 @@
 """FastAPI: one lock per order, held by a dependency with ``yield`` while the endpoint runs.
 
 Shows the `Coordinator` in the lifespan, `order_lease` as a dependency, the fence passed on to the storage, and
-what the caller is told: 423 with Retry-After when the order is busy, 503 when Redis is out of reach or hangs, or the
-lease was lost; what exactly went wrong goes to the log. Needs ``pip install 'redis_sync_aio[embedded]'
-'fastapi>=0.121' uvicorn``. Run, and try::
+the answers to the caller: 423 with Retry-After when the order is busy, 503 when Redis is unreachable or hangs, or the
+lease was lost; the exact error goes to the log. Needs ``pip install 'redis_sync_aio[embedded]'
+'fastapi>=0.121' uvicorn``. Run it, and try::
 
     python examples/fastapi_service.py              # or: uvicorn examples.fastapi_service:app
     curl -X POST 'localhost:8000/orders/42/items?price=5'
 
-It uses the Redis or Valkey at the environment variable REDIS_URL, else starts a private embedded server: one
-per process, so set REDIS_URL before you run several.
+It uses the Redis or Valkey at the environment variable REDIS_URL, or starts a private embedded server: one
+per process, so set REDIS_URL before you run several processes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 RESPONSE_TIMEOUT = 1.0
 """Seconds after which an answer of Redis is overdue."""
 PATIENCE = 3.0
-"""Seconds that a request waits for its turn. A server that hangs is noticed within twice RESPONSE_TIMEOUT and a quarter
-of a second: with less patience than that it would look like a busy order."""
+"""Seconds that a request waits for its turn. A server that hangs is noticed within twice RESPONSE_TIMEOUT plus a
+quarter of a second. With a shorter PATIENCE it would look like a busy order."""
 
-# The lock lets one request work at a time. The fence keeps out who lost the lock without noticing yet (a paused
-# process, a failover). In SQL: UPDATE orders SET … WHERE id = :id AND fence <= :fence
+# The lock lets one request work at a time. The fence keeps out a holder that has lost the lock without noticing it yet
+# (a paused process, a failover). In SQL: UPDATE orders SET … WHERE id = :id AND fence <= :fence
 SAVE = """
 if tonumber(redis.call('HGET', KEYS[1], 'fence') or 0) > tonumber(ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'items', ARGV[2], 'total', ARGV[3])
@@ -52,7 +52,7 @@ return 1
 
 
 class StaleWrite(Exception):
-    """A later holder of the lock has written already; this one lost its lease."""
+    """A later holder of the lock has already written; this one lost its lease."""
 
 
 class Order(BaseModel):
@@ -76,7 +76,7 @@ class Orders:
     async def save(self, order_id: int, order: Order) -> None:
         fields = [str(value) for value in (order.fence, order.items, order.total)]
         if not await self.redis.eval(SAVE, 1, f"order:{order_id}", *fields):
-            raise StaleWrite("a later holder of the lock has written already")
+            raise StaleWrite("a later holder of the lock has already written")
 
 
 def orders_of(request: Request) -> Orders:
@@ -95,15 +95,15 @@ async def order_lease(order_id: int, orders: StoredOrders) -> AsyncIterator[Leas
             yield lease
     except AcquireTimeout as busy:
         if busy.name != lock.name or not busy.answered:
-            raise  # of another lock, inside the endpoint; or Redis did not answer, so the order may be free
-        # 423 Locked: send the same request again later. (409: it does not fit the order as it is, look at that first.)
-        remaining = busy.remaining or 0  # until then a crashed holder blocks us
+            raise  # from another lock, inside the endpoint; or Redis did not answer, so the order may be free
+        # 423 Locked: send the same request again later. (409 would mean: it conflicts with the order's state.)
+        remaining = busy.remaining or 0  # a crashed holder blocks us until then
         later = {"Retry-After": str(max(1, math.ceil(remaining)))}
         raise HTTPException(423, "this order is being changed", headers=later) from None
 
 
-# scope="function": released before the response is sent. By default FastAPI releases after that: a slow client would
-# hold the lock, and a lease lost at the end could not be reported any more.
+# scope="function": released before the response is sent. By default FastAPI releases it afterwards: a slow client
+# would hold the lock, and a lease lost at the end could no longer be reported.
 OrderLease = Annotated[Lease, Depends(order_lease, scope="function")]
 
 
@@ -123,7 +123,7 @@ def create_app(redis_url: str | None = None, patience: float = PATIENCE) -> Fast
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with (
             _url(redis_url or os.environ.get("REDIS_URL")) as url,
-            # One more try is enough here: a request must not wait for long, and the caller tries again.
+            # One retry is enough here: a request must not wait for long, and the caller tries again.
             Redis.from_url(
                 url, decode_responses=True, socket_timeout=RESPONSE_TIMEOUT, retry=Retry(NoBackoff(), 1)
             ) as redis,

@@ -1,11 +1,11 @@
-"""A leader among workers that outlives a server: the lock stands on three, and one of them may fail.
+"""A leader among workers that outlives a server: the lock runs on three servers, and one of them may fail.
 
-- Who has the lock leads; the others wait for it, in line. What the leader does carries its fence.
-- A server is killed: the leader goes on. The leader is killed: the next one leads when its lease has ended.
+- The holder of the lock leads; the others queue for it. The leader's actions carry its fence.
+- When a server is killed, the leader goes on. When the leader is killed, the next one leads once its lease has ended.
 
 Run ``python examples/leader.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three workers on three embedded
-servers; one of those and then the leader are killed. Exit code 0 if one led at a time, and always one did. On your own:
-``LOCKS="redis://… redis://… redis://…" JOURNAL=redis://… python examples/leader.py worker``, many times.
+servers; one server and then the leader are killed. Exit code 0 if there was always exactly one leader. On your own
+servers: ``LOCKS="redis://… redis://… redis://…" JOURNAL=redis://… python examples/leader.py worker``, many times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TTL = 1.0
 
 
 async def lead(lease: RedlockLease, journal: Redis) -> None:
-    """Do what the leader does, for as long as it is one: here, say so."""
+    """Do the leader's work as long as it leads: here, write to a journal."""
     while True:
         lease.check()
         await journal.rpush("beats", f"{lease.fence} {os.getpid()}")
@@ -44,14 +44,14 @@ async def run_worker(servers: list[str], journal: str) -> None:
             try:
                 async with lock as lease:
                     await lead(lease, log)
-            except LeaseLost as error:  # too few servers hold it: whoever they have it from leads now
+            except LeaseLost as error:  # no majority holds it any more: another worker may lead now
                 print(error, file=sys.stderr)
 
 
 async def demonstrate() -> int:
     with ExitStack() as servers:
         three = [servers.enter_context(EmbeddedServer()) for _ in range(3)]
-        fourth = servers.enter_context(EmbeddedServer())  # what the leader leads
+        fourth = servers.enter_context(EmbeddedServer())  # the journal that the leader writes
         environment = {**os.environ, "LOCKS": " ".join(server.url for server in three), "JOURNAL": fourth.url}
         workers = [
             await asyncio.create_subprocess_exec(sys.executable, __file__, "worker", env=environment) for _ in range(3)
@@ -70,7 +70,7 @@ async def demonstrate() -> int:
                 fence, leader = (await beats())[-1]
                 three[0].kill()
                 before = len(await beats())
-                await wait_until(lambda: so_many(before + 50), timeout=30)  # for as long as the ttl
+                await wait_until(lambda: so_many(before + 50), timeout=30)  # for the length of a ttl
                 same = all(beat == (fence, leader) for beat in await beats())
                 print(f"a server was killed, {'and the leader went on' if same else 'and with it the leader'}")
 

@@ -1,9 +1,9 @@
-"""An order over systems that share no transaction: a process is killed in the middle of it, the next one cleans up.
+"""An order over systems that share no transaction: a process is killed in the middle of it, and the next one cleans up.
 
 Run ``python examples/order_saga.py`` (needs ``pip install 'redis_sync_aio[embedded]'``). A worker charges the customer,
 takes the goods from stock, and is killed before it can ship them. The next worker finds the robust lock abandoned, runs
-the undo steps that the first one had recorded, and does the order anew. Exit code 0 if nobody paid twice and no item
-is lost.
+the undo steps that the first one had recorded, and processes the order again. Exit code 0 if no customer paid twice
+and no item is lost.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 ORDER, STOCK = "order-7", 5
 
-# Payment and stock stand for systems of other people. Each action has a key, and happens once for it; undoing what did
-# not happen, or was undone before, changes nothing. Undo steps rely on that.
+# Payment and stock stand for third-party systems. Each action has a key, and happens once for that key. Undoing an
+# action that did not happen, or was already undone, changes nothing. Undo steps rely on that.
 DO_ONCE = "if redis.call('SADD', KEYS[1], ARGV[1]) == 1 then redis.call('INCRBY', KEYS[2], ARGV[2]) end"
 UNDO_ONCE = "if redis.call('SREM', KEYS[1], ARGV[1]) == 1 then redis.call('DECRBY', KEYS[2], ARGV[2]) end"
 
 
 class Shop:
-    """What the steps of an order do, and how they are undone."""
+    """The steps of an order and their undo steps."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -56,7 +56,7 @@ class Shop:
 
 
 async def work(redis: Redis, order: str, *, die: bool = False) -> None:
-    """Do the order, after undoing what another worker has left of it."""
+    """Process the order, after undoing the unfinished work of another worker."""
     shop = Shop(redis)
     async with AsyncLock(redis, f"lock:{order}", ttl=1, robust=True) as lease:
         if lease.abandoned is not None:
@@ -66,7 +66,7 @@ async def work(redis: Redis, order: str, *, die: bool = False) -> None:
             print(f"undone: {await shop.books()}")
         await lease.record({"order": order, "step": "begun"})
         async with Compensation(lease, shop.steps) as undo:
-            await undo.push("refund", order=order)  # first the step, then what it undoes
+            await undo.push("refund", order=order)  # first the step, then the action it undoes
             await shop.charge(order)
             await undo.push("restock", order=order)
             await shop.take(order)

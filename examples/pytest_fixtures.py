@@ -1,6 +1,6 @@
 """pytest-asyncio fixtures: a private server, a client, a Coordinator, and a lease that is held during a test.
 
-Copy the fixtures into your conftest.py. pytest-asyncio runs the set-up, the test and the tear-down of a fixture as
+Copy the fixtures into your conftest.py. pytest-asyncio runs the set-up of a fixture, the test and the tear-down as
 different tasks; a lease may be acquired in one and released in another. Needs ``pip install
 'redis_sync_aio[embedded]' pytest-asyncio`` (and, so that pytest-asyncio does not warn,
 ``asyncio_default_fixture_loop_scope = "function"`` in pytest's configuration). Run::
@@ -32,7 +32,7 @@ def redis_server() -> Iterator[EmbeddedServer]:
 
 @pytest_asyncio.fixture
 async def redis(redis_server: EmbeddedServer) -> AsyncIterator[Redis]:
-    """A client of an empty server. Per test, like the event loop to which its connections belong."""
+    """A client of an empty server, one per test, like the event loop that its connections belong to."""
     async with redis_server.client(decode_responses=True) as client:
         await client.flushall()
         yield client
@@ -40,7 +40,7 @@ async def redis(redis_server: EmbeddedServer) -> AsyncIterator[Redis]:
 
 @pytest_asyncio.fixture
 async def sync(redis: Redis) -> AsyncIterator[Coordinator]:
-    """What the code under test takes its locks from. At the end it releases what a failed test still holds."""
+    """The coordinator of the code under test. At the end it releases any locks that a failed test still holds."""
     async with Coordinator(redis) as coordinator:
         yield coordinator
 
@@ -50,7 +50,7 @@ async def lease(sync: Coordinator, request: pytest.FixtureRequest) -> AsyncItera
     """The lock of a resource that only one test may use at a time, held during the test.
 
     Against one shared server it also excludes the tests of other pytest-xdist workers and of other CI jobs. If the
-    lease is lost the test can not be cancelled, since another task acquired it: it fails in the tear-down.
+    lease is lost, the test cannot be cancelled, since another task acquired it: it fails in the tear-down.
     """
     async with sync.lock("tests:printer").hold(timeout=60) as lease:
         yield lease
@@ -62,7 +62,7 @@ async def test_the_lease_is_held_during_the_test(sync: Coordinator, lease: Lease
     assert await printer.try_acquire() is None
 
 
-async def test_the_next_test_gets_it_at_once(lease: Lease) -> None:
+async def test_the_next_test_gets_it_immediately(lease: Lease) -> None:
     assert lease.remaining() > 0
 
 
@@ -87,17 +87,17 @@ async def test_two_tasks_take_turns(sync: Coordinator) -> None:
 async def test_a_lost_lease_ends_the_work(sync: Coordinator) -> None:
     printer = sync.lock("tests:printer", ttl=0.3)
 
-    async def print_for_ever() -> None:
+    async def print_forever() -> None:
         async with printer:
-            await printer.force_release()  # stands for whatever takes the lock away
+            await printer.force_release()  # stands for any cause of a loss
             await asyncio.Event().wait()  # cancelled at the next renewal, which is due after a third of the ttl
 
     with pytest.raises(LeaseLost, match="tests:printer"):
-        await asyncio.wait_for(print_for_ever(), timeout=5)
+        await asyncio.wait_for(print_forever(), timeout=5)
 
 
 async def queued(lock: AsyncLock, count: int) -> None:
-    """Wait until the server says that so many wait: exact, where a sleep would be slow or wrong."""
+    """Wait until the server reports ``count`` waiters. This is exact, where a sleep would be slow or wrong."""
 
     async def reached() -> bool:
         return (await lock.statistics()).waiters == count

@@ -1,11 +1,11 @@
-"""A gate in front of an external API that allows four calls at a time, whichever process or service they come from.
+"""A gate in front of an external API that allows four calls at a time, across all processes and services.
 
-A call takes one of four permits, an export two. Who comes first calls first, also with an export among small calls;
-if a process dies its permits come back when its leases end.
+A call takes one of four permits, an export two. First come, first served, even with an export among small calls;
+if a process dies, its permits come back when its leases end.
 
 Run ``python examples/rate_gate.py`` (needs ``pip install 'redis_sync_aio[embedded]' aiohttp``): three processes with
-eight tasks each call an API that this one plays, and which answers 429 to everything beyond its limit. Exit code 0 if
-it never had to. On your own: ``REDIS_URL=… API_URL=… python examples/rate_gate.py worker``, many times.
+eight tasks each call an API, simulated by this process, which answers 429 to every call beyond its limit. Exit code 0
+if that never happened. On your own: ``REDIS_URL=… API_URL=… python examples/rate_gate.py worker``, many times.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 SLOTS = 4
 WEIGHTS = {"/now": 1, "/export": 2}
-PROCESSES, TASKS, CALLS = 3, 8, 10  # each task calls so many times
+PROCESSES, TASKS, CALLS = 3, 8, 10  # each task makes CALLS calls
 
 
 class Gate:
-    """Calls the API, with no more slots in use at a time than it allows."""
+    """A client of the API that never uses more slots at a time than it allows."""
 
     def __init__(self, session: aiohttp.ClientSession, sync: Coordinator) -> None:
         self._session = session
         self._semaphore = AsyncSemaphore(sync, "gate:weather", limit=SLOTS, ttl=10)
 
     async def get(self, path: str, patience: float = 30.0) -> str:
-        """Return the API's answer; raises AcquireTimeout if it was not our turn within ``patience`` seconds."""
+        """Return the API's answer; raise AcquireTimeout if our turn did not come within ``patience`` seconds."""
         async with self._semaphore.hold(WEIGHTS[path], timeout=patience), self._session.get(path) as answer:
             answer.raise_for_status()
             return await answer.text()
 
 
 async def run_process(redis_url: str, api_url: str) -> None:
-    """Call the API from many tasks, every fifth time for an export."""
+    """Call the API from many tasks; every fifth call is an export."""
     async with (
         Redis.from_url(redis_url) as redis,
         Coordinator(redis) as sync,
@@ -61,7 +61,7 @@ async def run_process(redis_url: str, api_url: str) -> None:
 
 
 class Api:
-    """Stands for the external API: it answers 429 to a call that would need more slots than are free."""
+    """A stand-in for the external API: it answers 429 to a call that needs more slots than are free."""
 
     def __init__(self) -> None:
         self.used = self.peak = self.answered = self.refused = 0
@@ -75,7 +75,7 @@ class Api:
         self.used += weight
         self.peak = max(self.peak, self.used)
         await asyncio.sleep(0.005)
-        self.used -= weight  # before the answer leaves: the caller frees its permits when it is there
+        self.used -= weight  # before the answer is sent: the caller frees its permits when it arrives
         self.answered += 1
         return web.Response(text="sunny")
 

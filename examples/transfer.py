@@ -1,7 +1,7 @@
-"""Transfers between accounts: a multi-lock over both, in whatever order they are named, and a fence for each.
+"""Transfers between accounts: a multi-lock over both, named in any order, and a fence for each.
 
 Run ``python examples/transfer.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): 40 tasks, half of them on
-another connection, as another process would be, move money between five accounts of an embedded server. Each transfer
+another connection like a second process, move money between five accounts of an embedded server. Each transfer
 reads two balances, works a while, and writes both. Exit code 0 if no money was lost or made.
 """
 
@@ -18,7 +18,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 ACCOUNTS, START, TRANSFERS = ("ann", "bob", "cy", "dee", "eve"), 100, 10
 
-# Both balances are written, or none: a transfer whose locks were lost meanwhile is refused by the fence of either.
+# Both balances are written, or none: if the locks were lost in the meantime, the fence of either account refuses the
+# transfer.
 WRITE = """
 for i = 1, 2 do
   if tonumber(redis.call('HGET', KEYS[i], 'fence') or 0) > tonumber(ARGV[2 * i]) then return 0 end
@@ -37,7 +38,7 @@ async def balance(redis: Redis, account: str) -> int:
 
 
 async def transfer(redis: Redis, sync: Coordinator, payer: str, payee: str, amount: int) -> None:
-    """Move ``amount``. ``ann`` to ``bob`` and ``bob`` to ``ann`` at the same time wait for each other, not for ever."""
+    """Move ``amount``. Transfers from ``ann`` to ``bob`` and back at the same time do not deadlock."""
     names = {payer: f"lock:{payer}", payee: f"lock:{payee}"}
     async with AsyncMultiLock(sync, names.values()).hold(timeout=30) as lease:
         left, sum_ = await balance(redis, payer) - amount, await balance(redis, payee) + amount
@@ -48,7 +49,7 @@ async def transfer(redis: Redis, sync: Coordinator, payer: str, payee: str, amou
 
 
 async def write(redis: Redis, lease: MultiLease, balances: dict[str, int], names: dict[str, str]) -> None:
-    """Write the balances, unless a later holder of one of the locks has written already."""
+    """Write the balances, unless a later holder of one of the locks has already written."""
     keys = [f"account:{account}" for account in balances]
     values = [str(value) for account in balances for value in (balances[account], lease.fences[names[account]])]
     if not await redis.eval(WRITE, 2, *keys, *values):
@@ -56,7 +57,7 @@ async def write(redis: Redis, lease: MultiLease, balances: dict[str, int], names
 
 
 async def customer(redis: Redis, sync: Coordinator, seed: int) -> int:
-    """Make some transfers; return how many were refused for want of money."""
+    """Make some transfers; return how many were refused for lack of money."""
     chance, refused = random.Random(seed), 0
     for _ in range(TRANSFERS):
         payer, payee = chance.sample(ACCOUNTS, 2)

@@ -1,8 +1,8 @@
 """Workers in several processes: one customer's jobs in order and one at a time, and a cron job that runs once.
 
 Run ``python examples/workers.py`` (needs ``pip install 'redis_sync_aio[embedded]'``): three processes share the work
-on an embedded server for two or three seconds, one is killed in the middle of a job, and the log that they keep is
-judged: exit code 0 if no rule was broken. On your own: ``REDIS_URL=… python examples/workers.py worker``, many times.
+on an embedded server for two or three seconds, one is killed in the middle of a job, and their log is
+checked: exit code 0 if no rule was broken. On your own: ``REDIS_URL=… python examples/workers.py worker``, many times.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from redis_sync_aio import Coordinator, Lease, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 CUSTOMERS, JOBS, SLOTS = ("ann", "bob", "cy"), 12, 6
-TTL = 1.0  # seconds; what a crashed process costs those who wait for its locks
+TTL = 1.0  # seconds; how long a crashed process delays the waiters of its locks
 PERIOD = 0.25  # seconds between two slots of the cron job
 
-# The lock lets one process work at a time. The fence keeps out who lost it without noticing yet: the next holder
-# shows its fence before it reads anything, and from then on a change under an older fence is refused.
+# The lock lets one process work at a time. The fence keeps out a process that has lost it without noticing it yet: the
+# next holder presents its fence before it reads anything, and from then on a change under an older fence is refused.
 FENCED = """
 if tonumber(redis.call('GET', KEYS[1]) or 0) > tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1])
@@ -36,17 +36,18 @@ return 1
 
 
 async def fenced(redis: Redis, lease: Lease, note: str, *commands: list[str]) -> None:
-    """Run the commands, and note it in the log, in one step; unless a later holder of the lock was here before."""
+    """Run the commands and add a line to the log, in one step, unless a later holder of the lock was here before."""
     steps = [*commands, ["RPUSH", "log", f"{note} {os.getpid()}"]]
     if not await redis.eval(FENCED, 1, f"fence:{lease.name}", str(lease.fence), json.dumps(steps)):
         raise LeaseLost(name=lease.name, reason="taken", fence=lease.fence)
 
 
 async def work(redis: Redis, sync: Coordinator) -> None:
-    """Take tickets for ever. A ticket names a customer with a job; the job itself is in the customer's own queue.
+    """Take tickets forever. A ticket names a customer with a job; the job itself is in the customer's own queue.
 
-    So whoever gets the customer's lock does the oldest job, in whatever order tickets were taken. A crash loses the
-    ticket (`cron` writes new ones), but no job: the next holder of the lock does it, before any later one.
+    So the holder of the customer's lock does the oldest job, regardless of the order in which tickets were taken. A
+    crash loses the ticket (`cron` writes new ones), but no job: the next holder of the lock does it before any later
+    job.
     """
     while True:
         if (ticket := await redis.blpop(["tickets"], timeout=1)) is None:
@@ -62,7 +63,7 @@ async def work(redis: Redis, sync: Coordinator) -> None:
 
 
 async def do(redis: Redis, job: str) -> None:
-    """Stands for the real work. One job kills its process, the first time."""
+    """Do the real work (here a sleep). One job kills its process, the first time."""
     await asyncio.sleep(0.02)
     if job == "5" and await redis.set("killed", os.getpid(), nx=True):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -71,9 +72,9 @@ async def do(redis: Redis, job: str) -> None:
 async def cron(redis: Redis, sync: Coordinator) -> None:
     """Wake up for every slot, as every process does. One of them runs it, exactly once.
 
-    All wait for the lock instead of giving up when it is taken: should the winner crash, its lease ends after TTL,
-    the next one sees that the slot is not done, and does it. What the winner did before its last step is done again
-    then, but the last step, which also remembers the slot, happens once. If all crash the slot is left out.
+    All wait for the lock instead of giving up when it is taken: if the winner crashes, its lease ends after TTL, and
+    the next process sees that the slot is not done, and does it. The winner's work before its last step is then
+    repeated, but the last step, which also records the slot, happens once. If all crash, the slot is skipped.
     """
     while True:
         await asyncio.sleep(PERIOD - time.time() % PERIOD)
@@ -82,7 +83,7 @@ async def cron(redis: Redis, sync: Coordinator) -> None:
             async with sync.lock("lock:cron", ttl=TTL) as lease:
                 await fenced(redis, lease, f"woke cron {slot}")
                 if int(await redis.get("slot") or 0) < slot:
-                    # The job: new tickets for all who have jobs, as a crash loses tickets. One too many is harmless.
+                    # The job: new tickets for customers with jobs, as a crash loses tickets. Extra ones are harmless.
                     tickets = [["RPUSH", "tickets", key[6:]] async for key in redis.scan_iter("queue:*")]
                     await fenced(redis, lease, f"ran cron {slot}", *tickets, ["SET", "slot", str(slot)])
 
@@ -103,17 +104,17 @@ async def run_process(url: str) -> None:
 
 
 def broken_rules(log: list[list[str]], killed: str, ends: list[int]) -> Iterator[str]:
-    """Judge the log. It is in the order in which the server saw things, so no clocks are compared."""
+    """Check the log. It is in the order in which the server saw the events, so no clocks are compared."""
     done = [line[1:] for line in log if line[0] == "done"]
-    wanted = [[event, str(job)] for job in range(JOBS) for event in ("begin", "done")]
+    expected = [[event, str(job)] for job in range(JOBS) for event in ("begin", "done")]
     for customer in CUSTOMERS:
         jobs = [line for line in log if line[1] == customer and line[0] in ("begin", "done")]
-        if [line[:3:2] for line in jobs if line[1:] in done or line[3] != killed] != wanted:
+        if [line[:3:2] for line in jobs if line[1:] in done or line[3] != killed] != expected:
             yield f"{customer}'s jobs were not done once each, in order and one at a time: {jobs}"
     if len(slots := [line[2] for line in log if line[0] == "ran"]) != len(set(slots)):
         yield f"a slot of the cron job ran twice: {slots}"
     if ends != [-signal.SIGKILL, 0, 0]:
-        yield f"one process was to be killed, and the others to end cleanly: {ends}"
+        yield f"one process should be killed, and the others end cleanly: {ends}"
 
 
 async def demonstrate() -> int:
