@@ -28,20 +28,20 @@ def _chosen(text: str, known: list[str], what: str) -> list[str]:
 
 
 def main(
-    scenario: Annotated[str, typer.Option(help="Which to run, separated by commas.")] = SCENARIOS,
-    peers: Annotated[str, typer.Option(help="Who takes part, separated by commas.")] = PEERS,
+    scenario: Annotated[str, typer.Option(help="Scenarios to run, separated by commas.")] = SCENARIOS,
+    peers: Annotated[str, typer.Option(help="Contestants, separated by commas.")] = PEERS,
     quick: Annotated[bool, typer.Option(help="Three short rounds, less than 3 minutes.")] = False,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds; 0 = 5, or 3 with --quick.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write JSON and plot.")] = Path("out"),
     into: Annotated[
-        Path | None, typer.Option(help="A page of the documentation to put tables and picture into.")
+        Path | None, typer.Option(help="A page of the documentation to write tables and picture into.")
     ] = None,
     uvloop: Annotated[bool, typer.Option(help="Use uvloop instead of asyncio's own loop.")] = False,
-    tcp: Annotated[bool, typer.Option(help="Connect by TCP loopback instead of a unix socket.")] = False,
+    tcp: Annotated[bool, typer.Option(help="Connect over TCP loopback instead of a unix socket.")] = False,
 ) -> None:
-    """Compare redis_sync_aio with its peers and the limit. Needs nothing but this machine.
+    """Compare redis_sync_aio with its peers and the limit. Needs only this machine.
 
-    Exit status 1: a lock was held twice at a time, or a contestant failed.
+    Exit status 1: a lock had two holders at the same time, or a contestant failed.
     """
     chosen = [scenarios.BY_KEY[key] for key in _chosen(scenario, list(scenarios.BY_KEY), "scenario")]
     if quick and scenario == SCENARIOS:

@@ -1,7 +1,7 @@
-"""What a contestant is: a small adapter per library, so that all run the same code.
+"""Contestants: a small adapter per library, so that all run the same code.
 
 A `Grip` is a lock, a permit or a side of a read/write lock in one task's hand: ``lease = await grip.acquire()``,
-``await grip.release(lease)``. Where a library has such methods they are used as they are, without another coroutine
+``await grip.release(lease)``. Where a library has such methods they are used directly, without another coroutine
 around them.
 """
 
@@ -34,32 +34,32 @@ class Grip:
 
 
 class Contestant:
-    """One library in one process. Leases last ``ttl`` seconds; ``renew``: and are renewed, where it can do so."""
+    """One library in one process. Leases last ``ttl`` seconds; with ``renew`` they are renewed, if the library can."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     kind: ClassVar[Kind] = "peer"
     plays: ClassVar[frozenset[Game]] = frozenset({"locks"})
-    """Which scenarios it can take part in."""
+    """The kinds of scenario it can take part in."""
     quick: ClassVar[frozenset[str] | None] = None
-    """The scenarios in which a quick run has it; None: all."""
+    """The scenarios in which a quick run includes it; None: all."""
     module: ClassVar[str | None] = None
-    """What has to be installed."""
+    """The module that has to be installed."""
     threads: ClassVar[bool] = False
-    """It blocks: each task runs in a thread, in an event loop of its own (see workers.run_tasks)."""
+    """Whether it blocks. If so, each task runs in a thread with its own event loop (see Desk.run_tasks)."""
     sends: ClassVar[Sends] = Sends(("set", "evalsha"), {})
 
     def __init__(self, url: str, ttl: float = 30.0, renew: bool = False) -> None:
         self.url, self.ttl, self.renew = url, ttl, renew
 
     async def open(self) -> None:
-        """Connect, or be ready to."""
+        """Connect, or prepare to."""
 
     async def close(self) -> None:
         """Close all connections."""
 
     async def come_to_rest(self) -> None:
-        """Return when nothing is kept for a moment any more: the loop may be blocked next, while others wait for it."""
+        """Return when no lease lingers any more: the loop may be blocked next, while others wait for the lease."""
 
     def grip(self, key: str) -> Grip:
         """Return the lock ``key`` for one task."""
@@ -70,7 +70,7 @@ class Contestant:
         raise NotImplementedError
 
     def take(self, key: str, permits: int) -> Grip:
-        """Return the semaphore ``key`` of so many permits for one task; with 0 permits the lock."""
+        """Return the semaphore ``key`` with that many permits for one task; with 0 permits the lock."""
         return self.permit(key, permits) if permits else self.grip(key)
 
     def side(self, key: str, write: bool) -> Grip:
@@ -78,15 +78,15 @@ class Contestant:
         raise NotImplementedError
 
     def market(self) -> Market:
-        """Return its way to keep a market."""
+        """Return its implementation of the market."""
         raise NotImplementedError
 
     def adder(self, key: str) -> Callable[[], Awaitable[Any]]:
-        """Return what adds one to the number at ``key``, by an optimistic transaction."""
+        """Return a function that adds one to the number at ``key`` in an optimistic transaction."""
         raise NotImplementedError
 
     def writer(self, key: str) -> AbstractAsyncContextManager[Callable[[int], Awaitable[Any]]]:
-        """Return a context with a function that sets ``key`` to a number by MULTI and EXEC, if it can under a lease."""
+        """Return a context with a function that sets ``key`` with MULTI and EXEC, under a lease if possible."""
         raise NotImplementedError
 
     def holder_key(self, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Who takes part."""
+"""The contestants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Ours(OnClient):
     )
     sends = Sends(("evalsha", "eval", "ping"), {})
     sharing: ClassVar[Mapping[str, Any]] = {}
-    """What its locks, semaphores and read/write locks are told about sharing."""
+    """The sharing options of its locks, semaphores and read/write locks."""
     release: ClassVar[Callable[[Any], Any]] = Lease.release
 
     async def open(self) -> None:
@@ -90,10 +90,10 @@ class Ours(OnClient):
 
 
 class OursShared(Ours):
-    """What the process holds goes from task to task, as long as nobody else waits for it too long."""
+    """Tasks of the process hand a lease over, as long as no other process waits too long for it."""
 
     name = "ours-shared"
-    about = "redis_sync_aio with share=True: the tasks of a process hand on what it holds"
+    about = "redis_sync_aio with share=True: the tasks of a process hand its lease over"
     plays = frozenset({"locks", "semaphores", "own semaphores", "readers and writers"})
     quick: ClassVar[frozenset[str] | None] = frozenset({"s3", "s3work", "s3one", "s5", "rw"})
     sharing: ClassVar[Mapping[str, Any]] = {"share": True}
@@ -101,7 +101,7 @@ class OursShared(Ours):
 
 
 class OursLingering(OursShared):
-    """And the process keeps it for a moment when no task has it."""
+    """As `OursShared`; the process also keeps the lease for a moment when no task holds it."""
 
     name = "ours-lingering"
     about = "redis_sync_aio with share=True, linger=0.005"
@@ -113,7 +113,7 @@ class OursLingering(OursShared):
 
 
 class OursAsLock(Ours):
-    """Where a read/write lock is asked for, the plain lock: what readers gain by not excluding each other."""
+    """The plain lock in place of a read/write lock, to show what readers gain by not excluding each other."""
 
     name = "ours-lock"
     about = "redis_sync_aio.AsyncLock in place of a read/write lock"
@@ -138,7 +138,7 @@ class CoarseLock(Ours):
     """One lock for the whole market."""
 
     name = "coarse-lock"
-    about = "redis_sync_aio.AsyncLock over all that is looked at"
+    about = "redis_sync_aio.AsyncLock over the whole market"
     plays = frozenset({"market"})
 
     def market(self) -> Market:
@@ -190,7 +190,7 @@ class RedisPy(OnClient):
         return Grip(lock.acquire, lambda _: lock.release())
 
     def permit(self, key: str, limit: int) -> Grip:
-        return self.grip(key)  # it has no semaphore: its lock, to compare pairs without competition
+        return self.grip(key)  # it has no semaphore: use its lock, to compare uncontended pairs
 
 
 class _FifoLock(Protocol):
@@ -199,7 +199,7 @@ class _FifoLock(Protocol):
 
 
 class FineWatch(RedisPy):
-    """Watches what it buys, and not the whole market."""
+    """Watches the offer that it buys, not the whole market."""
 
     name = "redis-py-fine"
     about = "redis-py's pipeline with WATCH on the keys of one offer"
@@ -231,7 +231,7 @@ class _ThreadLock(Protocol):
 
 
 class PythonRedisLock(Contestant):
-    """It has no asyncio interface, so each of its tasks is a thread that may block, which is its home ground."""
+    """It has no asyncio interface, so each of its tasks is a thread that may block, as it was designed for."""
 
     name = "python-redis-lock"
     about = "redis_lock.Lock; synchronous: a thread per task, on one redis.Redis per process"
@@ -344,7 +344,7 @@ class Hop(Contestant):
 
 
 class NoLock(OnClient):
-    """Only to prove that the benchmarks would notice."""
+    """No exclusion at all; proves that the benchmarks would notice."""
 
     name = "no-lock"
     about = "excludes nobody"

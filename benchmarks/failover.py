@@ -1,9 +1,9 @@
 """``python -m benchmarks.failover``: seconds without a grant, and of two holders, around faults of the server.
 
-Two coordinators with four tasks each take eight locks at random, for 20 ms, all through the fault. A third one, with a
-new client, comes when the new primary (or the restarted server) is known. So after a planned failover old connections
+Two coordinators with four tasks each take eight locks at random, for 20 ms, throughout the fault. A third one, with a
+new client, joins when the new primary (or the restarted server) is known. So after a planned failover old connections
 compete with a new one, each at its own primary. Of several runs the worst figures are shown. Takes about two minutes;
-needs a checkout, as the servers are those of the tests. Prints a table in Markdown.
+needs a checkout, as it uses the servers of the tests. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ NAMES = [f"{{failover}}:{number}" for number in range(8)]
 TTL, HOLD = 2.0, 0.02
 BEFORE, TASKS = 1.5, 4
 GRANTS = 50
-"""So many of the new client's end a case, after `AFTER` seconds at the earliest."""
+"""Grants to the new client that end a case, after `Case.after` seconds at the earliest."""
 PATIENCE = 30.0
 
 Client: TypeAlias = Redis | RedisCluster
 Connect: TypeAlias = Callable[[], Client]
 Fault: TypeAlias = Callable[[], Awaitable[float]]
-"""Brings the fault about; returns when (local clock) a client is led to a server that takes writes again."""
+"""Causes the fault; returns the time (local clock) from which clients reach a server that accepts writes again."""
 
 
 @dataclass
 class Case:
-    """What is tried; ``set_up`` yields how to connect, and the fault."""
+    """A topology and a fault; ``set_up`` yields a function that connects, and the fault."""
 
     topology: str
     fault: str
     set_up: Callable[[Path], AsyncIterator[tuple[Connect, Fault]]]
     after: float = 2.0
-    """Seconds that are watched after the fault, at least."""
+    """Minimum seconds of observation after the fault."""
     runs: int = 1
 
 
 @dataclass
 class Record:
-    """What happened in one case."""
+    """The grants of one case."""
 
     begun: float = 0.0
     back: float = 0.0
@@ -67,11 +67,11 @@ class Record:
         return max((b - a for a, b in itertools.pairwise(grants) if b > self.begun), default=float("nan"))
 
     def until_granted(self) -> float:
-        """Return the time from when a server took writes again to the next grant."""
+        """Return the time from when a server accepted writes again to the next grant."""
         return min((begin for begin, _, _ in self.holds if begin >= self.back), default=float("nan")) - self.back
 
     def two_holders(self) -> float:
-        """Return the time from the first moment in which a lock had two holders to the last one."""
+        """Return the time between the first and the last moment at which a lock had two holders."""
         moments: list[float] = []
         ends: dict[str, float] = {}
         for begin, until, name in sorted(self.holds):
@@ -87,7 +87,7 @@ async def work(sync: Coordinator, record: Record, over: asyncio.Event, *, new: b
     while not over.is_set():
         name = random.choice(NAMES)
         try:
-            # The new client does not wait: what was held at the failover is held at the new primary, too, for a while.
+            # The new client does not wait: leases held at the failover are held at the new primary, too, for a while.
             lease = await AsyncLock(sync, name, ttl=TTL).acquire(timeout=0.002 if new else 1)
         except SyncError:
             continue
@@ -102,7 +102,7 @@ async def work(sync: Coordinator, record: Record, over: asyncio.Event, *, new: b
 
 
 async def play(case: Case, directory: Path) -> Record:
-    """Bring the fault about while the lock is used."""
+    """Cause the fault while the locks are used."""
     record, over = Record(), asyncio.Event()
     async with AsyncExitStack() as stack:
         connect, fault = await stack.enter_async_context(asynccontextmanager(case.set_up)(directory))
@@ -144,13 +144,13 @@ async def standalone(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
 
 
 async def planned(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
-    """A failover that Sentinel was asked for."""
+    """A failover that an operator requested from Sentinel."""
     async with sentinels(directory) as group:
         yield group.client, group.fail_over
 
 
 async def planned_with_min_replicas(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
-    """The same, where a primary without a replica takes no writes."""
+    """The same, where a primary without a replica accepts no writes."""
     async with sentinels(directory) as group:
         for server in (group.primary, group.replica):
             async with server.client() as client:
@@ -172,7 +172,7 @@ async def _kill(group: Group) -> float:
 
 
 async def taken_over(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
-    """A shard of a cluster, whose replica takes over when it is told to."""
+    """A shard of a cluster whose replica takes over on request."""
     async with cluster(replicas=1) as nodes:
 
         async def take_over() -> float:
@@ -210,7 +210,7 @@ CASES = [
 def main() -> None:
     """Print the table."""
     logging.getLogger("redis_sync_aio").setLevel(logging.CRITICAL)
-    titles = ("topology", "fault", "s without a grant", "of these since a server takes writes", "s of two holders")
+    titles = ("topology", "fault", "s without a grant", "of these since a server accepts writes", "s of two holders")
     print("| " + " | ".join(titles) + " |")
     print("|" + "---|" * len(titles))
     for case in CASES:

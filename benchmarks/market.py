@@ -1,6 +1,7 @@
-"""The market of the textbooks: sellers list items at a price, buyers pay and get them. Some ways to keep it right.
+"""The market of the textbooks: sellers list items at a price, buyers pay and get them. Several ways keep it
+consistent.
 
-    market              sorted set   "ITEM.SELLER" -> price, to look at what there is
+    market              sorted set   "ITEM.SELLER" -> price, to browse the offers
     offer:ITEM.SELLER   string       its price, for as long as it is for sale
     inventory:USER      set          items that are not for sale
     funds:USER          string       an amount of money
@@ -28,17 +29,17 @@ ESCALATE_AFTER, MANY = 3, 1_000_000
 
 
 def inventory(user: str) -> str:
-    """The key of what a user has and does not sell."""
+    """Return the key of a user's items that are not for sale."""
     return f"inventory:{user}"
 
 
 def funds(user: str) -> str:
-    """The key of a user's money."""
+    """Return the key of a user's money."""
     return f"funds:{user}"
 
 
 def offer(goods: str) -> str:
-    """The key of one offer."""
+    """Return the key of one offer."""
     return f"offer:{goods}"
 
 
@@ -47,7 +48,7 @@ class TooPoor(Exception):
 
 
 class Market(ABC):
-    """One way; ``client`` decodes no responses. ``retries`` counts what was done in vain and again."""
+    """One implementation; ``client`` decodes no responses. ``retries`` counts failed attempts."""
 
     def __init__(self, client: Redis) -> None:
         self.client: Any = client
@@ -55,21 +56,21 @@ class Market(ABC):
 
     @abstractmethod
     async def list_item(self, seller: str, item: str, price: int) -> bool:
-        """Put an item of the seller's inventory on the market; return whether it was in there."""
+        """Put an item of the seller's inventory on the market; return whether it was in the inventory."""
 
     @abstractmethod
     async def purchase(self, buyer: str, goods: str, until: float) -> bool:
-        """Buy what the market shows as ``goods``; False: it is not there any more, or that moment is over.
+        """Buy the offer ``goods``; return False if it is no longer there, or ``until`` has passed.
 
         Raises TooPoor: nothing was changed.
         """
 
     async def looked(self) -> None:
-        """Called between looking and writing: where a test lets somebody come between."""
+        """Do nothing between reading and writing; a test overrides this to interfere here."""
         return
 
     async def offers(self, most: int) -> list[str]:
-        """Return what is for sale, the cheapest first."""
+        """Return the offers, the cheapest first."""
         return [goods.decode() for goods in await self.client.zrange(MARKET, 0, most - 1)]
 
 
@@ -101,9 +102,9 @@ def affordable(buyer: str, price: Any, has: Any) -> int | None:
 
 
 class ByWatch(Market):
-    """WATCH, look, MULTI, EXEC, again when somebody came between: redis-py's pipeline, as in its documentation.
+    """WATCH, read, MULTI, EXEC, retried after a conflict: redis-py's pipeline, as in its documentation.
 
-    What is watched for the sake of an offer is the whole market, or with ``fine`` only that offer.
+    A purchase watches the whole market, or with ``fine`` only its offer.
     """
 
     def __init__(self, client: Redis, *, fine: bool) -> None:
@@ -147,7 +148,7 @@ class ByWatch(Market):
 
 
 class ByLock(Market):
-    """Look and write inside ``guard(goods)``: a lock of the whole market, or of each item, or for a proof none."""
+    """Read and write inside ``guard(goods)``: a lock for the market, or for each item, or (as a proof) no lock."""
 
     def __init__(self, client: Redis, guard: Callable[[str], AbstractAsyncContextManager[Any]]) -> None:
         super().__init__(client)
@@ -176,10 +177,10 @@ class ByLock(Market):
 
 
 class ByTransaction(Market):
-    """The same as `ByWatch`, and after three conflicts in the order of a queue.
+    """The same as `ByWatch`, but after three conflicts in the order of a queue.
 
-    Unless ``fine``, a listing names the market as one of its keys although it reads nothing of it: so sellers queue as
-    well while a buyer has its turn, and nobody's purchase is disturbed by listings for long.
+    Unless ``fine``, a listing names the market as one of its keys although it reads nothing from it. So sellers
+    queue as well while a buyer has its turn, and listings do not disturb a purchase for long.
     """
 
     def __init__(self, client: Redis, coordinator: Coordinator, *, fine: bool) -> None:
@@ -194,7 +195,7 @@ class ByTransaction(Market):
             there = bool(await tx.sismember(inventory(seller), item))
             if there:
                 await self.looked()
-            tx.multi()  # also when there is nothing to write: then EXEC confirms what was read
+            tx.multi()  # even when there is nothing to write: then EXEC confirms the reads
             if there:
                 put_up(tx, seller, item, price)
             return there
@@ -227,7 +228,7 @@ class ByTransaction(Market):
 
 
 def open_market(client: Any, sellers: Sequence[str], buyers: Sequence[str], items: int, money: int) -> None:
-    """Give sellers so many items each, ``SELLER:NUMBER``, and buyers so much money; ``client`` is a blocking one."""
+    """Give each seller ``items`` items, ``SELLER:NUMBER``, and each buyer ``money``; ``client`` is a blocking one."""
     for seller in sellers:
         for start in range(0, items, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, items))
@@ -237,7 +238,7 @@ def open_market(client: Any, sellers: Sequence[str], buyers: Sequence[str], item
 
 
 def audit(client: Any, sellers: Sequence[str], buyers: Sequence[str], items: int, money: int) -> list[str]:
-    """Return what is wrong with money and items, which can only have changed hands."""
+    """Return discrepancies of money and items, which can only have changed hands."""
     users = [*sellers, *buyers]
     total = sum(int(client.get(funds(user)) or 0) for user in users)
     wrong = [] if total == money * len(buyers) else [f"there were {money * len(buyers)} in money, and now {total}"]

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TypeAlias
 
 Hold: TypeAlias = tuple[int, int, int]
-"""One grant: asked, got, released (before the release was called); time.monotonic_ns, one clock for all processes."""
+"""One grant: asked, got, released (before the call of release); time.monotonic_ns, one clock for all processes."""
 
 SHOWN = 3
 
@@ -34,7 +34,7 @@ def middle(values: Sequence[float]) -> float:
 
 
 def overlaps(tasks: Iterable[Iterable[Hold]]) -> list[str]:
-    """Return what is wrong with the holds of one lock, merged over all tasks of all processes: nothing, we hope.
+    """Return the overlaps among the holds of one lock, merged over all tasks of all processes.
 
     A hold is narrower than the possession (it begins after the acquire returned and ends before the release
     is called), so an overlap of two is a proof.
@@ -66,7 +66,7 @@ def peak(tasks: Iterable[Iterable[Hold]]) -> int:
 
 
 def torn(readers: Iterable[Iterable[Hold]], writers: Iterable[Iterable[Hold]]) -> list[str]:
-    """Return what is wrong with the holds of a read/write lock: a writer has to be alone, readers need not."""
+    """Return the violations of a read/write lock: a writer has to be alone, readers do not."""
     written = [list(task) for task in writers]
     found = overlaps(written)
     spans = sorted((got, released) for task in written for _, got, released in task)
@@ -82,7 +82,7 @@ def torn(readers: Iterable[Iterable[Hold]], writers: Iterable[Iterable[Hold]]) -
 
 
 def miscounted(counter: int, grants: int) -> list[str]:
-    """Return what is wrong with a counter that every holder read and then wrote plus one."""
+    """Return the discrepancy of a counter that every holder read and then wrote plus one."""
     return [] if counter == grants else [f"the counter says {counter} after {grants} grants: updates were lost"]
 
 
@@ -94,22 +94,22 @@ class Contest:
     per_second: float
     jain: float
     starved: int
-    p99_wait: float  # seconds; of tasks that were still waiting when the window closed, too
+    p99_wait: float  # seconds; includes tasks that were still waiting when the window closed
     max_wait: float
 
     @property
     def fair_per_second(self) -> float:
-        """Grants per second times the Jain index: what a poller that starves others is worth."""
+        """Return grants per second times the Jain index, which discounts a poller that starves others."""
         return self.per_second * self.jain
 
 
 def waits_of(tasks: Iterable[Iterable[Hold]], start: int, end: int) -> list[int]:
-    """Return how long tasks waited between ``start`` and ``end``, in ns."""
+    """Return the waiting times of tasks between ``start`` and ``end``, in ns."""
     return [min(got, end) - max(asked, start) for task in tasks for asked, got, _ in task if asked < end]
 
 
 def waits_for_others(sides: Sequence[Sequence[Sequence[Hold]]], start: int, end: int) -> list[int]:
-    """As `waits_of`, of those only in which another side was granted something: sides of tasks of holds."""
+    """Return `waits_of` only those waits in which another side got a grant; ``sides`` has tasks, tasks have holds."""
     merged = sorted(
         (got, asked, side)
         for side, tasks in enumerate(sides)

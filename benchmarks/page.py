@@ -1,6 +1,6 @@
-"""Puts the figures of a run into a page of the documentation, with a picture beside it.
+"""Puts the figures of a run into a page of the documentation, with a picture next to it.
 
-What stands between two lines of the page is replaced: BEGIN and END.
+The text between two lines of the page, BEGIN and END, is replaced.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def put(
         raise ValueError(f"{page} needs a line {BEGIN!r}, and after it a line {END!r}")
     lines = list(_lines(outcomes, verdicts, about))
     if picture is not None:
-        beside = page.with_suffix(picture.suffix)
-        shutil.copyfile(picture, beside)
-        lines += [f"![The same as a picture]({beside.name})", ""]
+        copy = page.with_suffix(picture.suffix)
+        shutil.copyfile(picture, copy)
+        lines += [f"![The same as a picture]({copy.name})", ""]
     page.write_text("\n".join([f"{before}{begin}", "", *lines, f"{end}{after}"]), "utf-8")
 
 

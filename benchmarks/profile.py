@@ -1,19 +1,19 @@
 """``python -m benchmarks.profile``: where the time of one uncontended acquire and release goes.
 
-No profiler: those slow small Python functions down several times. Instead whole programs are timed by the CPU clocks of
-client and server, their rounds interleaved; each does a little more than the one before, and a layer is the
-difference. Figures are the least of the rounds: whatever else the machine does only adds to them.
+This uses no profiler: profilers slow small Python functions down several times. Instead whole programs are timed by the
+CPU clocks of client and server, their rounds interleaved. Each does a little more than the one before, and a layer is
+the difference. Figures are the minimum of the rounds: other load on the machine only adds to them.
 
-    loop      twice a pair a task waits for a future that an answer of the server ends: PINGs that lie ready, answers
-              that are counted. The event loop, the sockets, the tasks.
-    hiredis   packing our two commands and parsing their answers, in a loop of its own.
-    ours      all that is left of the client's time.
+    loop      twice a pair a task waits for a future that an answer of the server completes: prepared PINGs whose
+              answers are counted. The event loop, the sockets, the tasks.
+    hiredis   packing our two commands and parsing their answers, in a separate loop.
+    ours      the rest of the client's time.
 
-The second table is about releases alone: our acquire, by hand over a bare protocol, and after it lock/release.lua, a
-bare compare-and-delete by script, and the same as a command, where the server has it.
+The second table is about releases alone: our acquire, sent directly over a bare protocol, followed by lock/release.lua,
+by a bare compare-and-delete script, or by the same as a command, where the server has it.
 
-The third is the latency of one task. Rounds of one program and then of another compare the moods of the machine as
-well; here both are in one loop and take turns of `TURN` pairs.
+The third is the latency of one task. Separate rounds would also compare the noise of the machine at different times;
+here both programs are in one loop and take turns of `TURN` pairs.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ TTL_MS = 30_000
 
 
 class Pings(RawProtocol):
-    """Nothing but the loop: what is sent lies ready, what arrives is counted."""
+    """Only the loop: prepared commands are sent, and arriving bytes are counted."""
 
     at_once = False
-    """One task: as our link does, write at once what is likely to stay alone."""
+    """Whether to write immediately, as our link does for a lone task."""
     _rest = 0
 
     def command(self, *words: Word) -> asyncio.Future[Any]:
@@ -75,7 +75,7 @@ class Pings(RawProtocol):
 
 class Loop(Contestant):
     name = "loop"
-    about = "two PINGs, packed once and for all, their answers counted"
+    about = "two PINGs, packed once, their answers counted"
     kind = "raw"
     protocol: ClassVar[type[RawProtocol]] = Pings
 
@@ -94,7 +94,7 @@ class Loop(Contestant):
 
 
 class OurRelease(Loop):
-    """lock/acquire.lua by hand, without a lease; and a release to compare."""
+    """lock/acquire.lua called directly, without a lease; and a release to compare."""
 
     name = "lock/release.lua"
     about = "hands over to the next waiter"
@@ -126,7 +126,7 @@ class OurRelease(Loop):
         return Grip(acquire, release)
 
     def giving_back(self, keys: Sequence[bytes]) -> Callable[[bytes], Awaitable[Any]]:
-        """Return what sends the release."""
+        """Return a function that sends the release."""
         return lambda token: self.connection.command(b"EVALSHA", self._release, 4, *keys, token, b"", b"0")
 
 
@@ -160,7 +160,7 @@ async def job(desk: Desk, program: str, tasks: int, seconds: float) -> tuple[int
 
 
 async def turns(desk: Desk, seconds: float) -> list[list[float]]:
-    """Return the microseconds a pair of each turn of each of `LATENCY`."""
+    """Return the microseconds per pair of each turn, for each of `LATENCY`."""
     found: list[list[float]] = [[] for _ in LATENCY]
     async with AsyncExitStack() as stack:
         grips = list[Grip]()
@@ -187,18 +187,18 @@ async def _turn(grip: Grip) -> float:
 
 
 class Spent:
-    """Microseconds a pair, of all rounds of one program."""
+    """Microseconds per pair in all rounds of one program."""
 
     def __init__(self) -> None:
         self._rounds: list[tuple[float, ...]] = []
 
     def add(self, *figures: float) -> None:
-        """Note a round: the whole pair, the CPU of the client, of the server, and of that its scripts."""
+        """Record a round: the whole pair, the CPU of the client, of the server, and of its scripts."""
         self._rounds.append(figures)
 
     @property
     def least(self) -> tuple[float, ...]:
-        """The least of each."""
+        """Return the minimum of each figure."""
         return tuple(map(min, zip(*self._rounds, strict=True)))
 
 
@@ -218,7 +218,7 @@ def play(pool: Pool, url: str, stats: ServerStats, program: str, tasks: int, sec
 
 
 def latency(pool: Pool, url: str, seconds: float) -> list[list[float]]:
-    """Return what `turns` does, in a process of its own."""
+    """Return the result of `turns`, run in a worker process."""
     worker = pool.workers()[0]
     worker.start(url, turns, seconds=seconds)
     return cast("list[list[float]]", worker.result())
@@ -288,7 +288,7 @@ def show(
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each program.")] = 7,
-    seconds: Annotated[float, typer.Option(help="Of each round.")] = 0.3,
+    seconds: Annotated[float, typer.Option(help="Seconds of each round.")] = 0.3,
 ) -> None:
     """Print where the time of one uncontended acquire and release goes, in microseconds a pair."""
     console = Console()

@@ -1,4 +1,4 @@
-"""The limit: what a lock costs at least, without any library's safety. Not for use."""
+"""The limit: the minimum cost of a lock, without any library's safety. Not for use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class RawLock:
-    """SET NX PX, and EVALSHA to compare and delete. While it is taken: a poll a millisecond."""
+    """SET NX PX, and EVALSHA to compare and delete. While the lock is taken it polls every millisecond."""
 
     def __init__(self, command: Command, key: str, ttl: float) -> None:
         self._command, self._key, self._ttl_ms = command, key.encode(), int(ttl * 1000)
@@ -51,7 +51,7 @@ class RawLock:
         return token
 
     async def release(self, token: bytes) -> None:
-        """Release what ``acquire`` returned a token for."""
+        """Release the lock that ``token`` holds."""
         await self._command(b"EVALSHA", self._sha, 1, self._key, token)
 
 
@@ -63,7 +63,7 @@ class RawConnection(Protocol):
 
 
 class _OneWriteATurn:
-    """Commands of one turn of the loop in one write, replies matched in order."""
+    """Sends the commands of one turn of the loop in one write; matches replies in order."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class _OneWriteATurn:
 
 
 class MultiplexedConnection(_OneWriteATurn):
-    """redis-py's own Connection, by its public methods; its timeouts are off."""
+    """redis-py's own Connection, through its public methods, with timeouts turned off."""
 
     def __init__(self, client: Redis, connection: Any) -> None:
         super().__init__()
@@ -167,9 +167,9 @@ class RawProtocol(_OneWriteATurn, asyncio.Protocol):
 
 
 class RawSemaphores:
-    """A counter, a list of those who wait, and a PUBLISH by who releases, over a bare protocol.
+    """A counter, a list of waiters, and a PUBLISH by each release, over a bare protocol.
 
-    It is fair and keeps the limit as long as nobody dies and no message is lost: no permit ends by itself.
+    It is fair and keeps the limit as long as no process dies and no message is lost: permits do not expire.
     """
 
     def __init__(self, protocol: RawProtocol, inbox: bytes, take: bytes, give: bytes) -> None:
@@ -196,7 +196,7 @@ class RawSemaphores:
             await granted
 
     async def release(self, key: bytes) -> None:
-        """Hand the permit to the first who waits."""
+        """Hand the permit to the first waiter."""
         await self._protocol.command(b"EVALSHA", self._give, 2, key, key + b":queue")
 
     def _pushed(self, push: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What was measured: tables on the terminal, a JSON file, a plot."""
+"""Reports: tables on the terminal, a JSON file, a plot."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _target_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def document(outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything as plain data; a time that never came is null."""
+    """Return everything as plain data; the time of an event that never happened is null."""
     return {
         "about": dict(about),
         "contestants": {name: contestant.about for name, contestant in BY_NAME.items()},
@@ -139,7 +139,7 @@ def _finite(value: float) -> float | None:
 def write(
     out: Path, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any], *, plot: bool = True
 ) -> list[Path]:
-    """Write benchmarks.json, and the plot as PNG and SVG where matplotlib is installed; return what was written."""
+    """Write benchmarks.json, and the plot as PNG and SVG if matplotlib is installed; return the paths."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "benchmarks.json"
     path.write_text(json.dumps(document(outcomes, verdicts, about), indent=1, allow_nan=False) + "\n")
@@ -162,7 +162,7 @@ def _plot(out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> I
 
 
 def _bars(axes: Any, outcome: Outcome) -> None:
-    """One panel: the scenario's chief figure, on a logarithmic scale; the whiskers span the rounds."""
+    """Draw one panel: the scenario's main figure, on a logarithmic scale; the whiskers span the rounds."""
     from matplotlib.ticker import NullFormatter
 
     scenario = outcome.scenario

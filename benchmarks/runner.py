@@ -1,4 +1,4 @@
-"""Runs scenarios: rounds outside, contestants inside, so that all of them see the same weather."""
+"""Runs scenarios: rounds outside, contestants inside, so that all of them run under the same conditions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .workers import Job, Pool, Worker, WorkerFailed
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of everything; times in seconds.
+    """The size of a run; times in seconds.
 
     Attributes:
         pairs: measured time of S1 and S2, and of transactions; contest: of S3; share: of S5 and of readers and writers;
             alternate: of the hand-over; idle: of S4; market: of S8.
         warm_up: unmeasured time before those that need it.
         crash_keys, crash_limit: locks per killed process, and how long to wait for the next grant.
-        everybody: whether those take part that are not in a quick run of the scenario.
+        everybody: whether contestants take part that a quick run of the scenario leaves out.
     """
 
     rounds: int
@@ -54,7 +54,7 @@ SMOKE = Scale(1, 0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 10, 40, 2, 1.5)
 
 @dataclass(slots=True)
 class Round:
-    """What one contestant did in one round: figures, and what it violated."""
+    """The result of one contestant in one round: figures and violations."""
 
     figures: dict[str, float]
     violations: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Round:
 
 @dataclass(slots=True)
 class Bench:
-    """What a scenario needs: the server, the workers, the scale."""
+    """The environment of a scenario: the server, the workers, the scale."""
 
     url: str
     stats: ServerStats
@@ -78,7 +78,7 @@ class Bench:
         return workers
 
     def meet(self, workers: Sequence[Worker], at: Callable[[], None] = lambda: None) -> None:
-        """Wait until all are at their meeting, do ``at``, let them go on."""
+        """Wait until all workers are at their barrier, call ``at``, let them go on."""
         for worker in workers:
             worker.met()
         at()
@@ -86,7 +86,7 @@ class Bench:
             worker.go()
 
     def run(self, contestant: type[Contestant], jobs: Sequence[Job], **arguments: Any) -> tuple[list[Any], Cost]:
-        """Run jobs that meet twice, before and after what is measured; return results and the server's cost."""
+        """Run jobs that meet twice, before and after the measurement; return results and the server's cost."""
         workers = self.start(jobs, contestant=contestant.name, **arguments)
         looks: list[Any] = []
         for _ in range(2):
@@ -96,7 +96,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure as it is shown: the median of the rounds, or with ``most`` the greatest of them."""
+    """A figure as it is shown: the median of the rounds, or with ``most`` the maximum."""
 
     key: str
     title: str
@@ -106,15 +106,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One line of questions, asked of every contestant in every round.
+    """One measurement, made of every contestant in every round.
 
     Attributes:
-        kinds: which contestants may take part.
-        refuses: those that can not, and why.
-        proof: whether ``play`` would notice a lock that excludes nobody; if not, that is checked beforehand.
+        kinds: the contestants that may take part.
+        refuses: contestants that cannot, and why.
+        proof: whether ``play`` would notice a lock that does not exclude; if not, that is checked beforehand.
         chart: the column to plot.
-        game: what it is played with; a contestant says what it plays.
-        quick: whether a quick run has it, too.
+        game: the primitive it needs; a contestant lists the games it plays.
+        quick: whether a quick run includes it.
     """
 
     key: str
@@ -143,14 +143,14 @@ class Outcome:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, played: Round) -> None:
-        """Note one round."""
+        """Record one round."""
         mine = self.figures.setdefault(name, {})
         for key, value in played.figures.items():
             mine.setdefault(key, []).append(value)
         self.violations += [f"{self.scenario.key}, {name}: {text}" for text in played.violations]
 
     def figure(self, name: str, key: str) -> float | None:
-        """Return the median over the rounds, or the greatest if the column says so; None when there is none."""
+        """Return the median over the rounds, or the maximum if the column says so; None if there is none."""
         values = self.figures.get(name, {}).get(key)
         if not values:
             return None
@@ -167,7 +167,7 @@ Progress: TypeAlias = Callable[[str], None]
 
 
 def run_scenario(bench: Bench, scenario: Scenario, names: Sequence[str], progress: Progress) -> Outcome:
-    """Run all rounds of one scenario, the contestants taking turns in who goes first."""
+    """Run all rounds of one scenario; each round starts with another contestant."""
     outcome = Outcome(scenario)
     entered = list(_entered(scenario, names, outcome, bench.scale.everybody))
     if not scenario.proof:
@@ -200,7 +200,7 @@ def _entered(scenario: Scenario, names: Sequence[str], outcome: Outcome, everybo
 
 
 def _prove(bench: Bench, entered: Sequence[type[Contestant]], outcome: Outcome) -> None:
-    """Before a scenario without competition: does it exclude at all? Whoever does not would win everything."""
+    """Check exclusion before a scenario without contention: a lock that does not exclude would always win."""
     from .scenarios.contention import prove
 
     for contestant in entered:
@@ -213,7 +213,7 @@ def _prove(bench: Bench, entered: Sequence[type[Contestant]], outcome: Outcome) 
 
 @contextmanager
 def _failing(bench: Bench, contestant: type[Contestant], outcome: Outcome) -> Iterator[None]:
-    """Note a failed worker and go on with new ones."""
+    """Record a failed worker and go on with new ones."""
     try:
         yield
     except WorkerFailed as failure:
@@ -224,7 +224,7 @@ def _failing(bench: Bench, contestant: type[Contestant], outcome: Outcome) -> It
 def benchmark(
     scenarios: Sequence[Scenario], names: Sequence[str], scale: Scale, *, uvloop: bool, tcp: bool, progress: Progress
 ) -> tuple[list[Outcome], dict[str, Any]]:
-    """Run ``scenarios`` on one embedded server; return the outcomes, and where and how it was."""
+    """Run ``scenarios`` on one embedded server; return the outcomes and the environment."""
     load = os.getloadavg()[0]
     with EmbeddedServer(port=0 if tcp else None) as server, Pool(uvloop) as pool, ServerStats(server.url) as stats:
         bench = Bench(server.url, stats, pool, scale)

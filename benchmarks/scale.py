@@ -1,16 +1,16 @@
-"""``python -m benchmarks.scale``: what one event loop does with very many leases, waiters or coordinators.
+"""``python -m benchmarks.scale``: one event loop with very many leases, waiters or coordinators.
 
-Each part has an event loop and a server of its own. In each of its phases every callback of the loop is timed: nothing
-else can run during the longest one. That is CPU time, so that other work of the machine does not count, and without
-garbage collections, whose longest one has a column of its own: they grow with all objects of a process. "stall" is by
-how much a heartbeat of a millisecond was late at most, by the clock on the wall: all callbacks of a turn of the loop,
-garbage collections and other programs together. Work of the benchmark itself is done in small steps.
+Each part has its own event loop and server. In each of its phases every callback of the loop is timed: nothing else can
+run during the longest one. The time is CPU time, so that other work of the machine does not count. It excludes garbage
+collections, since they grow with all objects of a process; the longest one has its own column. "stall" is the maximum
+delay of a heartbeat of a millisecond by wall-clock time: all callbacks of a turn of the loop, garbage collections and
+other programs together. The benchmark's own work is done in small steps.
 
     held          leases of one process, on as many names: taking, renewing, with one lease of 0.1 seconds among them,
-                  a lost connection, the end
+                  a lost connection, closing
     waiters       tasks that wait for names that another process holds, a hundred for each name
     weighted      tasks that wait for permits of one semaphore, of weights 1 to 4, and get them
-    coordinators  each with a client, a connection and a lease of its own
+    coordinators  each with its own client, connection and lease
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, CoordinatorCl
 from redis_sync_aio.embedded import EmbeddedServer
 
 AT_ONCE = 100
-"""So many tasks acquire at the same time."""
+"""Number of tasks that acquire at the same time."""
 BEAT = 0.001
 
 
 @dataclass
 class Phase:
-    """What one phase of a part cost."""
+    """The cost of one phase of a part."""
 
     part: str
     name: str
     seconds: float
     cpu: float
     callback: float
-    """The longest one; seconds."""
+    """The longest callback; seconds."""
     what: str
     collection: float
     """The longest garbage collection; seconds."""
@@ -64,13 +64,13 @@ class Watch:
         self._longest = 0.0
         self._what = ""
         self._stall = 0.0
-        self._collecting = 0.0  # since when
-        self._collected = 0.0  # seconds in all
+        self._collecting = 0.0  # start of the current collection
+        self._collected = 0.0  # total seconds
         self._collection = 0.0
 
     @contextmanager
     def callbacks(self) -> Iterator[None]:
-        """Time all callbacks of event loops that run meanwhile."""
+        """Time all callbacks of event loops that run inside this context."""
         plain = events.Handle._run
 
         def timed(handle: Any) -> None:
@@ -126,7 +126,7 @@ def _name(callback: Any) -> str:
 
 
 async def _each(number: int, what: Callable[[int], Awaitable[object]], at_once: int = AT_ONCE) -> None:
-    """Do ``what`` ``number`` times, by some tasks."""
+    """Call ``what`` ``number`` times, from some tasks."""
     numbers = iter(range(number))
 
     async def some() -> None:
@@ -147,7 +147,7 @@ async def _scripts(client: Redis) -> int:
 
 
 async def _cut(client: Redis, coordinator: Coordinator, scripts: int) -> None:
-    """Cut the connection of ``coordinator``, and wait until so many scripts have run on the next one."""
+    """Cut the connection of ``coordinator``, and wait until ``scripts`` scripts have run on the next one."""
     before, connections = await _scripts(client), coordinator.connections
     await client.client_kill_filter(_type="pubsub")
     await _until(lambda: coordinator.connections > connections)
@@ -168,7 +168,7 @@ async def held(watch: Watch, server: EmbeddedServer, number: int, ttl: float) ->
         async def holder(numbers: Iterator[int]) -> None:
             for one in numbers:
                 await take(one)
-            await over.wait()  # what the tasks took is theirs as long as they live
+            await over.wait()  # a lease is renewed as long as its task lives
 
         async with watch.phase("taking"):
             numbers = iter(range(number))
@@ -177,7 +177,7 @@ async def held(watch: Watch, server: EmbeddedServer, number: int, ttl: float) ->
         async with watch.phase("renewing"):
             await asyncio.sleep(ttl)
         gc.collect()
-        gc.freeze()  # a collection that goes through all of these takes longer than that lease lasts
+        gc.freeze()  # a collection that scans all of these takes longer than the short lease lasts
         async with watch.phase("renewing, and one of 0.1 s"):
             short = await AsyncLock(coordinator, "short", ttl=0.1).acquire()
             await asyncio.sleep(ttl)
@@ -288,10 +288,10 @@ def table(phases: list[Phase]) -> Table:
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of everything.")] = False,
-    part: Annotated[str, typer.Option(help="Only these, with commas in between.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Run a tenth of everything.")] = False,
+    part: Annotated[str, typer.Option(help="Only these parts, separated by commas.")] = "",
 ) -> None:
-    """Measure what one event loop does with very many leases, waiters or coordinators."""
+    """Measure one event loop with very many leases, waiters or coordinators."""
     size = 10 if quick else 1
     ttl = 6.0 if quick else 30.0
     parts: dict[str, Callable[[Watch, EmbeddedServer], Awaitable[None]]] = {

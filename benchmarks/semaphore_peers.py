@@ -1,4 +1,4 @@
-"""Semaphores of other libraries, each used as its documentation says, and the one of the textbooks.
+"""Semaphores of other libraries, each used as its documentation says, and the one from the textbooks.
 
 Licences: async-redis-rate-limiters, py-redis-semaphore and steindamm MIT, self-limiters BSD with four clauses. They are
 installed by the extra ``benchmarks`` and not distributed with this package.
@@ -22,7 +22,7 @@ PLAYS: frozenset[Game] = frozenset({"semaphores"})
 
 
 def _inside(make: Callable[[], AbstractAsyncContextManager[Any]]) -> Grip:
-    """Return the grip of a library that has nothing but ``async with``."""
+    """Return the grip of a library that only has ``async with``."""
 
     async def acquire() -> AbstractAsyncContextManager[Any]:
         entered = make()
@@ -60,7 +60,7 @@ class AsyncRedisRateLimiters(Contestant):
         self._manager = make(redis_url=self.url, redis_max_connections=CONNECTIONS, redis_ttl=int(self.ttl))
 
     async def close(self) -> None:
-        for pool in ("acquire", "release"):  # it has no way to close it
+        for pool in ("acquire", "release"):  # the library has no way to close it
             await getattr(self._manager, f"_DistributedSemaphoreManager__{pool}_pool").disconnect()
 
     def permit(self, key: str, limit: int) -> Grip:
@@ -76,7 +76,7 @@ class PyRedisSemaphore(OnClient):
 
     def permit(self, key: str, limit: int) -> Grip:
         library: Any = importlib.import_module("redis_semaphore")
-        wait = 4.0  # below the client's socket_timeout, as its documentation demands
+        wait = 4.0  # below the client's socket_timeout, as its documentation requires
         config = library.SemaphoreConfig(
             name=key, limit=limit, lock_timeout=self.ttl, strict_mode=True, blpop_timeout=wait
         )
@@ -98,11 +98,11 @@ class Steindamm(OnClient):
 
 
 class SortedSet(OnClient):
-    """What many blogs and books show. Its rank depends on the callers' clocks, so an earlier time that arrives later
-    gets in beside those who are in already: more holders than permits."""
+    """The pattern of many blogs and books. Its rank depends on the callers' clocks, so an earlier time that arrives
+    later gets in although all permits are taken: more holders than permits."""
 
     name = "sorted-set"
-    about = "the classic: expire, ZADD by the caller's clock, ZRANK; below the limit = got it; else ZREM, try in 1 ms"
+    about = "the classic: expire, ZADD by the caller's clock, ZRANK; success below the limit, else ZREM, retry in 1 ms"
     plays = PLAYS
     sends = Sends(("zremrangebyscore", "zadd", "zrank", "zrem", "multi", "exec"), {})
 

@@ -1,4 +1,4 @@
-"""Draws what happens in a planned failover by Sentinel, as docs/failover.svg: ``python -m benchmarks.sequence``."""
+"""Draws the sequence of a planned failover by Sentinel as docs/failover.svg: ``python -m benchmarks.sequence``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Message(NamedTuple):
 STORY = (
     Message("A", "old", "renew"),
     Message("S", "new", "become the primary"),
-    Message("old", "", "takes writes for some seconds more"),
+    Message("old", "", "accepts writes for some more seconds"),
     Message("A", "S", "where is the primary? (once a second)"),
     Message("S", "A", "the new one"),
-    Message("A", "new", "connect: are these the same data? No: a new inbox"),
+    Message("A", "new", "connect: is the data the same? No: a new inbox"),
     Message("A", "new", "is the lease still mine? Yes: go on. No: LeaseLost"),
     Message("B", "S", "where is the primary?"),
-    Message("B", "new", "connect, and queue again: old requests reach nobody"),
+    Message("B", "new", "connect, and queue again: old requests have no receiver"),
     Message("A", "new", "release"),
     Message("new", "B", "granted, with a higher fence"),
 )

@@ -1,4 +1,4 @@
-"""What the server counted: commands that clients sent, reads from their sockets, connections."""
+"""Counters of the server: commands that clients sent, reads from their sockets, connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What happened between two looks."""
+    """The difference between two looks."""
 
     commands: int
     reads: int
@@ -29,7 +29,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """How to tell the commands a contestant sends from those its scripts call: the server counts both.
+    """Separates the commands that a contestant sends from those that its scripts call: the server counts both.
 
     Attributes:
         names: the commands it sends itself.
@@ -51,7 +51,7 @@ class Sends:
 
 
 class ServerStats:
-    """A connection of its own to look at the server with, blocking."""
+    """A separate blocking connection for reading the server's counters."""
 
     def __init__(self, url: str) -> None:
         self.client = redis.Redis.from_url(url, decode_responses=True)
@@ -65,18 +65,18 @@ class ServerStats:
         return Look(calls, int(info["total_reads_processed"]), cpu)
 
     def script_time(self) -> tuple[int, float]:
-        """Return how many scripts were run by EVALSHA, and in how many microseconds of the server's time."""
+        """Return the number of scripts run by EVALSHA, and the microseconds of server time they took."""
         stats: dict[str, Any] = self.client.info("commandstats")
         own = stats.get("cmdstat_evalsha", {"calls": 0, "usec": 0})
         return int(own["calls"]), float(own["usec"])
 
     def connections(self) -> int:
-        """Return how many clients are connected, this one included."""
+        """Return the number of connected clients, including this one."""
         info: dict[str, Any] = self.client.info("clients")
         return int(info["connected_clients"])
 
     def queue_entries(self) -> int:
-        """Return how many elements all lists, sets and sorted sets hold together."""
+        """Return the total number of elements in all lists, sets, sorted sets and streams."""
         client: Any = self.client
         sizes = {"list": client.llen, "set": client.scard, "zset": client.zcard, "stream": client.xlen}
         kinds = ((key, client.type(key)) for key in client.scan_iter(count=1000))

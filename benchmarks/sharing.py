@@ -1,8 +1,8 @@
-"""``python -m benchmarks.sharing``: what `Coordinator(burst=, slice=)` trade, the pace against the others' waiting.
+"""``python -m benchmarks.sharing``: how `Coordinator(burst=, slice=)` trade throughput against waiting.
 
-Two processes with 16 tasks each want one lock with share=True, with an empty section and with 1 ms of work. The waiting
-is that of tasks to whose process it came from the other one: waits in which the other was granted it at least once.
-Exclusion is verified in every race. Prints a table in Markdown, and writes a plot.
+Two processes with 16 tasks each contend for one lock with share=True, with an empty section and with 1 ms of work. Only
+waits for the other process count: those in which the other process was granted the lock at least once. Exclusion is
+verified in every race. Prints a table in Markdown, and writes a plot.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Terms: TypeAlias = tuple[int, float]
 STRICT: Terms = (0, SLICES[-1])
 Rounds: TypeAlias = list[dict[str, float]]
 Curves: TypeAlias = Mapping[str, Mapping[Terms, Rounds]]
-"""The rounds of each terms of each kind of section."""
+"""The rounds by burst and slice, for each kind of section."""
 
 
 class Tuned(OursShared):
-    """With a burst and a slice of its own."""
+    """`OursShared` with the given burst and slice."""
 
     def __init__(self, url: str, terms: Terms) -> None:
         super().__init__(url)
@@ -52,7 +52,7 @@ class Tuned(OursShared):
 
 
 async def tuned(desk: Desk, contestant: str, terms: Terms, seconds: float, work: float, side: int) -> Result:
-    """Let tasks compete on those terms."""
+    """Let tasks compete with that burst and slice."""
     return await compete(desk, Tuned(desk.url, terms), TASKS, seconds, work, side=side)
 
 
@@ -68,7 +68,7 @@ def _race(bench: Bench, terms: Terms, seconds: float, work: float) -> tuple[dict
 
 
 def figure(rounds: Rounds, key: str) -> float:
-    """Return the median of the rounds; the greatest of the longest waits."""
+    """Return the median of the rounds; for the longest waits, the maximum."""
     values = [each[key] for each in rounds]
     return max(values) if key == "max" else middle(values)
 
@@ -89,7 +89,7 @@ def table(curves: Curves) -> Iterator[str]:
 
 
 def plot(curves: Curves, path: Path, title: str) -> None:
-    """Draw the pace against the waiting: a line for each burst, a point for each slice."""
+    """Draw throughput against waiting: a line for each burst, a point for each slice."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
@@ -121,14 +121,14 @@ def plot(curves: Curves, path: Path, title: str) -> None:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every burst with every slice.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each tries every burst with every slice.")] = 2,
     seconds: Annotated[float, typer.Option(help="Seconds of each race.")] = 0.8,
-    bursts: Annotated[str, typer.Option(help="Which bursts, separated by commas.")] = ",".join(map(str, BURSTS)),
-    slices: Annotated[str, typer.Option(help="Which slices, in seconds.")] = ",".join(map(str, SLICES)),
+    bursts: Annotated[str, typer.Option(help="Bursts to try, separated by commas.")] = ",".join(map(str, BURSTS)),
+    slices: Annotated[str, typer.Option(help="Slices to try, in seconds.")] = ",".join(map(str, SLICES)),
     out: Annotated[Path | None, typer.Option(help="Where to write the plot, as sharing.svg.")] = Path("docs"),
     uvloop: Annotated[bool, typer.Option(help="Use uvloop instead of asyncio's own loop.")] = False,
 ) -> None:
-    """Try bursts and slices. Less than 3 minutes. Exit status 1: a lock was held twice at a time."""
+    """Try bursts and slices in less than 3 minutes. Exit status 1: a lock had two holders at the same time."""
     console = Console()
     chosen = [STRICT, *((int(burst), float(slice)) for burst in bursts.split(",") for slice in slices.split(","))]
     curves: dict[str, dict[Terms, Rounds]] = {work: {terms: [] for terms in chosen} for work in WORKS}
@@ -157,7 +157,7 @@ def main(
 
 
 def _turned(chosen: Sequence[Terms], turn: int) -> Sequence[Terms]:
-    """Every other round begins at the other end."""
+    """Return the terms, in reverse order in every other round."""
     return chosen if turn % 2 == 0 else chosen[::-1]
 
 

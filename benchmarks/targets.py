@@ -13,13 +13,13 @@ from .scenarios.permits import PERMITS
 
 OURS, SHARED, LINGERING = "ours", "ours-shared", "ours-lingering"
 SLICE_MS = 5
-"""Of a `Coordinator`, unless it is told another one."""
+"""The default slice of a `Coordinator`, in milliseconds."""
 RARE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One target and what was measured."""
+    """One target and the measured value."""
 
     scenario: str
     text: str
@@ -28,7 +28,7 @@ class Verdict:
     at_least: bool
     compared_with: str = ""
     slack: float = 0.0
-    """For counts per pair: the rare extra command (a look at an expired lease, a liveness test) is no miss."""
+    """Tolerance for counts per pair: a rare extra command (a check of an expired lease, a liveness test) is no miss."""
 
     @property
     def reached(self) -> bool:
@@ -38,30 +38,30 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Makes verdicts about one scenario; a target that this run can not tell is left out."""
+    """Makes verdicts about one scenario; targets that this run did not measure are left out."""
 
     outcome: Outcome
 
     def limit(self, key: str, text: str, most: float, slack: float = 0.0, of: str = OURS) -> Iterator[Verdict]:
-        """Our figure, or that ``of`` another way of ours, must be at most that."""
+        """Require our figure, or that ``of`` another variant of ours, to be at most ``most``."""
         value = self.outcome.figure(of, key)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, most, False, slack=slack)
 
     def floor(self, key: str, text: str, least: float, of: str = OURS) -> Iterator[Verdict]:
-        """It must be at least that."""
+        """Require it to be at least ``least``."""
         value = self.outcome.figure(of, key)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, least, True)
 
     def faster(self, key: str, text: str, than: str | None, least: float, of: str = OURS) -> Iterator[Verdict]:
-        """It must be at least so many times theirs."""
+        """Require it to be at least ``least`` times theirs."""
         value = self._ratio(key, than, of)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, least, True, than or "")
 
     def shorter(self, key: str, text: str, than: str | None, most: float, of: str = OURS) -> Iterator[Verdict]:
-        """It must be at most so many times theirs."""
+        """Require it to be at most ``most`` times theirs."""
         value = self._ratio(key, than, of)
         if value is not None:
             yield Verdict(self.outcome.scenario.key, text, value, most, False, than or "")
@@ -123,7 +123,7 @@ def _contest_in_one(judge: Judge) -> Iterator[Verdict]:
 
 
 def _lone(judge: Judge) -> Iterator[Verdict]:
-    trip = judge.outcome.figure(SHARED, "trip_ms")  # in the strict order all 64 are ahead of it
+    trip = judge.outcome.figure(SHARED, "trip_ms")  # in the strict order all 64 tasks are ahead of it
     if trip is not None:
         text = f"ms wait of the lone task, p99: slice and 3 round trips of {trip:.2f} ms ({SHARED})"
         yield from judge.limit("p99_ms", text, SLICE_MS + 3 * trip, of=SHARED)
@@ -231,6 +231,6 @@ _JUDGES: Mapping[str, Callable[[Judge], Iterator[Verdict]]] = {
 
 
 def verdicts(outcomes: list[Outcome]) -> list[Verdict]:
-    """Return a verdict for each target that this run can tell."""
+    """Return a verdict for each target that this run measured."""
     judged = ((_JUDGES.get(outcome.scenario.key), outcome) for outcome in outcomes)
     return [verdict for judge, outcome in judged if judge is not None for verdict in judge(Judge(outcome))]

@@ -1,8 +1,8 @@
 """Worker processes: they live as long as the benchmark, and run one job after the other, each in a fresh loop.
 
-A job is a module-level coroutine function; its first argument is a `Desk`. At ``desk.meet()`` it waits until the
-main process has seen all jobs of the run there and says go: that is the start barrier, and the moment to look
-at the server's counters. The main process sleeps while workers work.
+A job is a module-level coroutine function; its first argument is a `Desk`. At ``desk.meet()`` it waits until all jobs
+of the run are there and the main process lets them go. That is the start barrier, and the moment to read the server's
+counters. The main process sleeps while workers work.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 class WorkerFailed(Exception):
-    """A job raised, or did not come to its end; the message says which and why."""
+    """A job raised an error or did not finish; the message says which job and why."""
 
 
 @dataclass(slots=True)
 class Desk:
-    """What a job gets: the server's address, and shared memory of plain 64-bit integers (nothing is atomic)."""
+    """The context of a job: the server's address, and shared memory of plain 64-bit integers (not atomic)."""
 
     url: str
     cells: Cells
@@ -40,13 +40,13 @@ class Desk:
     _pipe: Connection
 
     def meet(self) -> None:
-        """Wait for all others. Blocks the event loop: only call it when nothing is under way."""
+        """Wait for all other jobs. Blocks the event loop: only call it when no command is in flight."""
         gc.collect()
         self._pipe.send(("met", None))
         self._pipe.recv()
 
     async def run_tasks(self, bodies: Sequence[Body], threads: bool) -> None:
-        """Run all ``bodies`` to their end: as tasks, or each in a thread, in a loop of its own, where it may block."""
+        """Run all ``bodies`` to their end: as tasks, or each in a thread with its own loop, where it may block."""
         if not threads:
             await asyncio.gather(*(body() for body in bodies))
             return
@@ -119,11 +119,11 @@ class Worker:
         self._pipe.send((job, url, arguments))
 
     def met(self) -> None:
-        """Wait until the job is at its next meeting."""
+        """Wait until the job is at its next barrier."""
         self._hear("met")
 
     def go(self) -> None:
-        """Let it go on."""
+        """Let the job continue."""
         self._pipe.send(None)
 
     def result(self) -> Any:
@@ -132,7 +132,7 @@ class Worker:
 
     def _hear(self, expected: str) -> Any:
         if not self._pipe.poll(PATIENCE):
-            raise WorkerFailed(f"a worker did not come to its end within {PATIENCE:.0f} seconds")
+            raise WorkerFailed(f"a worker did not finish within {PATIENCE:.0f} seconds")
         try:
             word, value = self._pipe.recv()
         except EOFError:
@@ -142,7 +142,7 @@ class Worker:
         return value
 
     def kill(self) -> None:
-        """Kill the process by SIGKILL and wait until it is gone; no-op if it is."""
+        """Kill the process with SIGKILL and wait until it is gone; do nothing if it is already gone."""
         if self._pipe.closed:
             return
         self._process.kill()
@@ -152,7 +152,7 @@ class Worker:
 
 
 class Pool:
-    """Two workers that stay, and others that come and go."""
+    """Two permanent workers, and temporary ones."""
 
     SIZE = 2
 
@@ -162,13 +162,13 @@ class Pool:
         self._workers: list[Worker] = []
 
     def workers(self) -> list[Worker]:
-        """Return the workers that stay, started when first asked for."""
+        """Return the permanent workers, starting them on the first call."""
         while len(self._workers) < self.SIZE:
             self._workers.append(self.extra())
         return self._workers
 
     def extra(self) -> Worker:
-        """Start another worker; the caller has to kill it."""
+        """Start a temporary worker; the caller has to kill it."""
         return Worker(self.cells, self._uvloop)
 
     def clear(self) -> None:
@@ -177,7 +177,7 @@ class Pool:
             self.cells[index] = 0
 
     def close(self) -> None:
-        """Kill all workers that stay; they start anew when asked for again."""
+        """Kill the permanent workers; `workers` starts them again."""
         while self._workers:
             self._workers.pop().kill()
 
@@ -189,7 +189,7 @@ class Pool:
 
 
 async def sleep_until(reached: Callable[[], bool], step: float = 0.0005, limit: float = PATIENCE) -> None:
-    """Sleep in steps until a condition is reached that nobody can signal, or ``limit`` seconds have passed."""
+    """Sleep in steps until a condition without a signal is reached, or ``limit`` seconds have passed."""
     loop = asyncio.get_running_loop()
     end = loop.time() + limit
     while not reached() and loop.time() < end:

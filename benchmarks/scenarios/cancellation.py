@@ -1,8 +1,8 @@
-"""S6: tasks are cancelled at random moments of their acquire: what stays behind?
+"""S6: tasks are cancelled at random moments of their acquire. What is left behind?
 
 Waves of five tasks on each of ten keys, until enough were cancelled. Each task's time is up at a random moment:
-if it has the lock it releases it, else it is cancelled. Afterwards every key must be free at once, and no queue
-may remember anybody.
+if it has the lock it releases it, otherwise it is cancelled. Afterwards every key must be free immediately, and no
+queue may contain an entry.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WAVES = 40
 LONGEST = 0.01
 """Seconds after which the last task's time is up."""
 HEEDED = 0.2
-"""Seconds in which a task that heeds its cancellation has ended."""
+"""Seconds within which a task that respects its cancellation has ended."""
 STUCK = 1.0
 """Seconds after which a key counts as stuck."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the tasks."""
+    """The outcomes of the tasks."""
 
     cancelled: int = 0
     ignored: int = 0
@@ -64,12 +64,12 @@ async def _attempt(grip: Grip, holders: list[int], key: int, delay: float, tally
 
 
 def _moment(chance: random.Random) -> float:
-    """Return after how many seconds a task's time is up: early ones, while commands are under way, are frequent."""
+    """Return the seconds until a task's time is up; early moments, with commands in flight, are frequent."""
     return LONGEST * chance.random() * chance.random()
 
 
 async def _usable(grip: Grip) -> float:
-    """Return after how many seconds the lock could be acquired; STUCK if it could not."""
+    """Return the seconds until the lock could be acquired; STUCK if it could not."""
     start = time.monotonic()
     try:
         async with asyncio.timeout(STUCK):
@@ -115,7 +115,7 @@ def _play(bench: Bench, contestant: type[Contestant]) -> Round:
     [worker] = bench.start([cancel], contestant=contestant.name, cancels=bench.scale.cancels, seed=seed)
     figures = worker.result()
     overlaps = int(figures.pop("overlaps"))
-    return Round(figures, [f"{overlaps} times a task got a lock that another one held"] if overlaps else [])
+    return Round(figures, [f"{overlaps} times a task got a lock that another task held"] if overlaps else [])
 
 
 CANCELLATION = Scenario(
@@ -128,5 +128,5 @@ CANCELLATION = Scenario(
         Column("usable_ms", "all usable after ms", 2),
     ),
     "usable_ms",
-    refuses={"python-redis-lock": "synchronous: a thread that waits can not be cancelled"},
+    refuses={"python-redis-lock": "synchronous: a waiting thread cannot be cancelled"},
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""S3: many tasks want one lock: in two processes or in one, with an empty section or with 1 ms of work.
+"""S3: many tasks contend for one lock, in two processes or in one, with an empty section or with 1 ms of work.
 
-Exclusion is verified in every run, twice: every holder reads a plain counter in shared memory and writes it
-plus one before it releases (nothing about that is atomic), and the hold times of all tasks of all processes
-may not overlap. A section that is called empty gives the loop a turn in between in every eighth of its
+Exclusion is verified in every run, in two ways: every holder reads a plain counter in shared memory and writes it
+plus one before it releases (which is not atomic), and the hold times of all tasks of all processes
+may not overlap. A so-called empty section gives the loop a turn in every eighth of its
 grants; otherwise two holders in one process could not meet.
 """
 
@@ -26,12 +26,12 @@ COUNTER = 0
 KEY = "contested"
 Log: TypeAlias = "array[int]"
 Pause: TypeAlias = Callable[[], float]
-"""Returns seconds."""
+"""Returns the seconds to pause."""
 Result: TypeAlias = tuple[int, int, float, list[Log]]
 
 
 async def _compete(grip: Grip, cells: Cells, work: float, limit: int, end: int, log: Log, pause: Pause | None) -> None:
-    """Acquire and release until ``end`` (ns); ``limit`` times at most, unless it is 0; with a pause after each."""
+    """Acquire and release until ``end`` (ns), at most ``limit`` times unless it is 0, with a pause after each."""
     acquire, release, clock = grip.acquire, grip.release, time.monotonic_ns
     number = 0
     while (asked := clock()) < end and (not limit or number < limit):
@@ -71,7 +71,7 @@ async def compete(
 
 
 async def warm_up(desk: Desk, player: Contestant, grips: Sequence[Grip]) -> None:
-    """Acquire and release once with each."""
+    """Acquire and release each grip once."""
     await desk.run_tasks([partial(_warm_up, grip) for grip in grips], player.threads)
 
 
@@ -107,7 +107,7 @@ def holds_of(logs: Sequence[Log]) -> list[list[Hold]]:
 
 
 def prove(bench: Bench, contestant: type[Contestant]) -> list[str]:
-    """Return what is wrong when two tasks compete for a few grants of a lock, or of a semaphore's only permit."""
+    """Return the violations when two tasks compete for a few grants of a lock, or of a semaphore's only permit."""
     permits = 0 if "locks" in contestant.plays else 1
     arguments = {"tasks": 2, "seconds": 5.0, "work": 0.002, "limit": 3, "permits": permits}
     [(_, _, _, logs)], _ = bench.run(contestant, [compete], **arguments)
@@ -154,7 +154,7 @@ COLUMNS = (
     Column("starved", "starved"),
     Column("p99_wait_ms", "p99 wait ms", 1),
     Column("max_wait_ms", "max wait ms", 1),
-    Column("section_ms", "mean section ms", 3),  # a sleep takes longer in a loop that something wakes
+    Column("section_ms", "mean section ms", 3),  # a sleep takes longer in a loop that is woken in between
     Column("commands_per_grant", "commands a grant", 2),
     Column("reads_per_grant", "server reads a grant", 2),
     Column("cpu_us_per_grant", "client CPU µs a grant", 1),

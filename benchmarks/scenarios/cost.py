@@ -1,7 +1,7 @@
-"""What acquire and release cost while 10, 1,000 or 100,000 permits are held by others.
+"""The cost of acquire and release while others hold 10, 1,000 or 100,000 permits.
 
-The permits are written into the keys as the scripts would have done, and the library's own statistics have to see
-them; acquiring so many in one process would measure that process, which would renew them all.
+The permits are written into the keys as the scripts would do it, and the library's own statistics have to see
+them. Acquiring that many in one process would measure that process, which would renew them all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _fill(stats: ServerStats, name: str, count: int) -> None:
 
 
 async def cost(desk: Desk, contestant: str, pairs: int) -> dict[str, float]:
-    """Return microseconds of a pair and of a script, by how many permits are held; sizes take turns."""
+    """Return microseconds of a pair and of a script by the number of permits held; sizes take turns."""
     player = BY_NAME[contestant](desk.url)
     assert isinstance(player, Ours)
     await player.open()
@@ -49,7 +49,7 @@ async def cost(desk: Desk, contestant: str, pairs: int) -> dict[str, float]:
                 _fill(stats, size, count)
                 seen = await AsyncSemaphore(player.client, size, limit=None).statistics()
                 if (seen.held, seen.limit, len(seen.holders)) != (count, LIMIT, min(count, 100)):
-                    raise ValueError(f"{count} permits were written, and this is seen: {seen}")
+                    raise ValueError(f"{count} permits were written, but the statistics are {seen}")
             return await _measure(player, stats, pairs)
     finally:
         await player.close()
@@ -88,5 +88,5 @@ COST = Scenario(
         *(Column(f"script_{size}", f"server µs a script, {count:,} held", 1) for size, count in SIZES.items()),
     ),
     "pair_many", kinds=("ours",), game="semaphores",
-    refuses={"ours-lingering": "nothing is sent, whatever the number"},
+    refuses={"ours-lingering": "it sends nothing, for any number"},
 )  # fmt: skip

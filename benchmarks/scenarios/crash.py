@@ -1,4 +1,4 @@
-"""S7: the holder's process is killed: how long after the expiry of its lease does the next waiter get the lock?
+"""S7: the holder's process is killed. How long after the expiry of its lease does the next waiter get the lock?
 
 The holder renews a lease of one second where the library can. Several keys per kill. The expiry is read (PTTL,
 whole milliseconds) after the kill.
@@ -47,7 +47,7 @@ async def _await_turn(grip: Grip, limit: float, grants: list[int], number: int) 
 
 
 async def succeed(desk: Desk, contestant: str, keys: int, limit: float) -> list[int]:
-    """Return when each key was granted (ns); 0 = not within ``limit`` seconds."""
+    """Return the time of each key's grant (ns); 0 if it was not granted within ``limit`` seconds."""
     player = BY_NAME[contestant](desk.url, TTL, renew=True)
     await player.open()
     try:
@@ -63,7 +63,7 @@ async def succeed(desk: Desk, contestant: str, keys: int, limit: float) -> list[
 
 
 def _expiries(bench: Bench, contestant: type[Contestant]) -> list[int]:
-    """Return when each key expires (ns, local clock); 0 = it is gone already."""
+    """Return the time of each key's expiry (ns, local clock); 0 if it is already gone."""
     player = contestant(bench.url)
     found: list[int] = []
     for number in range(bench.scale.crash_keys):

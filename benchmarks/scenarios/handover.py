@@ -1,8 +1,8 @@
 """Hand-over between processes: from the call of release() in one to the return of acquire() in the other.
 
-One task in each of two processes. The holder waits until the other has asked, releases, and does not ask again
-before the other has the lock: so every sample is a true hand-over to one who waited, also with locks that let
-the releaser barge in. The hop is the limit: PUBLISH in one process to its arrival in the other.
+There is one task in each of two processes. The holder waits until the other has asked, releases, and does not ask
+again before the other has the lock. So every sample is a true hand-over to a waiter, even with locks that let the
+releaser barge in. The hop is the limit: from PUBLISH in one process to its arrival in the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..workers import Cells, Desk, sleep_until
 COUNTER, ASKING, GRANTS = 0, 1, 3
 KEY = "handed-over"
 ARRIVED = 0.002
-"""Seconds in which a request is certainly at the server."""
+"""Seconds after which a request has certainly reached the server."""
 
 
 async def alternate(desk: Desk, contestant: str, seconds: float, side: int) -> list[Hold]:

@@ -1,7 +1,7 @@
-"""A lone task in one process, now and then, against 64 busy tasks in another: how long does it wait?
+"""A lone task in one process, now and then, against 64 busy tasks in another. How long does it wait?
 
-The busy ones ask again at once, and their sections are empty. The lone one pauses for a random time between its turns,
-and beside it PINGs over a bare protocol tell what a round trip takes to that process meanwhile.
+The busy tasks ask again immediately, and their sections are empty. The lone task pauses for a random time between its
+turns. At the same time, PINGs over a bare protocol measure the round trip of that process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PING = 0.002
 
 
 async def crowd(desk: Desk, contestant: str, seconds: float, side: int) -> tuple[Result, list[float]]:
-    """Be busy."""
+    """Run the busy tasks."""
     return await compete(desk, contestant, BUSY, seconds, 0.0, side=side), []
 
 
 async def lone(desk: Desk, contestant: str, seconds: float, side: int) -> tuple[Result, list[float]]:
-    """Return what `race` does of one task with pauses, and the milliseconds of round trips."""
+    """Return the result of `race` for one task with pauses, and the milliseconds of round trips."""
     player = BY_NAME[contestant](desk.url)
     await player.open()
     raw = await RawProtocol.open(desk.url)

@@ -1,9 +1,9 @@
 """S8: sellers list, buyers buy, as fast as they can, in two processes: WATCH, a lock for all, a lock for each item, and
 the transaction that takes its turn when there are too many conflicts.
 
-A buyer looks at the cheapest offers and chooses one by chance. A purchase takes from that choice until the buyer has
-the item, with all retries and waits for locks. One that finds its item sold to another is none; one that is still
-under way at the end counts with the time until then. Money and items are counted when all is over.
+A buyer looks at the cheapest offers and chooses one at random. A purchase lasts from that choice until the buyer has
+the item, with all retries and waits for locks. If the item was sold to another buyer, the purchase does not count; if
+it is unfinished at the end, it counts with the time until then. Money and items are counted at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..runner import Bench, Column, Round, Scenario
 from ..workers import Desk
 
 ITEMS_PER_SECOND = 12_000
-"""More than one seller can list: 4,600 on the fastest machine so far."""
+"""More than one seller can list; the fastest machine so far reached 4,600."""
 MONEY = 1_000_000_000
 OFFERS = 20
 PAUSE = 0.001
@@ -32,11 +32,11 @@ PAUSE = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Trades:
-    """What the sellers and buyers of one process did."""
+    """The trades of the sellers and buyers of one process."""
 
     listed: int
-    bought: list[float]  # seconds that each purchase took
-    cut_off: list[float]  # seconds of those that were not done at the end
+    bought: list[float]  # seconds of each purchase
+    cut_off: list[float]  # seconds of those that were unfinished at the end
     retries: int
     seconds: float
 
@@ -74,7 +74,7 @@ async def _sell(market: Market, seller: str, items: int, until: float) -> int:
             return number - 1
         if not await market.list_item(seller, f"{seller}:{number}", 1 + number % 97):
             raise ValueError(f"item {number} of {seller} was not in its inventory")
-    raise ValueError(f"{seller} has listed all of its {items} items before the end: give it more")
+    raise ValueError(f"{seller} listed all of its {items} items before the end: give it more")
 
 
 async def _buy(market: Market, buyer: str, until: float, bought: list[float], cut_off: list[float]) -> None:

@@ -1,10 +1,10 @@
-"""S5: many tasks of two processes want the five permits of one semaphore, with an empty section or with 1 ms of work.
+"""S5: many tasks of two processes contend for five permits of one semaphore, with an empty section or 1 ms of work.
 
-The limit is verified in every run, twice. Before the measured window the same tasks compete for a moment with a
+The limit is verified in every run, in two ways. Before the measured window the same tasks compete for a moment with a
 counter in Redis, raised by INCR after each acquire and lowered by DECR before each release: its greatest answer is
-a number of holders that were in at one moment. In the window, where that would be two more round trips a grant, the
-hold intervals of all tasks of all processes are recorded and laid over each other. More than five fails the run when
-it is ours; of others it is shown.
+the number of holders at one moment. In the window, where that would be two more round trips a grant, the
+hold intervals of all tasks of all processes are recorded and overlaid. More than five fails the run if it is
+ours; for others it is shown.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .contention import COLUMNS, KEY, Result, judged, race, warm_up
 PERMITS = 5
 HOLDERS = b"holders"
 READY = 1
-"""Number of the first cell in which a side says that it is ready to be counted."""
+"""Number of the first cell in which a side reports that it is ready to be counted."""
 COUNTED = 0.1
 """Seconds of competition with the counter."""
 
 
 async def share(desk: Desk, contestant: str, tasks: int, seconds: float, work: float, side: int) -> tuple[Result, int]:
-    """Let tasks compete; return what `race` does, and the greatest number of holders counted in Redis."""
+    """Let tasks compete; return the result of `race`, and the greatest number of holders counted in Redis."""
     player = BY_NAME[contestant](desk.url)
     await player.open()
     raw = await RawProtocol.open(desk.url)
@@ -64,7 +64,7 @@ async def _count(raw: RawProtocol, grips: Sequence[Grip], work: float) -> list[i
 
 
 def crowded(contestant: type[Contestant], holders: int, permits: int) -> list[str]:
-    """Return what is wrong with that many holders at one moment. Peers are known by their figures."""
+    """Return the violation, if that many holders at one moment is one. For peers the figure is only shown."""
     wrong = holders > permits and contestant.kind in ("ours", "broken")
     return [f"{holders} held the {permits} permits at one moment"] if wrong else []
 

@@ -40,6 +40,6 @@ def _play(bench: Bench, contestant: type[Contestant]) -> Round:
 
 READ_MOSTLY = Scenario(
     "rw", "Read-mostly: 31 readers, 1 writer, 2 processes, 1 ms", _play,
-    (Column("writes_per_second", "writes/s"), Column("peak", "readers at once", most=True), *COLUMNS),
+    (Column("writes_per_second", "writes/s"), Column("peak", "concurrent readers", most=True), *COLUMNS),
     "grants_per_second", game="readers and writers",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from ..workers import Desk
 
 
 async def _loop(grip: Grip, end: float, counts: list[int], ends: list[float]) -> None:
-    """Acquire and release until ``end``. Where that never waits for anything the loop still gets its turns."""
+    """Acquire and release until ``end``. The loop gets its turns even if that never waits."""
     acquire, release, clock = grip.acquire, grip.release, time.monotonic
     count = 0
     while clock() < end:
@@ -27,14 +27,14 @@ async def _loop(grip: Grip, end: float, counts: list[int], ends: list[float]) ->
 
 
 async def pairs(desk: Desk, contestant: str, tasks: int, seconds: float, permits: int = 0) -> tuple[int, float, float]:
-    """Return pairs, seconds, seconds of CPU of this process. Every task has a key and a lock object of its own."""
+    """Return pairs, seconds, seconds of CPU of this process. Every task has its own key and lock object."""
     return await pairs_of(desk, BY_NAME[contestant](desk.url), tasks, seconds, permits)
 
 
 async def pairs_of(
     desk: Desk, player: Contestant, tasks: int, seconds: float, permits: int = 0
 ) -> tuple[int, float, float]:
-    """As `pairs`, of a contestant that need not be among those of the scenarios."""
+    """Return `pairs` of a contestant that may be none of those of the scenarios."""
     await player.open()
     try:
         grips = [player.take(f"own:{number}", permits) for number in range(tasks)]

@@ -1,8 +1,8 @@
-"""What an optimistic transaction costs when nobody comes between, and what it costs more that a lease guards it.
+"""The cost of an optimistic transaction without conflicts, and the extra cost of guarding a commit by a lease.
 
 The first is one task that adds one to a counter under WATCH: ours, and redis-py's own ``transaction()``. The counter is
-compared with the number of transactions afterwards. The second is a write of one key by MULTI and EXEC: guarded by a
-lease, and by redis-py's pipeline without a guard; the server's reads are the round trips.
+compared with the number of transactions afterwards. The second is a write of one key with MULTI and EXEC: guarded by a
+lease, and through redis-py's pipeline without a guard; the server's reads are the round trips.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WARM_UP = 20
 
 
 async def add(desk: Desk, contestant: str, seconds: float) -> tuple[int, float]:
-    """Add one to the counter again and again; return how often in how many seconds."""
+    """Add one to the counter repeatedly; return the count and the seconds."""
     player = BY_NAME[contestant](desk.url)
     await player.open()
     try:
@@ -40,7 +40,7 @@ async def add(desk: Desk, contestant: str, seconds: float) -> tuple[int, float]:
 
 
 async def commit(desk: Desk, contestant: str, seconds: float) -> tuple[int, float]:
-    """Write under one lease again and again; return how often in how many seconds."""
+    """Write under one lease repeatedly; return the count and the seconds."""
     player = BY_NAME[contestant](desk.url)
     await player.open()
     try:

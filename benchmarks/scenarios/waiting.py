@@ -1,4 +1,4 @@
-"""S4: a hundred tasks of one process wait for a lock, or for permits: the cost, and how fast they get through."""
+"""S4: a hundred tasks of one process wait for a lock, or for permits: the cost, and the time to serve them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .permits import PERMITS, crowded
 COUNTER = 0
 KEY = "awaited"
 SETTLE = 0.3
-"""Seconds in which all requests are certainly at the server."""
+"""Seconds after which all requests have certainly reached the server."""
 
 
 async def _wait_in_line(grip: Grip, cells: Cells, asked: list[None], holds: list[Hold]) -> None:
@@ -57,7 +57,7 @@ async def line(
             for holder, lease in zip(holders, leases, strict=True):
                 await holder.release(lease)
             await crowd
-            # The last release is in it: the task ends with it. Its time is that of the loop, or of the thread.
+            # This includes the last release, which ends the task. Its time is that of the loop, or of the thread.
             drained = (time.monotonic_ns() - start) / 1e6
         finally:
             await player.close()
@@ -84,5 +84,5 @@ WAITING = Scenario("s4", "S4: 100 tasks of one process wait for one lock", parti
 WAITING_FOR_PERMITS = Scenario(
     "s4sem", "S4: 100 tasks of one process wait for a semaphore of 5", partial(_play, PERMITS), _COLUMNS, "drain_ms",
     game="semaphores", quick=False,
-    refuses={"sorted-set": "each waiter polls a thousand times a second, and the last gets in after seconds"},
+    refuses={"sorted-set": "each waiter polls a thousand times a second, and the last one gets in after seconds"},
 )  # fmt: skip
