@@ -158,7 +158,7 @@ class EmbeddedServer:
     def kill(self) -> None:
         """Crash the server by SIGKILL, and return once it is gone; no-op if it is dead. Its data stay."""
         # The watchdog is reaped before the server (`with` ends inside out): as long as it lives, the pid it
-        # would kill must not be free for re-use. macOS: EPERM if the group has only zombies.
+        # would kill must not be free for reuse. macOS: EPERM if the group has only zombies.
         if self._processes:
             server, watchdog = self._processes
             with server, watchdog:

@@ -43,9 +43,7 @@ def add_options(parser: pytest.Parser) -> None:
     add("--topology", default="direct", choices=("direct", "sentinel", "shards"), help="of tests/conformance")
     add("--schedules", type=int, metavar="N", help="random schedules of each subject (with --run-ci: 2000)")
     add("--schedule", type=int, metavar="SEED", help="run and print this one random schedule")
-    add(
-        "--comparisons", type=int, metavar="N", help="sequences compared with redis-py: 60 (with --run-ci: 3000)"
-    )
+    add("--comparisons", type=int, metavar="N", help="sequences compared with redis-py: 60 (with --run-ci: 3000)")
     add("--comparisons-seed", type=int, metavar="SEED", default=1, help="seed of these sequences")
     add("--scale", type=int, metavar="N", default=1, help="try N times as much at random; before a release 60")
     add("--chaos-seconds", type=float, metavar="SECONDS", default=4, help="how long each kind of chaos lasts: 4")
