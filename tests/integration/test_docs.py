@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+TESTS = Path(__file__).parents[1]
+DOCS = TESTS.parent / "docs"
+FAULTS = DOCS / "faults.md"
 
 
 def programs(page: str) -> list[str]:
@@ -43,3 +45,21 @@ async def test_programs_run(number: int) -> None:
     _, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     assert not [line for line in errors.decode().splitlines() if not LOGGED.match(line)]
+
+
+@pytest.mark.skipif(not FAULTS.exists(), reason="the documentation is not beside these tests")
+def test_the_list_of_faults_names_test_files_that_exist() -> None:
+    named = set(re.findall(r"`(test_\w+\.py)`", FAULTS.read_text("utf-8")))
+    assert named
+    assert named <= {path.name for path in TESTS.rglob("test_*.py")}
+
+
+@pytest.mark.skipif(not FAULTS.exists(), reason="the documentation is not beside these tests")
+def test_the_list_of_faults_has_every_fault_that_a_test_refers_to() -> None:
+    listed = re.findall(r"^\| ([A-F]\d+) \|", FAULTS.read_text("utf-8"), re.M)
+    assert len(listed) == len(set(listed))
+    sources = "\n".join(path.read_text("utf-8") for path in TESTS.rglob("*.py"))
+    cited = re.findall(r"\bFAULTS ([A-F]\d+)", sources) + re.findall(r'"""([A-F]\d+): ', sources)
+    cited += [code.upper() for code in re.findall(r"def test_(?:p\d+_)*([a-f]\d+)_", sources)]
+    assert cited
+    assert set(cited) <= set(listed)

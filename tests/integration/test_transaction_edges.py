@@ -136,7 +136,7 @@ async def test_the_server_is_asked_once_for_each_command(redis: Redis, server: E
 
 
 async def test_a_busy_server_is_asked_again_what_a_command_does(redis: Redis, server: EmbeddedServer) -> None:
-    """D4: the answer "not now" says nothing of the command."""
+    """D9: the answer "not now" says nothing of the command."""
     async with proxied(server) as (proxy, client):
         proxy.on("COMMAND", ERROR("BUSY Redis is busy running a script."), times=1)
 
