@@ -38,14 +38,14 @@ from ._acquire.request import Request
 from ._acquire.resource import LAST_LOOK
 from ._client.settings import Client, check_client, encode
 from ._core.arguments import real_seconds, ttl_ms
-from ._core.cancellation import give_up_on, leaving, patience_of, stay_due
+from ._core.cancellation import give_up_on, leaving, patience_of, redeliver_cancellation
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
 from ._engine.commands import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
 from ._primitives.implicit import coordinator_for
 from ._transport.call import Call, Reply
-from .errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
+from .errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 
 __all__ = ["Lock"]
 
@@ -158,7 +158,7 @@ class Lock(RedisLock):
             # The release goes on in the background. The body's error leaves; the cancellation stays due.
             if error is None or isinstance(error, asyncio.CancelledError):
                 raise
-            stay_due(again, 0)  # tasks share this object, so nobody kept how many requests there were before
+            redeliver_cancellation(again, 0)  # tasks share this object: the requests before were not counted
 
     async def acquire(
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: str | bytes | None = None
@@ -393,5 +393,5 @@ def _redis_errors() -> Iterator[None]:
         yield
     except CommandRefused as error:
         raise _CLASSES.get(error.code, exceptions.ResponseError)(str(error)) from error
-    except (CoordinatorClosed, LinkUnavailable) as error:
+    except (CoordinatorClosed, PushUnavailable) as error:
         raise exceptions.ConnectionError(str(error)) from error

@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, overload
 
 from ._core.arguments import Seconds, positive_seconds
-from ._core.cancellation import stay_due
+from ._core.cancellation import redeliver_cancellation
 from ._core.display import shown
 from ._leases.lease import Lease
 from ._recovery.record import Step, checked
 from ._recovery.undo import (
-    Undoing,
+    UndoRunner,
     UndoStep,
     check_arguments,
     check_function,
@@ -182,7 +182,7 @@ class Compensation:
             await self._lease.robust().drop(self._lease, recorded)
 
     async def _undo(self, error: BaseException) -> None:
-        undoing, left = Undoing(self._timeout), 0
+        undoing, left = UndoRunner(self._timeout), 0
         while self._pushed:
             pushed = self._pushed.pop()
             if pushed.recorded is not None and not self._may_undo():
@@ -196,7 +196,8 @@ class Compensation:
             whom = "a later lease of its identity" if self._record.superseded else "the next holder"
             error.add_note(f"redis_sync_aio: {left} undo steps of {self._lease.name!r} are left to {whom}")
         if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
-            stay_due(undoing.cancelled, self._cancelling)  # the body's error leaves; the cancellation stays due
+            # The body's error propagates; the cancellation stays due.
+            redeliver_cancellation(undoing.cancelled, self._cancelling)
 
     def _may_undo(self) -> bool:
         """Return whether recorded steps are ours to run, and not another holder's."""

@@ -22,9 +22,9 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
-from ._acquire.hub import Names
+from ._acquire.hub import Hub
 from ._client.cluster import Cluster
-from ._client.redis_py import Witness, close_idle
+from ._client.redis_py import CloseObserver, close_idle
 from ._client.settings import (
     Client,
     address_of,
@@ -37,19 +37,19 @@ from ._client.topology import servers_of
 from ._core import logs
 from ._core.arguments import Seconds, count, one_of, positive_seconds, seconds, ttl_ms
 from ._core.backoff import Backoff
-from ._core.cancellation import finished, outcome_of
+from ._core.cancellation import outcome_of, wait_shielded
 from ._core.clock import now
 from ._core.display import shown
-from ._core.keys import Keys, KnownAs
-from ._engine.commands import LuaEngine, Send
+from ._core.keys import Endpoint, Keys
+from ._engine.commands import Commands, Send
 from ._engine.watch import talk
 from ._leases.renewals import Renewals
 from ._transport.call import RETRY_FOR, Call, Executor, LinkOptions, Reply
-from ._transport.cluster_link import Links
+from ._transport.cluster_link import ClusterLink
 from ._transport.link import Link
 from ._transport.owner import Unclosed, WeakOwner
-from ._transport.pool_executor import PlainExecutor
-from .errors import CoordinatorClosed, LinkUnavailable, SyncError, copied
+from ._transport.pool_executor import PoolExecutor
+from .errors import CoordinatorClosed, PushUnavailable, SyncError, copy_error
 
 if TYPE_CHECKING:
     from .lock import AsyncLock
@@ -62,14 +62,14 @@ Push: TypeAlias = Literal["auto", "always", "never"]
 living: weakref.WeakSet[Coordinator] = weakref.WeakSet()  # all that were started in this process
 
 
-class Coordinator(Names):
+class Coordinator(Hub):
     """Runs the locks of one client in one event loop, over one connection to each server.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster`, however configured. Its pool is not used for locks; one
             connection is opened beside it, with the client's own settings, to each shard of a cluster.
         push: "auto" (default): wake-ups are pushed; where the server or the ACL user does not allow that, waiters
-            poll and a warning is logged. "always": raise LinkUnavailable instead. "never": poll, and send
+            poll and a warning is logged. "always": raise PushUnavailable instead. "never": poll, and send
             commands through the client's pool.
         claim: for how many seconds a lock that is handed to a waiter is granted at first, if it is renewed.
             The first renewal, after a sixth of it, extends it to the full ttl. It bounds what a stopped or unplugged
@@ -150,13 +150,13 @@ class Coordinator(Names):
         """Bind to the running loop. Nothing is sent before the first use."""
         self._loop = self.loop = loop
         self._thread = get_ident()
-        self._known_as = KnownAs.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
+        self._known_as = Endpoint.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
         self.asking = 0
         self._numbers = itertools.count(1)
         self.next_number = self._numbers.__next__
         self._know_nothing()
         self._executor: Executor
-        self._link: Link | Links | None = None
+        self._link: Link | ClusterLink | None = None
         if self._push == "never":
             self._use(self._new_plain())
         else:
@@ -175,24 +175,24 @@ class Coordinator(Names):
             self._client,
         )
         self.renewals.response_timeout = self.asked_response_timeout
-        self._witness = Witness(self._servers.clients()[0], self._client_closes)
+        self._witness = CloseObserver(self._servers.clients()[0], self._client_closes)
         self._unclosed = Unclosed(self, self._link)
         living.add(self)
 
-    def _new_link(self) -> Link | Links:
+    def _new_link(self) -> Link | ClusterLink:
         connect_timeout = client_connect_timeout(self._client, self._response_timeout)
         options = LinkOptions(self._response_timeout, connect_timeout, talk)
         servers = self._servers
         if isinstance(servers, Cluster):
-            return Links(servers, self._known_as, WeakOwner(self), options)
+            return ClusterLink(servers, self._known_as, WeakOwner(self), options)
         return Link(servers.clients()[0], self._known_as, WeakOwner(self), options)
 
-    def _new_plain(self) -> PlainExecutor:
-        return PlainExecutor(self._servers, self._known_as, self._response_timeout, talk)
+    def _new_plain(self) -> PoolExecutor:
+        return PoolExecutor(self._servers, self._known_as, self._response_timeout, talk)
 
     def _use(self, executor: Executor) -> None:
         self._executor = executor
-        self.engine = LuaEngine(executor)
+        self.engine = Commands(executor)
         self.pushes = executor.pushes
         self.known_as = executor.known_as
         self.trouble_of = executor.trouble_of
@@ -235,7 +235,7 @@ class Coordinator(Names):
             if within and self._why_closed is None:
                 await self._drain(within)
         finally:
-            await finished(self._start_closing())  # bounded: by `_drain_timeout`, and what a connection takes to close
+            await wait_shielded(self._start_closing())  # bounded by `_drain_timeout` and the close of connections
 
     def _start_closing(self) -> asyncio.Task[None]:
         if self._closing is None or self._closing.cancelled():  # `asyncio.run` cancels all tasks at its end
@@ -334,16 +334,16 @@ class Coordinator(Names):
         """Why Redis can not be reached at the moment, if it can not."""
         return None if self._loop is None else self._executor.trouble
 
-    # -- what the link tells (and see `Names`) ---------------------------------------------------------
+    # -- what the link tells (and see `Hub`) ---------------------------------------------------------
 
     def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None:
         """A server or the user's rights there do not allow the link."""
-        if self._push == "auto" and isinstance(error, LinkUnavailable):
+        if self._push == "auto" and isinstance(error, PushUnavailable):
             self._fall_back(error)
             return
         for local in list(self.locals.values()):
             for ticket in list(local.tickets.values()) if concerns(local.keys) else ():
-                ticket.withdraw(copied(error))
+                ticket.withdraw(copy_error(error))
 
     def _fall_back(self, error: SyncError) -> None:
         if self._link is None:

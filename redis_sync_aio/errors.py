@@ -80,7 +80,7 @@ def _restore(kind: type[SyncError], args: tuple[object, ...]) -> SyncError:
 E = TypeVar("E", bound=BaseException)
 
 
-def copied(error: E) -> E:
+def copy_error(error: E) -> E:
     """Return another error that says the same, to be raised in another task: a traceback and notes are one task's."""
     twin = copy(error)
     twin.__cause__, twin.__suppress_context__ = error.__cause__, error.__suppress_context__
@@ -263,7 +263,7 @@ class CommandRefused(SyncError):
         self.code = code
 
 
-class PermissionRefused(CommandRefused):
+class PermissionDenied(CommandRefused):
     """The ACL user may not run a command, use a key or a channel, or its credentials are missing or wrong.
 
     docs/servers.md has the least rule.
@@ -281,7 +281,7 @@ class WrongKeyType(CommandRefused):
     """The key of this lock holds something that is not a lock (a list, a hash, …)."""
 
 
-class LinkUnavailable(SyncError):
+class PushUnavailable(SyncError):
     """``push="always"`` was asked for; the server, its user or the client's kind of connection does not allow it."""
 
 
@@ -324,7 +324,7 @@ class OutcomeUnknown(SyncError):
         self.keys = keys
 
 
-class PartlyApplied(SyncError):
+class PartiallyApplied(SyncError):
     """Some commands of a transaction failed when they ran: Redis does not take the others back.
 
     Or all were executed, and a reply can not be read. ``replies`` has the reply of each command in order, an exception

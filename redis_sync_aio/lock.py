@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, 
 
 from ._acquire.acquisition import acquire
 from ._acquire.request import Request
-from ._acquire.resource import LocalName
+from ._acquire.resource import Resource
 from ._acquire.waits import data_in
 from ._client.settings import Client
 from ._core.arguments import (
@@ -203,7 +203,7 @@ class AsyncLock(Primitive):
             task=None if local is None else local.task_of(view.holder),
         )
 
-    def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
+    def _ticket(self, local: Resource, request: Request) -> Coroutine[Any, Any, Lease | None]:
         lease = acquire(local, request)
         return adopting(lease, local, request.timeout) if self._robust else lease
 

@@ -15,16 +15,16 @@ from ._core.clock import now
 from ._core.display import shown, shown_within
 from ._core.keys import Engine
 from ._leases.choice import to_release
-from ._leases.hold import Enterable, Hold, OnLost
+from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
-from ._primitives.lease_group import Bundle, Share
-from ._primitives.try_all import try_together
+from ._primitives.lease_group import GroupLease, LeaseGroup
+from ._primitives.try_all import try_acquire_all
 from .coordinator import Coordinator
 from .errors import AcquireTimeout
 from .lock import AsyncLock, LockStatistics
 
 
-class MultiLease(Share):
+class MultiLease(GroupLease):
     """One lease over several locks: what `AsyncMultiLock.acquire` returns.
 
     It lasts until the earliest deadline of them, is lost when one of them is lost, and is released as a whole.
@@ -36,7 +36,7 @@ class MultiLease(Share):
             for resources that are never used under one of the names alone.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: LeaseGroup) -> None:
         super().__init__(bundle)
         self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in bundle.members})
 
@@ -51,7 +51,7 @@ class MultiLease(Share):
         return ", ".join(self.fences)
 
 
-class AsyncMultiLock(Enterable[MultiLease]):
+class AsyncMultiLock(LeaseContext[MultiLease]):
     """Several locks as one: all of them, or none.
 
     Guarantees: each name is the same lock as ``AsyncLock(client, name)``: they exclude each other, and share queue and
@@ -184,7 +184,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
 
         On cancellation the release goes on in the background.
         """
-        await to_release(Bundle.shares_of(self._key()), self._shown()).release()
+        await to_release(LeaseGroup.shares_of(self._key()), self._shown()).release()
 
     async def locked(self) -> bool:
         """Return whether anybody holds any of the locks. One round trip; errors and cancellation as in `statistics`."""
@@ -215,7 +215,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
         return running_loop(), Same(self._client), tuple(lock._keys.name for lock in self._locks)
 
     def _lease(self, leases: list[Lease]) -> MultiLease:
-        return Bundle(self._key(), tuple(leases)).enter(MultiLease)
+        return LeaseGroup(self._key(), tuple(leases)).enter(MultiLease)
 
     async def _all_or_none(self, ttl: Seconds | None) -> list[Lease]:
         leases, free = await self._take_free(self._locks, None, ttl)
@@ -263,7 +263,7 @@ class AsyncMultiLock(Enterable[MultiLease]):
         left = None if ends is None else max(0.001, ends - now())
         request = replace(locks[0]._request(ttl, None, 0), timeout=left)
         names = [lock._local() for lock in locks]
-        found, free = await try_together(names, request)
+        found, free = await try_acquire_all(names, request)
         first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))
         _give_back(found[first:])
         more = next((number for number, it in enumerate(free[first:]) if not it), 0)

@@ -19,12 +19,12 @@ from ._core.clock import now
 from ._core.display import shown_within
 from ._core.keys import Engine
 from ._leases.choice import to_release
-from ._leases.hold import Enterable, Hold, OnLost
+from ._leases.hold import Hold, LeaseContext, OnLost
 from ._primitives.independent import check_apart, check_independent, several
-from ._primitives.lease_group import Bundle, Share
+from ._primitives.lease_group import GroupLease, LeaseGroup
 from ._primitives.majority import majority_fence, no_majority, report_ahead, why_no_answer, why_no_fence
-from ._primitives.quorum import Quorum, majority
-from ._primitives.votes import Bid, Bids, in_time, raise_fence
+from ._primitives.quorum import QuorumGroup, majority
+from ._primitives.votes import Vote, Votes, in_time, raise_fence
 from ._transactions.guarded import GuardedTransaction
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, CoordinatorClosed, SyncError, TransactionMisuse, WrongContext
@@ -36,14 +36,14 @@ AGAIN = Backoff(initial=0.02, cap=0.5)
 """Between attempts of one who got no majority, or had no answer from one."""
 
 
-class RedlockLease(Share):
+class RedlockLease(GroupLease):
     """One lease on a majority of servers: what `AsyncRedlock.acquire` returns.
 
     It is held as long as a majority holds it, less what their clocks may be fast. ``fence`` rises from one lease to the
     next whichever servers gave it. ``token`` has the tokens of all servers that gave it, separated by spaces.
     """
 
-    _bundle: Quorum
+    _bundle: QuorumGroup
     reports_loss = True
 
     @property
@@ -81,7 +81,7 @@ class RedlockStatistics:
         return free < self.quorum
 
 
-class AsyncRedlock(Enterable[RedlockLease]):
+class AsyncRedlock(LeaseContext[RedlockLease]):
     """One lock on n independent servers. It goes on while a minority of them is down, hung, or has lost its data.
 
     The algorithm is that of Redlock (redis.io, "Distributed Locks with Redis"): ask all at once, each with little time
@@ -169,7 +169,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         if within == 0:
             lease = await self.try_acquire(ttl=ttl)
             return self._not_in_time(within) if lease is None else lease
-        Bundle.check_waits(self._key(), self.name)
+        LeaseGroup.check_waits(self._key(), self.name)
         ends = math.inf if within is None else now() + within
         trouble_ends, delays = math.inf, iter(AGAIN)
         beside = None  # who holds it on this server has no majority
@@ -227,7 +227,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
 
         On cancellation the release goes on in the background.
         """
-        await to_release(Bundle.shares_of(self._key()), repr(self.name)).release()
+        await to_release(LeaseGroup.shares_of(self._key()), repr(self.name)).release()
 
     async def force_release(self) -> int:
         """Take the lock away from whoever holds it, on all servers that answer; return on how many it was held.
@@ -284,7 +284,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
     ) -> tuple[RedlockLease | None, int | None, SyncError | None]:
         """Ask all servers: return a lease; or where to wait for it; or why there is no majority that answers."""
         await check_independent(self.name, [lock._at_work() for lock in self._locks], self._answer_within)
-        with Bids(self._quorum, self._answer_within) as bids:
+        with Votes(self._quorum, self._answer_within) as bids:
             for server in range(len(self._locks)):
                 self._ask(bids, server, ttl, wait=False)
             await bids.answers(ends)
@@ -308,7 +308,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         either. Only who is through one gate waits for others, and not for long: there may be another gate, and who is
         through that one waits for this.
         """
-        with Bids(self._quorum, self._answer_within) as bids:
+        with Votes(self._quorum, self._answer_within) as bids:
             stale = await self._opened(self._ask(bids, gate, ttl, wait=True), ends)
             if not bids.granted:
                 return None, stale
@@ -318,11 +318,11 @@ class AsyncRedlock(Enterable[RedlockLease]):
             await bids.answers(ends)
             return await self._enter(bids, ttl), False
 
-    def _ask(self, bids: Bids, server: int, ttl: Seconds | None, *, wait: bool) -> Bid:
+    def _ask(self, bids: Votes, server: int, ttl: Seconds | None, *, wait: bool) -> Vote:
         lock = self._locks[server]
         return bids.ask(server, lock._local(), lock._request(ttl, None, None if wait else 0))
 
-    async def _opened(self, bid: Bid, ends: float) -> bool:
+    async def _opened(self, bid: Vote, ends: float) -> bool:
         """Wait until it is our turn there, or waiting there makes no sense: return whether others would be free.
 
         It is looked for that as often as a lease is renewed.
@@ -340,7 +340,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
                 look = now() + every
         return False
 
-    async def _enter(self, bids: Bids, ttl: Seconds | None) -> RedlockLease | None:
+    async def _enter(self, bids: Votes, ttl: Seconds | None) -> RedlockLease | None:
         """Make one lease of what was granted; None if that is no majority.
 
         P8. The fence is the greatest of those granted that a majority is not far behind, and before anybody has it no
@@ -359,7 +359,7 @@ class AsyncRedlock(Enterable[RedlockLease]):
         if sum(lease.fence <= fence for lease in held.values()) < self._quorum:
             return None
         again = partial(self._ask, ttl=ttl, wait=False)
-        bundle = Quorum(self._key(), held, len(self._locks), fence, within, again)
+        bundle = QuorumGroup(self._key(), held, len(self._locks), fence, within, again)
         if bundle.lost is not None:  # some were about to end
             return None
         for bid in bids.all:

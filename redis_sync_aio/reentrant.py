@@ -9,15 +9,15 @@ from weakref import ref
 from ._client.settings import Client, Same, running_loop
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds, ttl_ms
 from ._core.keys import Engine
-from ._leases.hold import Enterable, Hold, OnLost
+from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
-from ._primitives.lease_group import Bundle, Share
+from ._primitives.lease_group import GroupLease, LeaseGroup
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, WrongContext
 from .lock import AsyncLock, LockStatistics
 
 
-class AsyncReentrantLock(Enterable[Lease]):
+class AsyncReentrantLock(LeaseContext[Lease]):
     """A fair lock that whoever holds it may acquire again: for helpers that lock and call each other.
 
     Guarantees: those of `AsyncLock`; it is the same lock as an `AsyncLock` of that name, and they exclude each
@@ -104,7 +104,7 @@ class AsyncReentrantLock(Enterable[Lease]):
             if not self._lock._leases():
                 raise
             raise self._held_here(error) from error
-        return self._owned(Bundle(key, (lease,)), owner)
+        return self._owned(LeaseGroup(key, (lease,)), owner)
 
     async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
         """Return a lease, or None when others hold the lock or wait for it. One round trip, or none as in `acquire`.
@@ -115,7 +115,7 @@ class AsyncReentrantLock(Enterable[Lease]):
         if (inside := self._enter(key, owner, ttl)) is not None:
             return inside
         lease = await self._lock.try_acquire(ttl=ttl)
-        return None if lease is None else self._owned(Bundle(key, (lease,)), owner)
+        return None if lease is None else self._owned(LeaseGroup(key, (lease,)), owner)
 
     def hold(
         self,
@@ -149,7 +149,7 @@ class AsyncReentrantLock(Enterable[Lease]):
 
         On cancellation the release goes on in the background.
         """
-        inside = Bundle.shares_of(self._key(owner))
+        inside = LeaseGroup.shares_of(self._key(owner))
         if not inside:
             who = "this task" if owner is None else f"the owner {owner!r}"
             raise NotHeld(f"{self.name!r} is not held by {who}: release the lease itself, or name the owner of it")
@@ -157,7 +157,7 @@ class AsyncReentrantLock(Enterable[Lease]):
 
     def depth(self, *, owner: Hashable | None = None) -> int:
         """Return how many leases of this lock the owner (None: the current task) has not released. No command."""
-        return len(Bundle.shares_of(self._key(owner)))
+        return len(LeaseGroup.shares_of(self._key(owner)))
 
     async def force_release(self) -> bool:
         """Take the lock away from whoever holds it, as `AsyncLock.force_release`."""
@@ -183,16 +183,16 @@ class AsyncReentrantLock(Enterable[Lease]):
 
     def _enter(self, key: Hashable, owner: Hashable | None, ttl: Seconds | None) -> Lease | None:
         """Return one lease more if the owner holds the lock."""
-        bundle = Bundle.find(key)
+        bundle = LeaseGroup.find(key)
         if bundle is None:
             return None
         if ttl is not None:
             ttl_ms(ttl)  # not used, but checked
         return self._owned(bundle, owner)
 
-    def _owned(self, bundle: Bundle, owner: Hashable | None) -> Share:
+    def _owned(self, bundle: LeaseGroup, owner: Hashable | None) -> GroupLease:
         """Return one lease more. What a named owner holds is not the task's that acquires it."""
-        share = bundle.enter(Share)
+        share = bundle.enter(GroupLease)
         if owner is not None:
             share.acquirer = None
         return share

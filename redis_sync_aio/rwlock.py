@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ._acquire.acquisition import acquire
 from ._acquire.request import Request
-from ._acquire.resource import LocalName
+from ._acquire.resource import Resource
 from ._client.settings import Client
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py
 from ._core.display import text
@@ -16,7 +16,7 @@ from ._engine.commands import WHOLE
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
-from ._primitives.upgrade import UpgradeSide
+from ._primitives.upgrade import Upgrader
 from .coordinator import Coordinator
 from .errors import WouldDeadlock
 
@@ -55,7 +55,7 @@ class Side(PermitPrimitive):
     _limit = WHOLE
     _keys: PermitKeys
 
-    async def _ticket(self, local: LocalName, request: Request) -> Lease | None:
+    async def _ticket(self, local: Resource, request: Request) -> Lease | None:
         lease = await acquire(local, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             local.decline(lease)
@@ -174,7 +174,7 @@ class AsyncReadWriteLock:
             )
 
         self._read, self._write = side(ReadSide), side(WriteSide)
-        self._upgrade = UpgradeSide(self._read, on_lost)
+        self._upgrade = Upgrader(self._read, on_lost)
 
     def read(self) -> ReadSide:
         """Return the readers' side.

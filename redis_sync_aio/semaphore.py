@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from ._acquire.resource import LocalName
+from ._acquire.resource import Resource
 from ._client.settings import Client
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, one_of, permits
 from ._core.display import text
 from ._core.keys import Engine, permit_keys
-from ._engine.commands import Answer, LuaEngine, Outcome
+from ._engine.commands import Answer, Commands, Outcome
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
@@ -268,7 +268,7 @@ class AsyncSemaphore(PermitPrimitive):
         new = permits(limit, "limit")
         coordinator = self._at_work()
 
-        def send(engine: LuaEngine, sent: float, expires: float, done: Callable[[Call], None]) -> Call:
+        def send(engine: Commands, sent: float, expires: float, done: Callable[[Call], None]) -> Call:
             def answered(call: Call) -> None:
                 # Here and now: the next answer may be to a request that was sent with the old limit.
                 if call.error is None:
@@ -321,7 +321,7 @@ class AsyncSemaphore(PermitPrimitive):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _resized(self, local: LocalName | None, old: int, new: int) -> None:
+    def _resized(self, local: Resource | None, old: int, new: int) -> None:
         if local is not None:
             local.resized(old, new)
         if self._limit:

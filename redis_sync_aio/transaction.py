@@ -31,7 +31,7 @@ from ._leases.lease import Lease
 from ._primitives.implicit import client_of
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
-from ._transactions.options import Bounds, Committed
+from ._transactions.options import Committed, TransactionOptions
 from ._transport.call import RETRY_FOR
 from .coordinator import Coordinator
 from .multilock import AsyncMultiLock
@@ -98,9 +98,9 @@ async def transaction(
         Unreachable, CommandRefused: Redis was out of reach before EXEC was sent, or refused a command. Nothing was
             written. Without a ``deadline`` it is tried for 10 seconds (``retry_for`` of a `Coordinator`), and the
             command in flight then ends by the client's ``socket_timeout`` (None: by no limit), or by
-            ``response_timeout`` of the `Coordinator`. PermissionRefused also if the user may not use MULTI or EXEC.
-        PartlyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were executed.
-            Or all were, and one of the replies cannot be read (it is no text, say, for a client that decodes).
+            ``response_timeout`` of the `Coordinator`. PermissionDenied also if the user may not use MULTI or EXEC.
+        PartiallyApplied: a queued command failed when it ran (its key has the wrong type, say); the others were
+            executed. Or all were, and a reply cannot be read (it is no text, say, for a client that decodes).
         CoordinatorClosed, WrongContext: from waiting for its turn (``escalate_after``).
         TransactionMisuse: the body did what cannot work (in a cluster: it used a key of another hash slot).
         TypeError, ValueError: a bad argument (also: keys in several hash slots of a cluster); nothing was sent.
@@ -182,7 +182,7 @@ class WatchRetry:
     Examples, errors and cancellation: see `watch_retry`.
     """
 
-    def __init__(self, client: Client | Coordinator, keys: tuple[Name, ...], terms: Bounds) -> None:
+    def __init__(self, client: Client | Coordinator, keys: tuple[Name, ...], terms: TransactionOptions) -> None:
         self._client = client
         self._keys = keys
         self._terms = terms
@@ -232,7 +232,7 @@ async def _run(attempts: Attempts, body: Callable[[Transaction], Awaitable[T]]) 
     return replace(done, value=value)
 
 
-def _attempts(client: Client | Coordinator, terms: Bounds) -> Attempts:
+def _attempts(client: Client | Coordinator, terms: TransactionOptions) -> Attempts:
     redis = servers_of(client_of(client)).client_of(*terms.keys)
     turn = None if terms.escalate_after is None else LockTurn(client, terms.keys)
     if isinstance(client, Coordinator):
@@ -275,7 +275,7 @@ def _terms(
     idempotent: bool,
     exactly_once: bool,
     escalate_after: int | None,
-) -> Bounds:
+) -> TransactionOptions:
     if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff or None, not {shown(backoff)}")
     if require_bool(idempotent, "idempotent") and require_bool(exactly_once, "exactly_once"):
@@ -285,7 +285,7 @@ def _terms(
     encoded = _encoded(client, keys)
     for key in encoded if exactly_once or escalate_after is not None else ():
         turn_key(key)  # raises when its braces do not allow for keys beside it
-    return Bounds(
+    return TransactionOptions(
         encoded,
         count(attempts, "attempts", least=1),
         timeout_seconds(deadline, "deadline"),

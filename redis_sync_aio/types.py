@@ -6,7 +6,7 @@ from ._client.settings import Client
 from ._core.arguments import Json, Name, Seconds
 from ._core.keys import Engine
 from ._leases.hold import OnLost
-from ._leases.loss_event import Lost
+from ._leases.loss_event import LossEvent
 from ._recovery.undo import UndoStep
 from ._transactions.attempts import Attempts
 from .coordinator import Push
@@ -20,8 +20,8 @@ __all__ = [
     "ClientSource",
     "Engine",
     "Json",
+    "LossEvent",
     "LossReason",
-    "Lost",
     "Name",
     "OnBusy",
     "OnLost",

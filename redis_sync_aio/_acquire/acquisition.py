@@ -30,7 +30,7 @@ from .request import Request
 from .waits import timeout_error
 
 if TYPE_CHECKING:
-    from .resource import LocalName
+    from .resource import Resource
 
 
 class Taker(Protocol):
@@ -41,7 +41,7 @@ class Taker(Protocol):
     def set_exception(self, error: SyncError, /) -> None: ...
 
 
-class Ticket:
+class Acquisition:
     """One request on its way to a lease.
 
     Invariants: ``taker`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The
@@ -72,7 +72,7 @@ class Ticket:
     unheard = False
     """It was granted before this answer: word that somebody waits may have been lost since."""
 
-    def __init__(self, local: LocalName, request: Request, taker: Taker) -> None:
+    def __init__(self, local: Resource, request: Request, taker: Taker) -> None:
         self._local = local
         self._request = request
         self._taker = taker
@@ -385,10 +385,10 @@ class Ticket:
             self._timer = None
 
 
-async def acquire(local: LocalName, request: Request) -> Lease | None:
+async def acquire(local: Resource, request: Request) -> Lease | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
     future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
-    ticket = Ticket(local, request, future)
+    ticket = Acquisition(local, request, future)
     ticket.ask()
     try:
         lease = await future

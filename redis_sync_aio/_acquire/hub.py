@@ -15,17 +15,17 @@ from .._core.display import text
 from .._core.keys import Keys
 from .._engine.commands import WANTED, Pushed, read_push
 from .._leases.lease import Lease
-from .._sharing.shared_grant import Base
+from .._sharing.shared_grant import ProcessGrant
 from ..errors import CoordinatorClosed, WrongContext
-from .acquisition import Ticket
+from .acquisition import Acquisition
 from .queued import QueuedTickets
-from .resource import Hub, LocalName
+from .resource import HubServices, Resource
 
 if TYPE_CHECKING:
     from .._leases.renewals import Renewals
 
 
-class Names(ABC):
+class Hub(ABC):
     """Base of the coordinator, which is the hub of its names."""
 
     renewals: Renewals
@@ -63,14 +63,16 @@ class Names(ABC):
     def _know_nothing(self) -> None:
         self._unchecked: set[int] = set()  # numbers of tickets that have not asked yet on the present connection
         self._rechecks = 0  # going on
-        self.tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, Acquisition] = {}
         self.queued_tickets = QueuedTickets()
-        self.bases: dict[int, Base] = {}  # by the number of the ticket they were granted to, until they have ended
-        self.locals: dict[bytes, LocalName] = {}  # by the id of their keys
+        self.bases: dict[
+            int, ProcessGrant
+        ] = {}  # by the number of the ticket they were granted to, until they have ended
+        self.locals: dict[bytes, Resource] = {}  # by the id of their keys
         self._emptied: asyncio.Event | None = None
         """Set when nothing is held or waited for; there while it drains."""
 
-    def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName:
+    def local(self, keys: Keys, spare: Resource | None = None) -> Resource:
         """Return the name as this process sees it; the coordinator must be `usable`.
 
         ``spare``: an object the caller had for this name before, used again if there is none. Raises CoordinatorClosed
@@ -80,28 +82,28 @@ class Names(ABC):
         if self._emptied is not None:
             raise CoordinatorClosed(f"the coordinator is being closed, and grants {text(keys.name)!r} no more")
         if local is None:
-            hub = cast(Hub, self)
+            hub = cast(HubServices, self)
             if spare is not None and spare.hub is hub:
                 local = spare
                 local.known_as = hub.known_as(keys)
             else:
-                local = LocalName(hub, keys)
+                local = Resource(hub, keys)
             self.locals[keys.id] = local
         return local
 
-    def known(self, keys: Keys) -> LocalName | None:
+    def known(self, keys: Keys) -> Resource | None:
         """Return the name as this process sees it; None when nobody here waits for it or holds it."""
         self.check()
         return self.locals.get(keys.id)
 
-    def forget(self, local: LocalName) -> None:
+    def forget(self, local: Resource) -> None:
         """Forget a name nobody waits for or holds."""
         if self.locals.get(local.keys.id) is local:
             del self.locals[local.keys.id]
             if self._emptied is not None and not self.locals:
                 self._emptied.set()
 
-    def _every_name(self) -> Iterator[LocalName]:
+    def _every_name(self) -> Iterator[Resource]:
         left = [*reversed(self.locals.values())]
         while left:  # one after the other: to let go of many at a time takes long
             yield left.pop()
@@ -146,7 +148,7 @@ class Names(ABC):
         self.renewals.slices.run(self._recheck(concerns))
 
     def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
-        concerned: list[LocalName] = []
+        concerned: list[Resource] = []
         for local in self._every_name():
             if concerns(local.keys):
                 concerned.append(local)
@@ -173,7 +175,7 @@ class Names(ABC):
         self.renewals.slices.run(self._reroute())
 
     def _reroute(self) -> Iterator[None]:
-        hub = cast(Hub, self)
+        hub = cast(HubServices, self)
         for local in self._every_name():
             known_as = hub.known_as(local.keys)
             if known_as != local.known_as:

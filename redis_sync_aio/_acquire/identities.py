@@ -17,32 +17,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._leases.keeper import State
+from .._leases.keeper import LeaseState
 from .._leases.lease import Lease
 
 if TYPE_CHECKING:
-    from .acquisition import Ticket
-    from .resource import LocalName
+    from .acquisition import Acquisition
+    from .resource import Resource
 
 
-class Namesakes:
+class IdentityRequests:
     """Of one name, for all identities. What it does for one of them costs nothing for the others."""
 
-    def __init__(self, local: LocalName) -> None:
+    def __init__(self, local: Resource) -> None:
         self._local = local
-        self._tickets: dict[bytes, dict[int, Ticket]] = {}  # by identity, and by their numbers
+        self._tickets: dict[bytes, dict[int, Acquisition]] = {}  # by identity, and by their numbers
         self._leases: dict[bytes, dict[Lease, None]] = {}
-        self._behind: dict[bytes, list[Ticket]] = {}  # not asked yet
+        self._behind: dict[bytes, list[Acquisition]] = {}  # not asked yet
         self._passed_on: set[bytes] = set()  # identities that have a grant here, and no lease yet
         self._releases: dict[bytes, int] = {}  # how many have no answer yet
 
     # -- what there is ---------------------------------------------------------------------------------
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: Acquisition) -> None:
         """Know a ticket, by its present number."""
         self._tickets.setdefault(ticket.token, {})[ticket.number] = ticket
 
-    def remove(self, ticket: Ticket, number: int) -> None:
+    def remove(self, ticket: Acquisition, number: int) -> None:
         """Forget a ticket by that number. It may be one without an identity."""
         found = self._tickets.get(ticket.token)
         if found is not None and found.pop(number, None) is not None:
@@ -87,7 +87,7 @@ class Namesakes:
 
     # -- cancelled requests ----------------------------------------------------------------------------
 
-    def defer(self, ticket: Ticket) -> bool:
+    def defer(self, ticket: Acquisition) -> bool:
         """Return whether ``ticket`` is asked later, behind the undoing of a cancelled one."""
         if not any(it.withdrawn and it.call is not None for it in self._of(ticket.token)):
             return False
@@ -99,7 +99,7 @@ class Namesakes:
     def pass_on(self, token: bytes, fence: int, but: Lease | None = None) -> bool:
         """Return whether another lease than ``but``, or a request, of this identity takes over the grant ``fence``."""
         for lease in self.leases_of(token):  # one with another fence is gone, and has to learn that
-            if lease.fence == fence and lease is not but and lease.state is State.HELD:
+            if lease.fence == fence and lease is not but and lease.state is LeaseState.HELD:
                 lease.joined = False
                 return True
         if not self._under_way(token):
@@ -107,7 +107,7 @@ class Namesakes:
         self._passed_on.add(token)
         return True
 
-    def inherits(self, ticket: Ticket) -> bool:
+    def inherits(self, ticket: Acquisition) -> bool:
         """``ticket`` has a lease now: return whether it is the only one that stands for the grant.
 
         Who else waits by the same identity has it, too, and is not told by the server: they ask again.
@@ -128,7 +128,7 @@ class Namesakes:
             self._passed_on.discard(identity)
             self._local.undo(identity, b"")
 
-    def _of(self, identity: bytes) -> list[Ticket]:
+    def _of(self, identity: bytes) -> list[Acquisition]:
         return list(self._tickets.get(identity, {}).values())
 
     def _under_way(self, identity: bytes) -> bool:

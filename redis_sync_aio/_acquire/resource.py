@@ -19,22 +19,22 @@ from weakref import ref
 from .._core.backoff import Backoff
 from .._core.clock import EARLY, now
 from .._core.display import text
-from .._core.keys import Keys, KnownAs, PermitKeys
-from .._engine.commands import LuaEngine
+from .._core.keys import Endpoint, Keys, PermitKeys
+from .._engine.commands import Commands
 from .._engine.outcomes import WHOLE, Look
 from .._leases.choice import refuse_deadlock
 from .._leases.held import HeldLeases
 from .._leases.lease import Lease
 from .._sharing.cohort import Cohort
-from .._sharing.shared_grant import Base, SharedLease
+from .._sharing.shared_grant import ProcessGrant, TaskLease
 from .._transport.call import Argument, Call
-from ..errors import CoordinatorClosed, copied
-from .identities import Namesakes
+from ..errors import CoordinatorClosed, copy_error
+from .identities import IdentityRequests
 from .waits import Waits
 
 if TYPE_CHECKING:
     from .._leases.renewals import Renewals
-    from .acquisition import Ticket
+    from .acquisition import Acquisition
     from .queued import QueuedTickets
     from .request import Request
 
@@ -44,15 +44,15 @@ LAST_LOOK = 0.25
 """Seconds that the answer to the look at the end of a timeout has."""
 
 
-class Hub(Protocol):
+class HubServices(Protocol):
     """What a name needs of its coordinator."""
 
     loop: asyncio.AbstractEventLoop
-    engine: LuaEngine
+    engine: Commands
     renewals: Renewals
-    tickets: dict[int, Ticket]
+    tickets: dict[int, Acquisition]
     queued_tickets: QueuedTickets
-    bases: dict[int, Base]
+    bases: dict[int, ProcessGrant]
     burst: int
     slice: float
     pushes: bool
@@ -63,14 +63,14 @@ class Hub(Protocol):
     retry_for: float
 
     def trouble_of(self, keys: Keys) -> Exception | None: ...
-    def known_as(self, keys: Keys) -> KnownAs: ...
+    def known_as(self, keys: Keys) -> Endpoint: ...
     def next_number(self) -> int: ...
     def check(self) -> None: ...
-    def local(self, keys: Keys, spare: LocalName | None = None) -> LocalName: ...
-    def forget(self, local: LocalName) -> None: ...
+    def local(self, keys: Keys, spare: Resource | None = None) -> Resource: ...
+    def forget(self, local: Resource) -> None: ...
 
 
-class LocalName:
+class Resource:
     """See the top of this module."""
 
     __slots__ = (
@@ -93,15 +93,15 @@ class LocalName:
         "waits",
     )
 
-    def __init__(self, hub: Hub, keys: Keys) -> None:
+    def __init__(self, hub: HubServices, keys: Keys) -> None:
         self.hub = hub
         self.keys = keys
         self.known_as = hub.known_as(keys)
         """What the server knows us as."""
         self.name = text(keys.name)
-        self.tickets: dict[int, Ticket] = {}  # oldest first
+        self.tickets: dict[int, Acquisition] = {}  # oldest first
         self.leases = HeldLeases()
-        self.namesakes: Namesakes | None = None  # once somebody asked by an identity
+        self.namesakes: IdentityRequests | None = None  # once somebody asked by an identity
         self.cohorts: dict[tuple[int, int], Cohort] = {}  # by weight and limit of what they want
         self._many = MANY  # of them: time to forget those that nobody uses
         self._heal: asyncio.TimerHandle | None = None
@@ -115,7 +115,7 @@ class LocalName:
 
     # -- tickets ---------------------------------------------------------------------------------------
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: Acquisition) -> None:
         """Know ``ticket``, so that a grant finds it."""
         self.tickets[ticket.number] = self.hub.tickets[ticket.number] = ticket
         if ticket.look_every < self._look_every:
@@ -254,7 +254,7 @@ class LocalName:
 
     def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Lease:
         """Make the lease for a grant, and keep it."""
-        kind = Base if request.shared else Lease
+        kind = ProcessGrant if request.shared else Lease
         lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
         if request.identity is not None:
@@ -271,10 +271,10 @@ class LocalName:
         else:
             lease.give_back()
 
-    def by_identity(self) -> Namesakes:
+    def by_identity(self) -> IdentityRequests:
         """Return what is known of those who ask by an identity."""
         if self.namesakes is None:
-            self.namesakes = Namesakes(self)
+            self.namesakes = IdentityRequests(self)
         return self.namesakes
 
     def list_shares(self) -> None:
@@ -295,7 +295,7 @@ class LocalName:
 
     def loosen(self, lease: Lease) -> bool:
         """Leave ``lease`` to those who refer to it if its task has ended; return whether that is new."""
-        if isinstance(lease, Base):
+        if isinstance(lease, ProcessGrant):
             lease.loosen()
             return False
         return lease.ownerless() and self.leases.loosen(lease, self.hub.loop, self.forget_if_idle)
@@ -312,10 +312,10 @@ class LocalName:
 
     def held(self) -> list[Lease]:
         """Return the leases that tasks have, the oldest first of those on the server."""
-        return [*(lease for lease in self.leases.all() if not isinstance(lease, Base)), *self._shares()]
+        return [*(lease for lease in self.leases.all() if not isinstance(lease, ProcessGrant)), *self._shares()]
 
-    def _shares(self) -> list[SharedLease]:
-        return [share for lease in self.leases.all() if isinstance(lease, Base) for share in lease.everybody()]
+    def _shares(self) -> list[TaskLease]:
+        return [share for lease in self.leases.all() if isinstance(lease, ProcessGrant) for share in lease.everybody()]
 
     def resized(self, old: int, new: int) -> None:
         """The limit of these permits was changed."""
@@ -345,10 +345,10 @@ class LocalName:
         for cohort in self.cohorts.values():
             cohort.give_up(error)
         for ticket in list(self.tickets.values()):
-            ticket.withdraw(copied(error))
+            ticket.withdraw(copy_error(error))
             yield
 
-    def resting(self) -> list[Base]:
+    def resting(self) -> list[ProcessGrant]:
         """Return what is held and no task has."""
         return [base for cohort in self.cohorts.values() for base in cohort.resting]
 

@@ -25,10 +25,10 @@ from ..errors import AcquireTimeout
 
 if TYPE_CHECKING:
     from .._leases.lease import Lease
-    from .._sharing.shared_grant import SharedLease
-    from .resource import LocalName
+    from .._sharing.shared_grant import TaskLease
+    from .resource import Resource
 
-Waiter: TypeAlias = "asyncio.Future[Lease | None] | asyncio.Future[SharedLease | None]"
+Waiter: TypeAlias = "asyncio.Future[Lease | None] | asyncio.Future[TaskLease | None]"
 
 LONG = 10.0
 """Seconds of waiting after which the log is told."""
@@ -54,7 +54,7 @@ class Waits:
     _asked = False
     _quiet_until = -math.inf
 
-    def __init__(self, local: LocalName) -> None:
+    def __init__(self, local: Resource) -> None:
         self._local = local
         self._marks: list[Mark] = []
         self._mark(list(self._waiters()))
@@ -156,7 +156,7 @@ def data_instead(data: str) -> str:
 
 
 def timeout_error(
-    local: LocalName, within: float | None, weight: int, permits: int, answered: bool = True
+    local: Resource, within: float | None, weight: int, permits: int, answered: bool = True
 ) -> AcquireTimeout:
     """Return the error for whoever waited ``within`` seconds because others have it, as was ``answered``.
 

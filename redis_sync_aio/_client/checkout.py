@@ -22,7 +22,7 @@ import hiredis
 import redis.exceptions
 from redis.asyncio import Redis
 
-from .._core.cancellation import finished
+from .._core.cancellation import wait_shielded
 from .._transport.call import Reply
 from ..errors import TransactionMisuse
 from .redis_py import pooled, stream, write
@@ -38,7 +38,7 @@ OUT_OF_REACH = (redis.exceptions.RedisError, OSError, TimeoutError)
 """What redis-py raises when no answer came; answers of the server are returned, not raised."""
 
 
-class Borrowed:
+class CheckedOut:
     """A connection in the hands of one task.
 
     Invariants: ``in_step`` is False from before a write until all its replies were read; ``watching`` is True from
@@ -126,7 +126,7 @@ class Borrowed:
 
         Takes a round trip at most (UNWATCH). On cancellation it is done all the same, and the cancellation raised then.
         """
-        await finished(_start(self._give_back(drop), "release"))
+        await wait_shielded(_start(self._give_back(drop), "release"))
 
     async def _give_back(self, drop: bool) -> None:
         try:
@@ -201,7 +201,7 @@ _pack: Callable[[tuple[bytes, ...]], bytes] = cast("Any", hiredis).pack_command
 MULTI, EXEC, UNWATCH = (_pack((word,)) for word in (b"MULTI", b"EXEC", b"UNWATCH"))
 
 
-async def borrow(client: Redis, response_timeout: float | None = None) -> Borrowed:
+async def checkout(client: Redis, response_timeout: float | None = None) -> CheckedOut:
     """Return a connection of the client's pool; an exchange over it takes ``response_timeout`` seconds at most.
 
     None: as long as the client waits for an answer, which may be without a limit. Raises OUT_OF_REACH. On cancellation
@@ -213,12 +213,12 @@ async def borrow(client: Redis, response_timeout: float | None = None) -> Borrow
     except asyncio.CancelledError:
         connecting.add_done_callback(lambda task: _not_wanted(client, task))
         raise
-    return Borrowed(client, connecting.result(), response_timeout)
+    return CheckedOut(client, connecting.result(), response_timeout)
 
 
 def _not_wanted(client: Redis, connecting: asyncio.Task[Any]) -> None:
     if not connecting.cancelled() and connecting.exception() is None:
-        _start(Borrowed(client, connecting.result())._give_back(False), "release")
+        _start(CheckedOut(client, connecting.result())._give_back(False), "release")
 
 
 _tasks: set[asyncio.Task[Any]] = set()

@@ -57,7 +57,7 @@ class Range(NamedTuple):
     nodes: list[Address]
 
 
-class Elsewhere(redis.exceptions.TryAgainError):
+class SlotMoved(redis.exceptions.TryAgainError):
     """A slot is not where we thought; the next connection leads to where it is.
 
     Attributes:
@@ -111,7 +111,7 @@ class Shard:
         """Return the error for such an answer of its primary."""
         if not isinstance(answer, redis.exceptions.MovedError):
             return redis.exceptions.TryAgainError(not_now("ASK", answer.slot_id, f"{answer.host}:{answer.port}"))
-        error = Elsewhere(not_now("MOVED", answer.slot_id, f"{answer.host}:{answer.port}"))
+        error = SlotMoved(not_now("MOVED", answer.slot_id, f"{answer.host}:{answer.port}"))
         error.slot = answer.slot_id
         if self.cluster.shard_at(answer.slot_id) is self:  # else it is of a key that should not have been sent here
             self.cluster.moved(f"{answer.host}:{answer.port}")

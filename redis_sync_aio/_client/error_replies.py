@@ -8,16 +8,16 @@ import redis.exceptions
 
 from .._core.display import text
 from .._transport.call import ReplyError
-from ..errors import CommandRefused, OutOfMemory, PermissionRefused, SyncError, Unreachable, WrongKeyType
+from ..errors import CommandRefused, OutOfMemory, PermissionDenied, SyncError, Unreachable, WrongKeyType
 
 # Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
 
 _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "OOM": (OutOfMemory, "free memory or raise maxmemory"),
-    "NOPERM": (PermissionRefused, "extend the ACL rule of this user; docs/servers.md has the least one"),
-    "NOAUTH": (PermissionRefused, "give the client a username and password"),
-    "WRONGPASS": (PermissionRefused, "check the username and password of the client"),
+    "NOPERM": (PermissionDenied, "extend the ACL rule of this user; docs/servers.md has the least one"),
+    "NOAUTH": (PermissionDenied, "give the client a username and password"),
+    "WRONGPASS": (PermissionDenied, "check the username and password of the client"),
     "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),
     "TRYAGAIN": (
         CommandRefused,
@@ -59,7 +59,7 @@ def _passed_on(message: str) -> str:
     return discarded[1] if discarded else message
 
 
-def passing(error: SyncError) -> bool:
+def is_transient(error: SyncError) -> bool:
     """Return whether the trouble may be over in a while; what was tried did nothing."""
     return isinstance(error, Unreachable) or (isinstance(error, CommandRefused) and error.code in TRANSIENT)
 

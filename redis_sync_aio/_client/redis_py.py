@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .._core.cancellation import finished, heeded
+from .._core.cancellation import heeded, wait_shielded
 from .._transport.call import Reply, Words
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ async def pooled(client: Redis) -> Any:
 async def _give_back(pool: Any, connection: Any) -> None:
     """Release a connection; a cancellation does not tear redis-py's books, and is raised afterwards."""
     release = asyncio.get_running_loop().create_task(pool.release(connection), name="redis_sync_aio release")
-    await finished(release)
+    await wait_shielded(release)
 
 
 async def _from_pool(client: Redis) -> Any:
@@ -130,7 +130,7 @@ async def send_once(client: Redis, words: Words) -> Reply:
     """Run one command on a pooled connection, once.
 
     `execute_command` would repeat it up to 10 times without a word, and whoever sends must know (P4). A time-out may
-    come at any await, and again (`insisting`): it does not tear redis-py's books.
+    come at any await, and again (`cancel_repeatedly`): it does not tear redis-py's books.
     """
     pool: Any = client.connection_pool
     connection: Any = await pooled(client)
@@ -223,7 +223,7 @@ def _beside(pool: Any) -> WeakSet[_Beside]:
     return disconnect.beside
 
 
-class Witness:
+class CloseObserver:
     """Learns that the caller closed the client or its pool, also while no connection of ours is open."""
 
     def __init__(self, client: Redis, closed: Callable[[], None]) -> None:
@@ -247,7 +247,7 @@ async def close_idle(client: Redis) -> None:
     await client.connection_pool.disconnect(inuse_connections=False)
 
 
-class Adopted:
+class AdoptedConnection:
     """A connection that redis-py opened and we drive."""
 
     def __init__(self, pool: Any, connection: Any) -> None:
@@ -334,7 +334,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
-async def open_connection(client: Redis) -> Adopted:
+async def open_connection(client: Redis) -> AdoptedConnection:
     """Open one more connection of ``client``, beside its pool, with one attempt.
 
     Raises as `pooled`, and NotAdoptable.
@@ -344,7 +344,7 @@ async def open_connection(client: Redis) -> Adopted:
     try:
         with opening(connection):
             await bared(connection.connect())
-        return Adopted(pool, connection)
+        return AdoptedConnection(pool, connection)
     except BaseException:
         await connection.disconnect(nowait=True)
         raise

@@ -11,7 +11,7 @@ from .primary_pool import SlotPool
 from .settings import Client
 
 
-class Servers(Protocol):
+class Topology(Protocol):
     """The servers behind the client that a user gave."""
 
     def client_of(self, *keys: bytes) -> Redis:
@@ -42,7 +42,7 @@ class OneServer:
 
 
 def slot_of(client: Redis) -> int | None:
-    """Return the hash slot of the keys that ``client``, one of `Servers`, is for; None: it is not of a cluster."""
+    """Return the hash slot of the keys that ``client``, one of `Topology`, is for; None: it is not of a cluster."""
     pool = client.connection_pool
     return pool.slot if isinstance(pool, SlotPool) else None
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TypeVar, overload
 
 from .arguments import Seconds, count, seconds, timeout_seconds
-from .cancellation import insisting
+from .cancellation import cancel_repeatedly
 from .display import shown
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ async def wait_until(
     timer = asyncio.timeout(limit)
     try:
         async with timer:
-            with insisting(limit):
+            with cancel_repeatedly(limit):
                 while not timer.expired():  # it can be when the condition swallowed the cancellation
                     result = condition()
                     if inspect.isawaitable(result):

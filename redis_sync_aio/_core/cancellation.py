@@ -84,7 +84,7 @@ async def in_time(outcome: asyncio.Future[T], keeper: Limited, release: str, err
     raise error
 
 
-async def finished(task: asyncio.Task[T]) -> T:
+async def wait_shielded(task: asyncio.Task[T]) -> T:
     """Return the result of ``task``. A cancellation is raised when it is over, and does not reach it.
 
     Of several it is the latest; of one by anyio and one by others, that of the others.
@@ -203,7 +203,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def insisting(seconds: float | None) -> Iterator[None]:
+def cancel_repeatedly(seconds: float | None) -> Iterator[None]:
     """For the block of ``asyncio.timeout(seconds)``: cancel again while it goes on after that (`SWALLOWED`).
 
     redis-py would go on with all its retries. `asyncio.timeout` finds its own request afterwards, and nothing but that.
@@ -248,7 +248,7 @@ def heeded() -> Iterator[None]:
         timer.cancel()
 
 
-def stay_due(cancelled: asyncio.CancelledError, before: int) -> None:
+def redeliver_cancellation(cancelled: asyncio.CancelledError, before: int) -> None:
     """Deliver a cancellation that was caught at the current task's next await, unless it is taken back before.
 
     A timeout, scope or task group around the body takes its request back (``uncancel``) when the body's error

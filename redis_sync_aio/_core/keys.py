@@ -29,38 +29,38 @@ MAX_NAME_BYTES = 8192
 INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
-"""In the inboxes of a cluster (the rest is in small letters): see `KnownAs.at`, and include/publish.lua."""
+"""In the inboxes of a cluster (the rest is in small letters): see `Endpoint.at`, and include/publish.lua."""
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
 
 
-class KnownAs(NamedTuple):
+class Endpoint(NamedTuple):
     """What a server knows this process as."""
 
     inbox: bytes  # where grants are pushed to; empty: nowhere, it polls
     token_prefix: bytes
 
     @classmethod
-    def new(cls, process: str, unique: str) -> KnownAs:
+    def new(cls, process: str, unique: str) -> Endpoint:
         """Make one for a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
         return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
 
-    def at(self, shard: int) -> KnownAs:
+    def at(self, shard: int) -> Endpoint:
         """Return what this shard of a cluster knows us as.
 
         Each as something else, since what is published at one is heard at all of them: a grant would be heard once
         for each link, and not behind the answer to its request. And its time is that of the shard's own clock.
         """
         mark = b"%b%02x" % (CLUSTER_MARK, shard)
-        return KnownAs(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
+        return Endpoint(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
 
-    def again(self) -> KnownAs:
+    def again(self) -> Endpoint:
         """Return what the same server may know us as from now on: nobody listens to the former inbox."""
         former = self.inbox.removeprefix(INBOX_PREFIX)
         unique, mark, shard = former.partition(CLUSTER_MARK)
         now = secrets.token_hex(len(unique) // 2).encode() + mark + shard
-        return KnownAs(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
+        return Endpoint(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
 
 
 def of_cluster(inbox: bytes) -> bool:

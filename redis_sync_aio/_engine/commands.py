@@ -163,7 +163,7 @@ class Scripts:
         self.inspect = load(inspect)
 
 
-class LuaEngine:
+class Commands:
     """Builds the calls. Each method sends one script and returns at once; ``done`` gets the answered call.
 
     ``sent`` is the local time, not later than now; ``expires`` when to stop trying.
@@ -308,5 +308,5 @@ class LuaEngine:
         return self._send(self._resize, keys, (limit,), sent, expires, done)
 
 
-Send: TypeAlias = Callable[[LuaEngine, float, float, Done], Call]
+Send: TypeAlias = Callable[[Commands, float, float, Done], Call]
 """Sends one command: (engine, sent, expires, done)."""

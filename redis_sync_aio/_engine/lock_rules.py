@@ -10,7 +10,7 @@ Nothing here talks to a server, and nothing but the snapshot enters a decision.
                                  to wait; its own
     POLLS   polls                the first ticket in the queue          its own, those dropped
 
-The order of every decision: first a lock that is free goes to those who wait, in their order (`_Desk.settle`), and
+The order of every decision: first a lock that is free goes to those who wait, in their order (`LockDraft.settle`), and
 only then comes the request itself. So nobody barges, whoever calls first after an expiry.
 """
 
@@ -48,7 +48,7 @@ def _fences_of(token: bytes) -> int:
     return 1 if Sharer.of(token) is None else RANGE
 
 
-class _Desk:
+class LockDraft:
     """A snapshot on which one decision is worked out."""
 
     def __init__(self, before: LockSnapshot) -> None:
@@ -183,7 +183,7 @@ class _Desk:
 
 def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, reusable: bool) -> Decision:
     """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty."""
-    desk = _Desk(before)
+    desk = LockDraft(before)
     if desk.spent(token, reusable):
         desk.leave(member)
         return desk.decide((Outcome.SPENT, 0, FREE_MS, desk.now, 0))
@@ -212,7 +212,7 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
 
     ``gap_ms``: for so long a busy lock is left free now and then, for clients that poll for it; 0: never.
     """
-    desk = _Desk(before)
+    desk = LockDraft(before)
     desk.leave(member)
     if desk.holder not in (None, token):
         return desk.decide(Released.TAKEN)
@@ -231,7 +231,7 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
 
 def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
     """Let the lease end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
-    desk = _Desk(before)
+    desk = LockDraft(before)
     if desk.holder == token:
         shorter = desk.left == FOR_EVER_MS or desk.left > ttl_ms
         desk.left = ttl_ms
@@ -250,7 +250,7 @@ def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = 
 
 def force(before: LockSnapshot) -> Decision:
     """Take the lock away from whoever holds it."""
-    desk = _Desk(before)
+    desk = LockDraft(before)
     held = desk.holder
     if desk.settle() is not _Turn.GRANTED:
         desk.free()
@@ -260,7 +260,7 @@ def force(before: LockSnapshot) -> Decision:
 
 def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[Decision, ...]:
     """Take several locks, all of them or none; the replies are those of `acquire` without a ticket."""
-    desks = [_Desk(one) for one in before]
+    desks = [LockDraft(one) for one in before]
     replies: list[Reply | None] = []
     for desk, token in zip(desks, tokens, strict=True):
         free = desk.holder is None and not desk.spent(token, reusable=False)

@@ -17,8 +17,8 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
 
 Whoever executes a decision with WATCH watches all four keys, as each decision settles the queue: it may grant.
 
-The order of every decision: first what is over goes (`_Desk`), then those who wait get what is free, in their order
-(`_Desk.settle`), and only then comes the request itself. So nobody barges, whoever calls first after an expiry.
+The order of every decision: first expired permits go (`PermitDraft`), then waiters get what is free, in their order
+(`PermitDraft.settle`), and only then comes the request itself. So no request barges in after an expiry.
 (The script that acquires leaves tombstones that are over where nothing is held: no decision depends on them.)
 
 Fences (P8) are a hybrid clock: max(last + 1, server time in microseconds). With a limit of WHOLE, readers weigh 1, a
@@ -52,7 +52,7 @@ class _Turn(Enum):
     FREE = 3  # nobody is ahead
 
 
-class _Desk:
+class PermitDraft:
     """A snapshot on which one decision is worked out."""
 
     def __init__(self, before: PermitSnapshot) -> None:
@@ -277,7 +277,7 @@ def acquire(
 
     ``whose`` says whose limit counts when the server has another one: see include/permit_choose_limit.lua.
     """
-    desk = _Desk(before)
+    desk = PermitDraft(before)
     desk.limit = before.limit or limit
     turn, reserved = desk.settle(member)  # first: it may be this token that gets something, by another ticket
     queued = member in desk.queue
@@ -312,7 +312,7 @@ def acquire(
 
 def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, attempt: bytes) -> Decision:
     """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
-    desk = _Desk(before)
+    desk = PermitDraft(before)
     turn, reserved = desk.settle(member)
     had = desk.weight(token)
     spent = attempt in desk.permits
@@ -338,7 +338,7 @@ def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool
 
     ``pending``: a late copy of the attempt is to find it spent.
     """
-    desk = _Desk(before)
+    desk = PermitDraft(before)
     desk.leave(member)
     held = desk.weight(token)
     if held > 1 and desk.permits[token].attempt == attempt:
@@ -352,7 +352,7 @@ def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool
 
 def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
     """Give up a permit and a ticket; ``pending``: a late copy of the request is to find its token spent."""
-    desk = _Desk(before)
+    desk = PermitDraft(before)
     desk.leave(member)
     held = desk.weight(token) > 0
     if held:
@@ -368,7 +368,7 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
 
     ``fences``: so many more are needed by a process that shares it.
     """
-    desk = _Desk(before)
+    desk = PermitDraft(before)
     desk.settle()
     held = desk.weight(token)
     if held < least:
@@ -385,7 +385,7 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
 
 def resize(before: PermitSnapshot, limit: int) -> Decision:
     """Set the limit, until it is set again. Those who fit now are granted; nothing is taken away."""
-    desk = _Desk(replace(before, resized=True))
+    desk = PermitDraft(replace(before, resized=True))
     desk.limit = desk.known_limit = limit
     desk.settle()
     return desk.decide(before.limit)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._transport.call import NOWHERE, Call, Here, Talk, Words
+from .._transport.call import NOWHERE, Call, Dialogue, LocalInbox, Words
 from . import watch_lock as lock
 from . import watch_narrow as narrow
 from . import watch_permits as permits
@@ -59,6 +59,6 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
 """By the name of the script that decides the same."""
 
 
-def talk(call: Call, here: Here = NOWHERE) -> Talk:
+def talk(call: Call, here: LocalInbox = NOWHERE) -> Dialogue:
     """Return one attempt at ``call``: it ends with the reply, with CONFLICT, or with the server's error."""
     return attempt(DECISIONS[call.script.name](call.keys.all, call.arguments), here)

@@ -11,7 +11,7 @@ from itertools import compress
 from typing import Any, Protocol, TypeAlias
 
 from .._client.error_replies import error_code
-from .._transport.call import CONFLICT, Argument, Here, Reply, ReplyError, Talk, Words
+from .._transport.call import CONFLICT, Argument, Dialogue, LocalInbox, Reply, ReplyError, Words
 from .snapshot import Message
 
 WINDOW = 16
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WritePlan:
     """A decision, and how it is written."""
 
     reply: Reply
@@ -52,7 +52,7 @@ class Queues(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QueueView:
     """Those who wait, as far as they were looked at."""
 
     queue: bytes  # the keys
@@ -85,8 +85,8 @@ class Line:
         return found
 
 
-Decide: TypeAlias = Callable[[bool, bool], Talk]
-"""``decide(mute, full)`` reads and returns a `Plan`; mute: we may not publish; full: the server is out of memory."""
+Decide: TypeAlias = Callable[[bool, bool], Dialogue]
+"""``decide(mute, full)`` reads and returns a `WritePlan`; mute: we may not publish; full: the server has no memory."""
 
 
 def checked(replies: Iterable[Reply]) -> list[Reply]:
@@ -123,7 +123,7 @@ def deaf(reply: Reply) -> frozenset[bytes]:
     return frozenset(inbox for inbox, number in listening if not int(number))
 
 
-def commit(writes: Sequence[Words]) -> Talk:
+def commit(writes: Sequence[Words]) -> Dialogue:
     """Execute all of ``writes`` and return their replies, or None: a conflict, nothing was executed."""
     commands = [(b"MULTI",), *writes]
     *queued, outcome = yield [*commands, (b"EXEC",)]
@@ -134,11 +134,11 @@ def commit(writes: Sequence[Words]) -> Talk:
     return None if replies is None else checked(replies)
 
 
-def attempt(decide: Decide, here: Here) -> Talk:
+def attempt(decide: Decide, here: LocalInbox) -> Dialogue:
     """Read, decide, execute; return the reply, or CONFLICT."""
     mute = full = False
     while True:
-        plan: Plan = yield from decide(mute, full)
+        plan: WritePlan = yield from decide(mute, full)
         away = [message.inbox != here.inbox for message in plan.messages]
         published: list[Words] = [(b"PUBLISH", *message) for message in compress(plan.messages, away)]
         try:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .._transport.call import Reply, Talk, Words
+from .._transport.call import Dialogue, Reply, Words
 from . import lock_rules as rules
 from .outcomes import OPEN, Outcome
 from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
-from .watch_dialogue import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
+from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked, deaf, microseconds, pairs
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """name, queue, fence, polls."""
@@ -23,7 +23,7 @@ class LockRead:
 
     keys: WireKeys
     before: LockSnapshot
-    line: Line
+    line: QueueView
 
     def writes(self, after: LockSnapshot) -> list[Words]:
         """Return the commands that make the keys what they are to be."""
@@ -46,7 +46,7 @@ def _held(name: bytes, holder: bytes | None, left: int) -> Words:
     return (b"SET", name, holder) if left == FOR_EVER_MS else (b"SET", name, holder, b"PX", left)
 
 
-def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool) -> Talk:
+def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool) -> Dialogue:
     """Return a `LockRead` of each lock. ``own`` is the caller's ticket, or empty."""
     asked: list[Words] = [(b"WATCH", *(key for keys in locks for key in keys)), (b"TIME",)]
     for name, queue, fence, polls in locks:
@@ -94,21 +94,21 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
         polls=polls,
     )
     last_place = int(pairs(tail)[0][1]) if tail else 0
-    return LockRead(keys, before, Line(keys[1], keys[3], last_place, waiting > len(head), own))
+    return LockRead(keys, before, QueueView(keys[1], keys[3], last_place, waiting > len(head), own))
 
 
-def _plan(views: Sequence[LockRead], decisions: Sequence[Decision], reply: object, without: object = None) -> Plan:
+def _plan(views: Sequence[LockRead], decisions: Sequence[Decision], reply: object, without: object = None) -> WritePlan:
     messages, writes = list[Message](), list[Words]()
     for view, decision in zip(views, decisions, strict=True):
         messages += decision.messages
         writes += view.writes(decision.after)
-    return Plan(reply, writes, tuple(messages), without)
+    return WritePlan(reply, writes, tuple(messages), without)
 
 
 def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
     """Decide about one lock; ``waits``: whose ticket is queued goes on waiting when nothing can be written."""
 
-    def decide(mute: bool, full: bool) -> Talk:
+    def decide(mute: bool, full: bool) -> Dialogue:
         window = WINDOW
         while True:
             (view,) = yield from _read([keys], own, window, mute, full)
@@ -155,7 +155,7 @@ def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
     tokens = tuple(blob(prefix) + number for number in blob(numbers).split())
     locks = [keys[first : first + 4] for first in range(0, len(keys), 4)]
 
-    def decide(mute: bool, full: bool) -> Talk:
+    def decide(mute: bool, full: bool) -> Dialogue:
         window = WINDOW
         while True:
             views = yield from _read(locks, b"", window, mute, full)
@@ -173,11 +173,11 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
     name, queue, fence, _ = keys
     (shown,) = words
 
-    def decide(mute: bool, full: bool) -> Talk:
+    def decide(mute: bool, full: bool) -> Dialogue:
         asked: list[Words] = [(b"WATCH", name, queue, fence), (b"GET", name), (b"PTTL", name), (b"GET", fence)]
         asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, int(shown) - 1)]
         _, holder, left, last, waiting, tickets = checked((yield asked))
         fence_of, token = (last[:16], last[17:]) if last else (None, None)
-        return Plan([holder, left, fence_of, token, waiting, tickets if int(shown) else []], [])
+        return WritePlan([holder, left, fence_of, token, waiting, tickets if int(shown) else []], [])
 
     return decide

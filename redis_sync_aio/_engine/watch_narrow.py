@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .._transport.call import Argument, Reply, ReplyError, Talk, Words
+from .._transport.call import Argument, Dialogue, Reply, ReplyError, Words
 from . import lock_rules, permit_rules
 from .outcomes import Renewed
 from .snapshot import LockSnapshot, PermitSnapshot
-from .watch_dialogue import Decide, Line, Plan, blob, checked, microseconds
+from .watch_dialogue import Decide, QueueView, WritePlan, blob, checked, microseconds
 from .watch_lock import LockRead
 from .watch_permits import PermitsRead, permits_of
 
-NOBODY = Line(b"", b"", 0, more=False, own=b"")
+NOBODY = QueueView(b"", b"", 0, more=False, own=b"")
 
 LockRule: TypeAlias = Callable[[LockSnapshot], lock_rules.Decision]
 PermitsRule: TypeAlias = Callable[[PermitSnapshot], permit_rules.Decision]
@@ -26,13 +26,13 @@ PermitsRule: TypeAlias = Callable[[PermitSnapshot], permit_rules.Decision]
 def _lock(name: bytes, rule: LockRule, more: tuple[int, ...] = ()) -> Decide:
     """Decide about a lock of which only the holder is known; ``more`` is the rest of the reply."""
 
-    def decide(mute: bool, full: bool) -> Talk:
+    def decide(mute: bool, full: bool) -> Dialogue:
         _, time, holder, left = checked((yield [(b"WATCH", name), (b"TIME",), (b"GET", name), (b"PTTL", name)]))
         before = LockSnapshot(microseconds(time), holder, left)
         decision = rule(before)
         writes = LockRead((name, b"", b"", b""), before, NOBODY).writes(decision.after)
         reply = _with(decision.reply, more)
-        return Plan(reply, [words for words in writes if words[1] == name])
+        return WritePlan(reply, [words for words in writes if words[1] == name])
 
     return decide
 
@@ -41,7 +41,7 @@ def _permits(keys: tuple[bytes, ...], token: bytes, rule: PermitsRule, more: tup
     """Decide about permits of which only that of ``token`` is known; ``more`` is the rest of the reply."""
     permits, state = keys
 
-    def decide(mute: bool, full: bool) -> Talk:
+    def decide(mute: bool, full: bool) -> Dialogue:
         fields = (b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token)
         asked: list[Words] = [(b"WATCH", *keys), (b"TIME",), (b"HMGET", state, *fields), (b"ZSCORE", permits, token)]
         _, time, known, until = checked((yield asked))
@@ -52,7 +52,7 @@ def _permits(keys: tuple[bytes, ...], token: bytes, rule: PermitsRule, more: tup
         view = PermitsRead((permits, state, b"", b""), before, kept, NOBODY, lost=False, many_over=False, sharers={})
         decision = rule(before)
         reply = _with(decision.reply, more)
-        return Plan(reply, view.writes(decision.after))
+        return WritePlan(reply, view.writes(decision.after))
 
     return decide
 

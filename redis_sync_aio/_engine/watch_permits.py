@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from .._transport.call import Reply, Talk, Words
+from .._transport.call import Dialogue, Reply, Words
 from . import permit_rules as rules
 from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
-from .watch_dialogue import WINDOW, Decide, Line, Plan, blob, checked, deaf, microseconds, pairs
+from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked, deaf, microseconds, pairs
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""
@@ -33,7 +33,7 @@ class PermitsRead:
     keys: WireKeys
     before: PermitSnapshot
     kept: int  # until when the keys last; ms, server time
-    line: Line
+    line: QueueView
     lost: bool  # PERMITS or STATE was lost: what is left of the other is void
     many_over: bool  # too many to be dropped with the decision
     sharers: dict[bytes, int]  # of the first permits, those of processes that share what they hold: until when
@@ -104,7 +104,7 @@ def _first_asked(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, windo
     ]
 
 
-def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Talk:
+def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Dialogue:
     """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
     permits, state, queue, polls = keys
     answers = checked((yield _first_asked(keys, token, attempt, own, window)))
@@ -158,11 +158,11 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
         resized=known[5] is not None,
     )
     last_place = int(pairs(tail)[0][1]) if tail else 0
-    line = Line(queue, polls, last_place, waiting > len(places), own)
+    line = QueueView(queue, polls, last_place, waiting > len(places), own)
     return PermitsRead(keys, before, kept, line, lost, len(over) > BATCH, sharers)
 
 
-def _with_sharers(view: PermitsRead) -> Talk:
+def _with_sharers(view: PermitsRead) -> Dialogue:
     """Return the same `PermitsRead` with the permits of those who may have to be told that somebody waits."""
     _, state, _, _ = view.keys
     tokens = list(view.sharers)
@@ -210,7 +210,7 @@ def _about(
     """
     packed = False  # over all steps of this decision
 
-    def decide(mute: bool, full: bool) -> Talk:
+    def decide(mute: bool, full: bool) -> Dialogue:
         nonlocal packed
         window = WINDOW
         while True:
@@ -221,7 +221,7 @@ def _about(
             queued = (int(Outcome.QUEUED), 0, -1, before.now, 1)
             without = queued if waits and own in before.queue else None
             if view.many_over:
-                return Plan(None, view.writes(view.swept()), without=without, more=True)
+                return WritePlan(None, view.writes(view.swept()), without=without, more=True)
             decision = rule(view.before)
             if view.sharers and _waits(decision):
                 view = yield from _with_sharers(view)
@@ -229,7 +229,7 @@ def _about(
             if not view.line.ended(view.before, decision.after):
                 break
             window *= 8
-        return Plan(decision.reply, view.writes(decision.after), decision.messages, without)
+        return WritePlan(decision.reply, view.writes(decision.after), decision.messages, without)
 
     return decide
 
@@ -280,7 +280,7 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
     permits, state, queue, _ = keys
     shown = int(words[0])
 
-    def decide(mute: bool, full: bool) -> Talk:
+    def decide(mute: bool, full: bool) -> Dialogue:
         asked: list[Words] = [(b"WATCH", *keys), (b"TIME",), (b"HMGET", state, b"limit", b"used", b"fence")]
         asked += [(b"ZCARD", queue), (b"ZRANGE", queue, 0, shown - 1), (b"ZCARD", permits)]
         _, time, known, waiting, tickets, number = checked((yield asked))
@@ -298,7 +298,7 @@ def inspect(keys: WireKeys, words: Words) -> Decide:
             for name, permit in held.items()
             if permit.until > now and permit.weight
         ]
-        return Plan(
+        return WritePlan(
             [limit, used if number else 0, b"%d" % fence, waiting, tickets if shown else [], listed[:shown]], []
         )
 

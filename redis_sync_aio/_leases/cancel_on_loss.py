@@ -27,7 +27,7 @@ class _Reason(str):
         """The body was left."""
 
 
-class Guard:
+class CancelOnLoss:
     """Cancels one body, once, from the loss of its lease on until it is left."""
 
     def __init__(self, task: asyncio.Task[object], before: int, why: str) -> None:

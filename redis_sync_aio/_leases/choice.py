@@ -1,8 +1,8 @@
 """Which of several leases a ``release()`` gives back that does not name one.
 
 What the current task acquired comes first, the latest of it. Otherwise it is what a task left behind that has ended,
-if that is certain. What a living task has is never ended by another task's guess. `Enterable` has the same rule for
-exits.
+if that is certain. What a living task has is never ended by another task's guess. `LeaseContext` has the same rule
+for exits.
 """
 
 from __future__ import annotations

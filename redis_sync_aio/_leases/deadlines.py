@@ -12,8 +12,8 @@ from collections.abc import Callable
 from .._core.clock import now
 from .._transport.call import Call
 from ..errors import CommandRefused
-from .in_flight import Sent, Span, Unanswered
-from .keeper import State
+from .in_flight import InFlightRenewals, Sent, Span
+from .keeper import LeaseState
 from .lease import Lease
 
 CLAIM_USED = 1 / 6
@@ -26,7 +26,7 @@ class Deadlines(ABC):
     def __init__(self, alone: Callable[[], bool]) -> None:
         """``alone``: whether no copy of a command can still arrive by an earlier connection."""
         self._alone = alone
-        self._unanswered = Unanswered()
+        self._unanswered = InFlightRenewals()
 
     @abstractmethod
     def keep(self, lease: Lease) -> None:
@@ -62,7 +62,7 @@ class Deadlines(ABC):
         elif call.error is None:
             self._unanswered.answered(permit, sent, call.ambiguous, self._alone())
         sent.given_up = True
-        if lease.state is State.HELD:
+        if lease.state is LeaseState.HELD:
             known = self._unanswered.known(permit) if nothing else None
             if known is not None and sum(known) > lease.deadline:
                 self._last(lease, known)
@@ -88,7 +88,7 @@ class Deadlines(ABC):
     def writer_follows(self, permit: Lease) -> None:
         """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
         writer = permit.writer
-        if writer is not None and writer.reader is not None and writer.state is State.HELD:
+        if writer is not None and writer.reader is not None and writer.state is LeaseState.HELD:
             writer.until = writer.reader.ends_by()
             self._follow(writer, permit)
 

@@ -17,10 +17,10 @@ from weakref import ref
 import anyio.lowlevel
 
 from .._core.arguments import is_async, one_of
-from .._core.cancellation import give_up_on, patience_of, stay_due
+from .._core.cancellation import give_up_on, patience_of, redeliver_cancellation
 from .._core.clock import now
 from ..errors import NotHeld, SyncError
-from .cancel_on_loss import Guard
+from .cancel_on_loss import CancelOnLoss
 from .choice import TaskRef, current_ref, ended
 from .keeper import HELD
 
@@ -50,7 +50,7 @@ class Hold(Generic[L]):
     """Those of the same object…"""
     outer: Hold[L] | None = None
     """… of which its task is in this one, too."""
-    _guard: Guard | None = None
+    _guard: CancelOnLoss | None = None
     """There from the loss on."""
     _before = 0
     """How many cancellations of the task were under way when the body began."""
@@ -95,7 +95,7 @@ class Hold(Generic[L]):
             # with another lease, which the body released.
             lease._keeper.loop.call_soon(self._unless_told)
             return
-        self._guard = Guard(task, self._before, f"the lease on {lease.name!r} was lost")
+        self._guard = CancelOnLoss(task, self._before, f"the lease on {lease.name!r} was lost")
 
     def _unless_told(self) -> None:
         if self.lease is not None and not self.lease.told:
@@ -147,7 +147,7 @@ class Hold(Generic[L]):
             # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
             if cancelled or asyncio.current_task() is None:
                 raise
-            stay_due(again, self._before)
+            redeliver_cancellation(again, self._before)
 
 
 def _note(error: BaseException, trouble: Exception) -> None:
@@ -191,7 +191,7 @@ def _ambiguous(what: str) -> RuntimeError:
     )
 
 
-class LeaseContext:
+class SingleUseContext:
     """What every lease is itself: an ``async with`` over one body, once.
 
     The loss of the lease cancels the body, whatever ``on_lost`` its primitive has, and the end of the body releases it.
@@ -224,7 +224,7 @@ class LeaseContext:
         return cast("Lease", self)
 
 
-class Enterable(ABC, Generic[L]):
+class LeaseContext(ABC, Generic[L]):
     """What every primitive is itself: an ``async with`` over one lease, any number at a time, and a decorator."""
 
     def __init__(self, on_lost: OnLost) -> None:

@@ -42,7 +42,7 @@ class Sent:
         """No answer is waited for any more; it may be executed yet."""
 
 
-class Unanswered:
+class InFlightRenewals:
     """The renewals without an answer, in the order in which they were sent, by the lease that the server knows."""
 
     def __init__(self) -> None:

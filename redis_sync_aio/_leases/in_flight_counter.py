@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .._transport.call import Call
 
 
-class UnderWay:
+class InFlightCounter:
     """The releases and withdrawals without an answer yet; a closing coordinator waits for them."""
 
     _drained: asyncio.Event | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .lease import Lease
 
 
-class State(Enum):
+class LeaseState(Enum):
     """Where a lease is in its life."""
 
     HELD = "held"
@@ -24,10 +24,10 @@ class State(Enum):
     LOST = "lost"
 
 
-HELD, RELEASED = State.HELD, State.RELEASED
+HELD, RELEASED = LeaseState.HELD, LeaseState.RELEASED
 
 
-class Keeper(Protocol):
+class LeaseManager(Protocol):
     """What a lease needs of the one who keeps it.
 
     `Renewals` keep those on the server, a `Bundle` the shares of a multi-lease, a `Cohort` what its tasks share.
@@ -70,7 +70,7 @@ class Terms(Protocol):
     def closing(self) -> tuple[Argument, ...]: ...
 
 
-class Namesakes(Protocol):
+class IdentityReleases(Protocol):
     """What the release of a lease that was acquired for an identity means for others of that identity."""
 
     def release_sent(self, identity: bytes, at_least: int, /) -> None: ...

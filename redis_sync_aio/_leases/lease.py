@@ -25,12 +25,12 @@ from .._core.clock import now
 from .._core.display import text
 from .._recovery.robust_grant import Recorded
 from .._transactions.guarded import GuardedTransaction
-from ..errors import LossReason, NotHeld, WrongContext, copied
+from ..errors import LossReason, NotHeld, WrongContext, copy_error
 from .choice import TaskRef, ended
-from .hold import LeaseContext
-from .keeper import HELD, Group, Keeper, Namesakes, Releaser, State, Terms
+from .hold import SingleUseContext
+from .keeper import HELD, Group, IdentityReleases, LeaseManager, LeaseState, Releaser, Terms
 from .loss import ExplainedLoss, cause_of
-from .loss_event import Lost
+from .loss_event import LossEvent
 
 if TYPE_CHECKING:
     from .._core.keys import Keys
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
 
 
-class Lease(ExplainedLoss, Recorded, LeaseContext):
+class Lease(ExplainedLoss, Recorded, SingleUseContext):
     """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
 
     Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
@@ -63,7 +63,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     package, and may change with any release.
     """
 
-    state: State
+    state: LeaseState
 
     # Rarely changed; as class attributes they cost nothing to set up.
     on_loss: Callable[[], None] | None = None
@@ -88,7 +88,7 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[Releaser] | None = None
-    namesakes: Namesakes | None = None
+    namesakes: IdentityReleases | None = None
     """Who else goes by its identity here, if it has one."""
     joined = False
     """The identity held it before: the lease did not begin with this request."""
@@ -98,11 +98,11 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     """What was done under it was broken off: its record stays."""
     claim = 0.0
     """For so many seconds it was handed over, until its first renewal; 0: for its ttl, or it was renewed since."""
-    _lost: Lost | None = None
+    _lost: LossEvent | None = None
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: LeaseManager,
         keys: Keys,
         token: bytes,
         fence: int,
@@ -163,10 +163,10 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
         return self._keeper.patience
 
     @property
-    def lost(self) -> Lost:
+    def lost(self) -> LossEvent:
         """An event that is set when the lease is lost."""
         if self._lost is None:
-            self._lost = Lost(self)
+            self._lost = LossEvent(self)
         return self._lost
 
     def remaining(self) -> float:
@@ -230,8 +230,8 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
                 the lock protects.
             CommandRefused, TransactionMisuse: as `transaction`.
 
-        And OutcomeUnknown when the answer was lost, PartlyApplied when a command failed. At once: ValueError when the
-        locks of a `MultiLease` are in several hash slots of a cluster.
+        Raises OutcomeUnknown when the answer was lost, PartiallyApplied when a command failed; and ValueError at the
+        call when the locks of a `MultiLease` are in several hash slots of a cluster.
 
         On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
 
@@ -259,12 +259,12 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
 
         On cancellation it goes on in the background, never torn in half; in a clean-up too, after ``exit_timeout``.
         """
-        if self.state is State.RELEASED:
+        if self.state is LeaseState.RELEASED:
             return
         self.check_place()
         if self.state is HELD and now() >= self.deadline:
             self.lose("expired")
-        if self.state is State.LOST:
+        if self.state is LeaseState.LOST:
             raise self.loss()
         if self.body is not None:
             self.end_body()
@@ -351,16 +351,16 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""
         if self.state is HELD:
-            self.state = State.RELEASING
+            self.state = LeaseState.RELEASING
             if self.writer is not None and self.writer.state is HELD:  # no permit, no writer
                 self.writer.lose("expired")
             self._keeper.release(self)
 
     def release_ended(self, error: Exception | None) -> None:
         """Note the outcome of the release, and tell everybody who waits for it."""
-        if self.state is State.RELEASING:
+        if self.state is LeaseState.RELEASING:
             # A release that failed leaves the lease held, until its deadline and not renewed: it may be tried again.
-            self.state = State.RELEASED if error is None else State.HELD
+            self.state = LeaseState.RELEASED if error is None else LeaseState.HELD
             if error is None and self._lost is not None:
                 self._lost._notify()
         releasers, self.releasers = self.releasers, None
@@ -370,13 +370,13 @@ class Lease(ExplainedLoss, Recorded, LeaseContext):
             if error is None:
                 outcome.set_result(None)
             else:
-                outcome.set_exception(copied(error))
+                outcome.set_exception(copy_error(error))
 
     def lose(self, reason: LossReason) -> None:
         """Note that the lease is gone: wake `lost` and cancel the body."""
-        if self.state in (State.HELD, State.RELEASING):
+        if self.state in (LeaseState.HELD, LeaseState.RELEASING):
             cause = self.cause = cause_of(self, reason)
-            self.state = State.LOST
+            self.state = LeaseState.LOST
             self.reason = reason = cause.reason
             if self.reports_loss:
                 self._report_loss()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .lease import Lease
 
 
-class Lost:
+class LossEvent:
     """An event that is set when the lease is lost. It is never unset, and a release does not set it."""
 
     __slots__ = ("_ended", "_lease")

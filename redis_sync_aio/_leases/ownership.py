@@ -12,7 +12,7 @@ from ..errors import LossReason
 
 
 @dataclass(frozen=True, slots=True)
-class Possession:
+class Ownership:
     """What ``token`` holds of ``keys``."""
 
     keys: Keys

@@ -21,12 +21,12 @@ from .._core.clock import now
 from .._core.keys import Keys
 from .._core.slices import Slices
 from .._core.stalls import SHORTEST, Stalls
-from .._engine.commands import WHOLE, LuaEngine, Released, Renewed, Send, read_renew
+from .._engine.commands import WHOLE, Commands, Released, Renewed, Send, read_renew
 from .._transport.call import Argument, Call
 from ..errors import CommandRefused, LossReason, SyncError
 from .deadlines import Deadlines, changed_nothing
-from .in_flight_counter import UnderWay
-from .keeper import State
+from .in_flight_counter import InFlightCounter
+from .keeper import LeaseState
 from .lease import Lease
 from .loss import notice_end
 from .releases import namesakes_of, release_error
@@ -46,7 +46,7 @@ class Renewals(Deadlines):
 
     def __init__(
         self,
-        engine: Callable[[], LuaEngine],
+        engine: Callable[[], Commands],
         leases: Callable[[], Iterable[Lease]],
         forget: Callable[[Lease], None],
         keeps: Callable[[Lease], bool],
@@ -78,7 +78,7 @@ class Renewals(Deadlines):
         self.dismiss = self._schedule.leave
         """Keep a lease no longer."""
         self.slices = Slices(self.loop)
-        self.under_way = UnderWay()
+        self.under_way = InFlightCounter()
 
     def keep_new(self, lease: Lease) -> None:
         """Keep a lease that was just granted."""
@@ -146,7 +146,7 @@ class Renewals(Deadlines):
     def _look_at(self, lease: Lease, time: float) -> None:
         """Renew ``lease`` if that is due; lose it if its deadline has passed."""
         lease.look_at_shares(time)
-        if lease.state is not State.HELD or not self._keeps(lease):
+        if lease.state is not LeaseState.HELD or not self._keeps(lease):
             return
         if time >= lease.deadline:
             # A renewal that was sent in good time and has no answer yet: nobody could be reached.
@@ -181,7 +181,7 @@ class Renewals(Deadlines):
 
     def recheck(self, lease: Lease) -> None:
         """Ask the server at once whether the lease is still ours (after a reconnect)."""
-        if lease.state is State.HELD and lease.ttl_ms and not lease.renewing:
+        if lease.state is LeaseState.HELD and lease.ttl_ms and not lease.renewing:
             self._renew(lease)
 
     def due(self, lease: Lease) -> int:
@@ -218,9 +218,9 @@ class Renewals(Deadlines):
 
         ``weight``: of the lease when it was sent.
         """
-        if lease.state is not State.HELD:
+        if lease.state is not LeaseState.HELD:
             lease.outlasts |= ttl > 0 and call.error is None
-            return lease.loss() if lease.state is State.LOST else None
+            return lease.loss() if lease.state is LeaseState.LOST else None
         if call.error is not None:
             lease.renew_at = now() + min(1.0, lease.period / 6)
             if isinstance(call.error, CommandRefused):
@@ -265,7 +265,7 @@ class Renewals(Deadlines):
             lease.ttl_ms = ttl
             permit = lease.permit
             renewed = call.error is None and read_renew(call.reply) is Renewed.RENEWED
-            if not renewed or lease.state is not State.HELD:
+            if not renewed or lease.state is not LeaseState.HELD:
                 return
             if lease.reader in (None, permit):  # else it ends with that task's share of the permit, as before
                 for extended in (lease, permit):  # also beyond `max_hold`
@@ -347,7 +347,7 @@ class Renewals(Deadlines):
         done: Callable[[Call], None] | None = None,
         expires: float | None = None,
     ) -> None:
-        """Send a release that nobody waits for, again and again: see `LocalName.undo`.
+        """Send a release that nobody waits for, again and again: see `Resource.undo`.
 
         For a minute at least, or until ``expires`` (local clock).
         """
@@ -372,7 +372,7 @@ class Renewals(Deadlines):
         """
         reader = lease.reader
         if reader is not None:
-            if reader.state is not State.HELD:
+            if reader.state is not LeaseState.HELD:
                 return
             self.keep(reader.permit)  # it is renewed by itself again
         if lease.attempt:
@@ -383,11 +383,11 @@ class Renewals(Deadlines):
         lease: Lease = call.about
         if (here := namesakes_of(lease)) is not None:
             here.release_answered(lease.wire_token)
-        plainly = call.reply == Released.RELEASED and lease.state is State.RELEASING
+        plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING
         error = None if plainly else release_error(lease, call)
         awaited = bool(lease.releasers)
         lease.release_ended(error)
-        if error is None or lease.state is not State.HELD:
+        if error is None or lease.state is not LeaseState.HELD:
             return
         if lease.attempt:  # nobody may count on it any more: the server is told that its reader reads
             if awaited:  # who released it is told by the error, not by a cancellation

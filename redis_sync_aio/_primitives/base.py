@@ -17,16 +17,16 @@ from weakref import ref
 
 from .._acquire.acquisition import acquire
 from .._acquire.request import Request, never_refused
-from .._acquire.resource import LocalName
+from .._acquire.resource import Resource
 from .._acquire.waits import data_instead
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from .._core.cancellation import undo_in
 from .._core.display import text
 from .._core.keys import Engine, Keys
-from .._engine.commands import FOR_EVER, WHOLE, Answer, LuaEngine, PermitsView, Released, Send, read_permits
+from .._engine.commands import FOR_EVER, WHOLE, Answer, Commands, PermitsView, Released, Send, read_permits
 from .._leases.choice import current_ref, to_release
-from .._leases.hold import Enterable, Hold, OnLost
+from .._leases.hold import Hold, LeaseContext, OnLost
 from .._leases.lease import Lease
 from .._sharing.cohort import Cohort
 from .._transport.call import Argument, Call, Reply, understood
@@ -38,7 +38,7 @@ SHOWN = 100
 """So many holders and waiters are listed in statistics."""
 
 
-class Primitive(Enterable[Lease]):
+class Primitive(LeaseContext[Lease]):
     """Base of everything that is acquired; see the top of this module."""
 
     _weight = 0  # of a request for permits; a lock has none
@@ -77,7 +77,7 @@ class Primitive(Enterable[Lease]):
         self._default = self._new_request(None, None, None, self._weight)
         # What the latest acquisition used; only so that the next one need not look it up.
         self._coordinator: Coordinator | None = None
-        self._local_name: LocalName | None = None
+        self._local_name: Resource | None = None
         self._cohort: Cohort | None = None
 
     # -- acquiring -------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Primitive(Enterable[Lease]):
             return
         sent: list[Call] = []
 
-        def send(engine: LuaEngine, time: float, expires: float, done: Callable[[Call], None]) -> Call:
+        def send(engine: Commands, time: float, expires: float, done: Callable[[Call], None]) -> Call:
             def answered(call: Call) -> None:
                 if here is not None:
                     here.release_answered(token)
@@ -241,14 +241,14 @@ class Primitive(Enterable[Lease]):
         except WrongContext as error:
             raise error.about(repr(self)) from None
 
-    def _local(self) -> LocalName:
+    def _local(self) -> Resource:
         coordinator = self._coordinator
         if coordinator is None or not coordinator.usable():
             coordinator = self._coordinator = self._at_work()
         local = self._local_name = coordinator.local(self._keys, self._local_name)
         return local
 
-    def _known(self) -> LocalName | None:
+    def _known(self) -> Resource | None:
         """Return the name as this process sees it, if there is anything to see."""
         return self._at_work().known(self._keys)
 
@@ -332,7 +332,7 @@ class Primitive(Enterable[Lease]):
             self._cohort = cohort
         return cohort.acquire(request, current_task(cohort.loop))
 
-    def _ticket(self, local: LocalName, request: Request) -> Coroutine[Any, Any, Lease | None]:
+    def _ticket(self, local: Resource, request: Request) -> Coroutine[Any, Any, Lease | None]:
         """Acquire by a ticket of its own."""
         return acquire(local, request)
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis, RedisCluster
 from .._client.error_replies import error_answer
 from .._client.redis_py import send_once
 from .._client.settings import Client, address_of
-from .._core.cancellation import insisting
+from .._core.cancellation import cancel_repeatedly
 from .._core.display import shown
 from .._transport.failures import not_from_outside
 from ..coordinator import Coordinator
@@ -64,7 +64,7 @@ async def _identify(coordinator: Coordinator, within: float) -> None:
     assert isinstance(client, Redis)
     try:
         async with asyncio.timeout(within):
-            with insisting(within):
+            with cancel_repeatedly(within):
                 answer = await send_once(client, (b"INFO", b"server"))
     except TimeoutError:
         coordinator.server_id = b""

@@ -21,25 +21,25 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 from .._acquire.request import Request
 from .._core.clock import now
 from .._leases.choice import current_ref, ended, waits_for_itself
-from .._leases.keeper import HELD, State
+from .._leases.keeper import HELD, LeaseState
 from .._leases.lease import Lease
 from ..errors import CommandRefused, LeaseLost, LossReason, WouldDeadlock
 
 if TYPE_CHECKING:
     from .._core.keys import Keys
 
-S = TypeVar("S", bound="Share")
+S = TypeVar("S", bound="GroupLease")
 
-_bundles: WeakValueDictionary[Hashable, Bundle] = WeakValueDictionary()
+_bundles: WeakValueDictionary[Hashable, LeaseGroup] = WeakValueDictionary()
 """By the key that their owner gave them."""
 
 
-class Share(Lease):
+class GroupLease(Lease):
     """A lease that is held as long as all members of its bundle are, and until it is released itself."""
 
     reports_loss = False
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: LeaseGroup) -> None:
         self._bundle = bundle
         first = bundle.members[0]
         period = min(member.period for member in bundle.members)
@@ -77,11 +77,11 @@ class Share(Lease):
         try:
             await super().release()
         finally:
-            if self.state is State.LOST:
+            if self.state is LeaseState.LOST:
                 self._bundle.left(self)
 
 
-class Bundle:
+class LeaseGroup:
     """The keeper of shares. See the top of this module.
 
     Invariants: ``shares`` are those not released yet, oldest first; empty after a loss. At most one share is
@@ -96,7 +96,7 @@ class Bundle:
     def __init__(self, key: Hashable, members: tuple[Lease, ...]) -> None:
         """Bundle ``members``, and be found by ``key``. One that is lost already is found by `enter`."""
         self.members = members
-        self.shares: list[Share] = []
+        self.shares: list[GroupLease] = []
         self.loop = asyncio.get_running_loop()
         self.patience = members[0].patience
         self.response_timeout = members[0]._keeper.response_timeout
@@ -105,7 +105,7 @@ class Bundle:
         self.client = members[0].client
         self.token = b" ".join(member.wire_token for member in members)
         self.fence = max(member.fence for member in members)
-        self._behind: list[ReferenceType[Share]] = []  # after a loss: shares that were not released since
+        self._behind: list[ReferenceType[GroupLease]] = []  # after a loss: shares that were not released since
         self._key = key
         _bundles[key] = self
         for member in members:
@@ -116,22 +116,22 @@ class Bundle:
         member.on_loss = partial(self._member_lost, member)
 
     @staticmethod
-    def find(key: Hashable) -> Bundle | None:
+    def find(key: Hashable) -> LeaseGroup | None:
         """Return the bundle of that key in which somebody is inside; not one that is being released."""
         bundle = _bundles.get(key)
         return None if bundle is None or (bundle._ending and bundle.lost is None) else bundle
 
     @staticmethod
-    def shares_of(key: Hashable) -> list[Share]:
+    def shares_of(key: Hashable) -> list[GroupLease]:
         """Return what is `inside` the bundle of that key, if there is one."""
-        bundle = Bundle.find(key)
+        bundle = LeaseGroup.find(key)
         return [] if bundle is None else bundle.inside()
 
     @staticmethod
     def check_waits(key: Hashable, name: str) -> None:
         """Raise WouldDeadlock if a body of the current task holds the bundle of that key."""
         task = current_ref()
-        for share in Bundle.shares_of(key):
+        for share in LeaseGroup.shares_of(key):
             if task is not None and share.bars(task):
                 raise WouldDeadlock(waits_for_itself(name, share, "go on with that lease"))
 
@@ -146,7 +146,7 @@ class Bundle:
         self.shares.append(share)
         return share
 
-    def inside(self) -> list[Share]:
+    def inside(self) -> list[GroupLease]:
         """Return the shares that were not released, oldest first; after a loss those somebody still refers to."""
         return self.shares or [share for behind in self._behind if (share := behind()) is not None]
 
@@ -158,7 +158,7 @@ class Bundle:
         """Return the local time until which all members are certainly held."""
         left = self.members
         if self._ending:  # a release that was answered in part may be tried again
-            left = tuple(member for member in left if member.state is not State.RELEASED)
+            left = tuple(member for member in left if member.state is not LeaseState.RELEASED)
         return min(map(_deadline, left), default=-math.inf)
 
     def loss(self) -> LeaseLost:
@@ -258,7 +258,7 @@ class Bundle:
         if not shares:
             self._forget()
 
-    def left(self, share: Share) -> None:
+    def left(self, share: GroupLease) -> None:
         """A lost share was released: who held it knows."""
         self._behind = [behind for behind in self._behind if behind() not in (None, share)]
         if not self._behind:

@@ -15,7 +15,7 @@ from .._core import logs
 from .._transport.failures import said
 from ..coordinator import Coordinator
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
-from .votes import Bid, Bids
+from .votes import Vote, Votes
 
 APART = 10.0
 """Seconds by which the fences of servers, and so their clocks, may differ."""
@@ -28,7 +28,7 @@ def majority_fence(fences: Sequence[int], quorum: int) -> int | None:
     return next((first for first, last in pairs if first - last <= APART * 1_000_000), None)
 
 
-def report_ahead(name: str, coordinators: Sequence[Coordinator], bids: Bids, fence: int) -> None:
+def report_ahead(name: str, coordinators: Sequence[Coordinator], bids: Votes, fence: int) -> None:
     """Log, once for each server, that its fences are far ahead of ``fence``, which a majority agrees on."""
     for bid, lease in bids.granted:
         ahead, coordinator = (lease.fence - fence) / 1_000_000, coordinators[bid.server]
@@ -46,7 +46,7 @@ def no_majority(name: str, answered: int, servers: int, quorum: int, within: flo
     )
 
 
-def why_no_answer(name: str, bids: Bids, quorum: int, within: float) -> SyncError:
+def why_no_answer(name: str, bids: Votes, quorum: int, within: float) -> SyncError:
     """Return why no majority answered."""
     errors = [error for bid in bids.all if (error := bid.error) is not None]
     for error in errors:
@@ -60,12 +60,12 @@ def why_no_answer(name: str, bids: Bids, quorum: int, within: float) -> SyncErro
     return no_majority(name, answered, len(bids.all), quorum, within, f". No. {shown}")
 
 
-def _said(bid: Bid) -> str:
+def _said(bid: Vote) -> str:
     error = bid.error or bid.trouble
     return "no answer" if error is None else said(error)
 
 
-def why_no_fence(name: str, bids: Bids, quorum: int) -> Unreachable | None:
+def why_no_fence(name: str, bids: Votes, quorum: int) -> Unreachable | None:
     """Return the error for clocks that are far apart; None if that is not why there is no lease."""
     granted = bids.granted
     if len(granted) < sum(bid.answered for bid in bids.all):

@@ -1,7 +1,7 @@
 """A lease that stands on leases of several servers, and is held as long as a majority of them is.
 
-The leases underneath, the members, are ordinary ones of the coordinators of those servers, as those of a `Bundle` are:
-renewed, lost, released and undone there.
+The leases underneath, the members, are ordinary ones of the coordinators of those servers, as those of a `LeaseGroup`
+are: renewed, lost, released and undone there.
 
 How long it is held. Of n servers a quorum (n // 2 + 1) has to hold it at the same moment, so it ends when all but
 quorum - 1 members may have ended: at the deadline of the member that is the quorum's last, if they are sorted by their
@@ -20,11 +20,11 @@ from contextlib import suppress
 from weakref import ReferenceType, ref
 
 from .._core.clock import now
-from .._leases.keeper import HELD, State
+from .._leases.keeper import HELD, LeaseState
 from .._leases.lease import Lease
 from ..errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
-from .lease_group import Bundle, undo_extension
-from .votes import Bid, Bids, in_time, raise_fence
+from .lease_group import LeaseGroup, undo_extension
+from .votes import Vote, Votes, in_time, raise_fence
 
 DRIFT = 0.01
 LEAST_DRIFT = 0.002
@@ -36,7 +36,7 @@ def majority(servers: int) -> int:
     return servers // 2 + 1
 
 
-class Quorum(Bundle):
+class QuorumGroup(LeaseGroup):
     """The keeper of one share, which is held as long as ``needed`` of its members are."""
 
     _timer: asyncio.TimerHandle | None = None
@@ -54,7 +54,7 @@ class Quorum(Bundle):
         servers: int,
         fence: int,
         answer_within: float,
-        ask: Callable[[Bids, int], Bid],
+        ask: Callable[[Votes, int], Vote],
     ) -> None:
         """``members``: by server, of ``servers`` in all. ``fence``: what a majority of them agrees on.
 
@@ -124,7 +124,7 @@ class Quorum(Bundle):
         def done(error: Exception | None, had: int) -> None:
             self._releasing = False
             if isinstance(error, LeaseLost):
-                self._end(next(member for member in self.members if member.state is State.LOST), error.reason)
+                self._end(next(member for member in self.members if member.state is LeaseState.LOST), error.reason)
                 self._had = had
             self._released(lease, error)
 
@@ -133,7 +133,7 @@ class Quorum(Bundle):
     # -- servers that come back ------------------------------------------------------------------------
 
     def _rejoin_in(self, seconds: float) -> None:
-        this: ReferenceType[Quorum] = ref(self)
+        this: ReferenceType[QuorumGroup] = ref(self)
         self._rejoining = self.loop.call_later(seconds, _if_there, this, lambda it: it._rejoin(seconds))
 
     def _rejoin(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class Quorum(Bundle):
 
     async def _ask_again(self, missing: list[int], seconds: float) -> None:
         """Let those servers hold it, too, that grant it at once: so it outlives others that fail later."""
-        with Bids(1, self._answer_within) as bids:
+        with Votes(1, self._answer_within) as bids:
             for server in missing:
                 with suppress(SyncError):  # its coordinator was closed
                     self._ask(bids, server)
@@ -173,8 +173,8 @@ class Quorum(Bundle):
         if left <= 0:
             self._end(min(self.members, key=_certain), "expired")
         else:
-            this: ReferenceType[Quorum] = ref(self)
-            self._timer = self.loop.call_later(left, _if_there, this, Quorum._look)
+            this: ReferenceType[QuorumGroup] = ref(self)
+            self._timer = self.loop.call_later(left, _if_there, this, QuorumGroup._look)
 
     def _member_lost(self, member: Lease) -> None:
         if not self._releasing and len(self.held()) < self._fewest:
@@ -197,7 +197,7 @@ class Quorum(Bundle):
         self._timer = self._rejoining = None
 
 
-def _if_there(quorum: ReferenceType[Quorum], do: Callable[[Quorum], None]) -> None:
+def _if_there(quorum: ReferenceType[QuorumGroup], do: Callable[[QuorumGroup], None]) -> None:
     """Do it, unless all who had a share forgot it: a timer must not keep it."""
     found = quorum()
     if found is not None:
@@ -265,6 +265,6 @@ class _Releasing:
 
 def _certain(member: Lease) -> float:
     """Return until when a member is certainly held, whatever the clocks do (local clock)."""
-    if member.state is State.HELD:
+    if member.state is LeaseState.HELD:
         return member.deadline - member.period * DRIFT - LEAST_DRIFT
     return -math.inf

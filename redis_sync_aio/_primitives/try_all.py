@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from .._acquire.acquisition import Ticket
+from .._acquire.acquisition import Acquisition
 from .._acquire.request import Request
-from .._acquire.resource import LocalName
+from .._acquire.resource import Resource
 from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._core.keys import joined_keys
@@ -25,7 +25,7 @@ from .._leases.lease import Lease
 from .._transport.call import Call
 
 
-async def try_together(names: Sequence[LocalName], request: Request) -> tuple[list[Lease | None], list[bool]]:
+async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[list[Lease | None], list[bool]]:
     """Ask for all ``names`` in one round trip: for each a lease, or None; and whether it is free all the same.
 
     ``request`` must not wait and must not bring a token or an identity.
@@ -34,7 +34,7 @@ async def try_together(names: Sequence[LocalName], request: Request) -> tuple[li
     """
     hub = names[0].hub
     futures: list[asyncio.Future[Lease | None]] = [hub.loop.create_future() for _ in names]
-    tickets = [Ticket(name, request, future) for name, future in zip(names, futures, strict=True)]
+    tickets = [Acquisition(name, request, future) for name, future in zip(names, futures, strict=True)]
     free = [False] * len(names)
     keys = joined_keys([name.keys for name in names]) if len(names) > 1 and hub.pushes else None
     if keys is None:
@@ -60,7 +60,7 @@ async def try_together(names: Sequence[LocalName], request: Request) -> tuple[li
         raise
 
 
-def _deal_out(tickets: Sequence[Ticket], free: list[bool]) -> Callable[[Call], None]:
+def _deal_out(tickets: Sequence[Acquisition], free: list[bool]) -> Callable[[Call], None]:
     """Return what gives each ticket its part of the answer, and notes which of their locks are ``free``."""
 
     def answered(call: Call) -> None:

@@ -12,10 +12,10 @@ from .._core.clock import now
 from .._core.keys import upgrade_keys
 from .._engine.commands import WHOLE, Answer, Outcome, Released
 from .._leases.hold import Hold, OnLost
-from .._leases.keeper import HELD, State
+from .._leases.keeper import HELD, LeaseState
 from .._leases.lease import Lease
 from .._leases.renewals import Renewals
-from .._sharing.shared_grant import SharedLease
+from .._sharing.shared_grant import TaskLease
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..rwlock import ReadSide
 
 
-class UpgradeSide:
+class Upgrader:
     """Readers that become the writer. The writer's lease has the reader's token, and its release is a downgrade."""
 
     def __init__(self, read: ReadSide, on_lost: OnLost) -> None:
@@ -58,7 +58,7 @@ class UpgradeSide:
         """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
         first = permit.upgrader
         writer = None if first is None else first.writer
-        if first is not None and (writer is None or writer.state is State.RELEASING or writer.remaining()):
+        if first is not None and (writer is None or writer.state is LeaseState.RELEASING or writer.remaining()):
             if first is not lease:
                 raise self._deadlock()
             raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
@@ -67,7 +67,7 @@ class UpgradeSide:
             raise self._deadlock()
 
     async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
-        if isinstance(lease, SharedLease):
+        if isinstance(lease, TaskLease):
             # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
             begin = now()
             if not await lease.alone(limit):
@@ -155,7 +155,7 @@ class UpgradeSide:
     def _refused(self, answer: Answer, lease: Lease) -> SyncError:
         if answer.outcome is not Outcome.GONE:
             return self._deadlock()
-        if lease.state in (State.RELEASING, State.RELEASED):
+        if lease.state in (LeaseState.RELEASING, LeaseState.RELEASED):
             return NotHeld(f"the lease on {lease.name!r} was released before it could be upgraded")
         return lease.loss()
 

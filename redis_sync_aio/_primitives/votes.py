@@ -8,9 +8,9 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from .._acquire.acquisition import Ticket
+from .._acquire.acquisition import Acquisition
 from .._acquire.request import Request
-from .._acquire.resource import LocalName
+from .._acquire.resource import Resource
 from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._leases.lease import Lease
@@ -18,21 +18,21 @@ from ..errors import SyncError, Unreachable
 
 T = TypeVar("T")
 
-GLANCE = 0.01
+CHECK_INTERVAL = 0.01
 """So often, in seconds, it is looked whether those that have not answered are out of reach."""
 
 
-class Bid:
+class Vote:
     """One of them, on its way."""
 
     used = False
     """Somebody has its lease: it is not withdrawn."""
 
-    def __init__(self, server: int, local: LocalName, request: Request) -> None:
+    def __init__(self, server: int, local: Resource, request: Request) -> None:
         self.server = server  # which of them it is, from 0 on
         self.local = local
         self.future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
-        self._ticket = Ticket(local, request, self.future)
+        self._ticket = Acquisition(local, request, self.future)
         self._ticket.ask()
 
     @property
@@ -75,7 +75,7 @@ async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
         return error
 
 
-async def raise_fence(bid: Bid, lease: Lease, fence: int, within: float) -> bool:
+async def raise_fence(bid: Vote, lease: Lease, fence: int, within: float) -> bool:
     """Let the server of ``bid``, whose lease it is, grant none but higher fences; return whether it will.
 
     It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
@@ -87,11 +87,11 @@ async def raise_fence(bid: Bid, lease: Lease, fence: int, within: float) -> bool
     return bid.lease is lease
 
 
-class Bids:
+class Votes:
     """All of one attempt. When its ``with`` ends, those that are not used are withdrawn, and nothing stays of them."""
 
     def __init__(self, quorum: int, answer_within: float) -> None:
-        self.all: list[Bid] = []
+        self.all: list[Vote] = []
         self._quorum = quorum
         self._answer_within = answer_within
 
@@ -105,14 +105,14 @@ class Bids:
             if not bid.used:
                 bid.withdraw()
 
-    def ask(self, server: int, local: LocalName, request: Request) -> Bid:
+    def ask(self, server: int, local: Resource, request: Request) -> Vote:
         """Ask one server more."""
-        bid = Bid(server, local, request)
+        bid = Vote(server, local, request)
         self.all.append(bid)
         return bid
 
     @property
-    def granted(self) -> list[tuple[Bid, Lease]]:
+    def granted(self) -> list[tuple[Vote, Lease]]:
         """Those that have a lease, and that."""
         return [(bid, lease) for bid in self.all if (lease := bid.lease) is not None]
 
@@ -129,5 +129,5 @@ class Bids:
             if left <= 0 or (self.suffice and all(bid.trouble is not None for bid in missing)):
                 return
             await asyncio.wait(
-                [bid.future for bid in missing], timeout=min(left, GLANCE), return_when=asyncio.FIRST_COMPLETED
+                [bid.future for bid in missing], timeout=min(left, CHECK_INTERVAL), return_when=asyncio.FIRST_COMPLETED
             )

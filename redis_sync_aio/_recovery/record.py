@@ -26,12 +26,12 @@ from .._core.arguments import Json
 from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._core.display import text
-from .._leases.keeper import HELD, State
+from .._leases.keeper import HELD, LeaseState
 from .._transport.call import Argument, Call, Reply
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
 
 if TYPE_CHECKING:
-    from .._acquire.resource import LocalName
+    from .._acquire.resource import Resource
     from .._leases.in_flight import Sent
     from .._leases.lease import Lease
     from .._leases.renewals import Renewals
@@ -74,7 +74,7 @@ class Step:
     arguments: dict[str, Json]
 
 
-class Record:
+class WorkRecord:
     """The record as its holder knows it.
 
     Invariant: what is here was sent, or is sent by the next write.
@@ -185,7 +185,7 @@ class Record:
         """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
         if sent is not None:
             self._keeper.heard(lease, sent, call)
-        if lease.state is State.LOST:
+        if lease.state is LeaseState.LOST:
             return lease.loss()
         if call.error is not None:
             return call.error
@@ -198,7 +198,7 @@ class Record:
         return error
 
 
-async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout: float | None) -> Lease | None:
+async def adopting(granting: Awaitable[Lease | None], local: Resource, timeout: float | None) -> Lease | None:
     """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
 
     ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
@@ -207,7 +207,7 @@ async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout:
     lease = await granting
     if lease is None:
         return None
-    record = lease.book = Record(local.hub.renewals)
+    record = lease.book = WorkRecord(local.hub.renewals)
     try:
         await record.adopt(lease, max(ends, now() + lease.patience))
     except BaseException:
@@ -216,7 +216,7 @@ async def adopting(granting: Awaitable[Lease | None], local: LocalName, timeout:
     return lease
 
 
-def _not_adopted(local: LocalName, lease: Lease, record: Record) -> None:
+def _not_adopted(local: Resource, lease: Lease, record: WorkRecord) -> None:
     """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
 
     The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
@@ -228,7 +228,7 @@ def _not_adopted(local: LocalName, lease: Lease, record: Record) -> None:
     local.decline(lease)
 
 
-def _withdraw(local: LocalName, lease: Lease, record: Record) -> None:
+def _withdraw(local: Resource, lease: Lease, record: WorkRecord) -> None:
     """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
     renewals, time = local.hub.renewals, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)

@@ -11,13 +11,13 @@ from .undo import UndoStep, compensate
 
 if TYPE_CHECKING:
     from .._leases.lease import Lease
-    from .record import Abandoned, Record
+    from .record import Abandoned, WorkRecord
 
 
 class Recorded:
     """The part of `Lease` that is about its record."""
 
-    book: Record | None = None
+    book: WorkRecord | None = None
     """The record, if the lock is robust."""
 
     @property
@@ -93,7 +93,7 @@ class Recorded:
         """Forget progress and undo steps, as a clean release would; errors and cancellation as in `record`."""
         await self.robust().clear(self._lease())
 
-    def robust(self) -> Record:
+    def robust(self) -> WorkRecord:
         """Return the record for a write. Raises NotRobust, LeaseLost, NotHeld or StaleWriter."""
         lease = self._lease()
         lease.check_place()

@@ -22,7 +22,7 @@ from ..errors import SyncError, UndoFailed, UnknownStep
 
 if TYPE_CHECKING:
     from .._leases.lease import Lease
-    from .record import Record, Step
+    from .record import Step, WorkRecord
 
 
 UndoStep: TypeAlias = Callable[..., Awaitable[object]]
@@ -120,7 +120,7 @@ def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: st
         )
 
 
-class Undoing:
+class UndoRunner:
     """Runs steps one after the other for the current task, which may be cancelled meanwhile.
 
     ``cancelled`` is the first cancellation that arrived; ``errors`` are those of the steps.
@@ -188,16 +188,16 @@ def _ended_late(task: asyncio.Task[object]) -> None:
         logs.undo_ended_late(error, task.get_name())
 
 
-async def undo_recorded(lease: Lease, record: Record, function: UndoStep, step: Step) -> None:
+async def undo_recorded(lease: Lease, record: WorkRecord, function: UndoStep, step: Step) -> None:
     """Run a recorded step, and record that it was run. A crash in between runs it once more."""
     await function(**step.arguments)
     await record.undone(lease, step)
 
 
-async def compensate(lease: Lease, record: Record, registry: Mapping[str, UndoStep], timeout: float) -> None:
+async def compensate(lease: Lease, record: WorkRecord, registry: Mapping[str, UndoStep], timeout: float) -> None:
     """See `Lease.compensate`."""
     check_names((step.name for step in record.steps), check_registry(registry), lease.name)
-    undoing = Undoing(timeout)
+    undoing = UndoRunner(timeout)
     for step in reversed(tuple(record.steps)):
         if undoing.cancelled is not None or not lease.remaining() or record.superseded:
             break  # what is left is recorded: the next holder goes on

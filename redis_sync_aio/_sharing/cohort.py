@@ -27,24 +27,24 @@ from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from .._acquire.acquisition import Ticket
+from .._acquire.acquisition import Acquisition
 from .._acquire.request import Request
 from .._acquire.waits import Waits, timeout_error
 from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._leases.lease import Lease
-from ..errors import LimitMismatch, SyncError, Unreachable, copied
-from .holdings import Awaited, Bases
-from .shared_grant import Base, SharedLease, Task
+from ..errors import LimitMismatch, SyncError, Unreachable, copy_error
+from .holdings import Awaited, Holdings
+from .shared_grant import ProcessGrant, Task, TaskLease
 
 if TYPE_CHECKING:
-    from .._acquire.resource import LocalName
+    from .._acquire.resource import Resource
 
 IN_ONE_TURN = 64
 """A base is taken at once so often before the loop gets a chance to hear what others want."""
 
 
-class Opening:
+class PendingGrant:
     """A ticket at the server for what its cohort is to have next."""
 
     _done = False
@@ -55,7 +55,7 @@ class Opening:
         self.wants = request
         self.limit = cohort.limit  # as it was then
         self.serial = serial
-        self.ticket = Ticket(cohort.local, cohort.of_process(request), self)
+        self.ticket = Acquisition(cohort.local, cohort.of_process(request), self)
 
     def done(self) -> bool:
         return self._done
@@ -75,7 +75,7 @@ class Opening:
         self.ticket.undo()
 
 
-class Cohort(Bases):
+class Cohort(Holdings):
     """See the top of this module.
 
     Invariants: of those in ``line`` some are done (cancelled, or their time was up); ``_gone`` is how many of them we
@@ -83,11 +83,11 @@ class Cohort(Bases):
     which it was taken often. Whoever waits has a base, or an opening, before him.
     """
 
-    def __init__(self, local: LocalName, request: Request) -> None:
+    def __init__(self, local: Resource, request: Request) -> None:
         super().__init__(local, request)
         self._gone = 0
         self._asked = 0  # openings so far
-        self.openings: list[Opening] = []
+        self.openings: list[PendingGrant] = []
         self._trying = 0  # of them, for those who do not wait: they are of no use to the line
         self._taken_at_once = 0
         self._tries: list[tuple[Awaited, Request]] = []  # of those who do not wait: answered when this turn ends
@@ -173,7 +173,7 @@ class Cohort(Bases):
                 base.look()
             self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
 
-    def _at_once(self, request: Request) -> SharedLease | None:
+    def _at_once(self, request: Request) -> TaskLease | None:
         """Take a base that rests, or join the readers."""
         time = now()
         for base in chain(self.resting, self.bases if self._together else ()):
@@ -183,7 +183,7 @@ class Cohort(Bases):
                 if not self._taken_at_once:
                     self.loop.call_soon(self._turn_ended)
                 self._taken_at_once += 1
-                return SharedLease(self, base, request)
+                return TaskLease(self, base, request)
         return None
 
     def _turn_ended(self) -> None:
@@ -216,7 +216,7 @@ class Cohort(Bases):
         self._asked += 1
         self._room -= 1
         self._trying += only is not None
-        opening = Opening(self, wanted, only, self._asked)
+        opening = PendingGrant(self, wanted, only, self._asked)
         self.openings.append(opening)
         opening.ticket.ask()
 
@@ -246,11 +246,11 @@ class Cohort(Bases):
             )
         return self._of_process
 
-    def _withdraw(self, opening: Opening) -> None:
+    def _withdraw(self, opening: PendingGrant) -> None:
         self._ended(opening)
         opening.withdraw()
 
-    def _ended(self, opening: Opening) -> None:
+    def _ended(self, opening: PendingGrant) -> None:
         self.openings.remove(opening)
         self._room += 1
         self._trying -= opening.only is not None
@@ -329,7 +329,7 @@ class Cohort(Bases):
 
     # -- what becomes of tickets -----------------------------------------------------------------------
 
-    def opened(self, opening: Opening, lease: Lease | None) -> None:
+    def opened(self, opening: PendingGrant, lease: Lease | None) -> None:
         """The server granted it, or (None) said that it is taken to one who does not wait."""
         self._ended(opening)
         only = opening.only
@@ -338,11 +338,11 @@ class Cohort(Bases):
                 only.set_result(None)
             self._ask()
             return
-        assert isinstance(lease, Base)
+        assert isinstance(lease, ProcessGrant)
         base = lease
         self._keep(base, opening.ticket.number)
         if only is not None and not only.done():
-            only.set_result(SharedLease(self, base, opening.wants))
+            only.set_result(TaskLease(self, base, opening.wants))
         elif not self._hand_on(base):
             self.give_back(base)
         if self.line:
@@ -354,7 +354,7 @@ class Cohort(Bases):
         elif opening.ticket.unheard:
             base.look()
 
-    def refused(self, opening: Opening, error: SyncError) -> None:
+    def refused(self, opening: PendingGrant, error: SyncError) -> None:
         """There is no answer, or a bad one."""
         self._ended(opening)
         if opening.only is not None:
@@ -366,7 +366,7 @@ class Cohort(Bases):
             late = opening.serial if isinstance(error, Unreachable) else self._asked + 1
             for future, _, after in self.line:
                 if after < late and not future.done():
-                    future.set_exception(copied(error))
+                    future.set_exception(copy_error(error))
                     self._gone += 1
         self._trim()
         self._ask()
@@ -377,15 +377,15 @@ class Cohort(Bases):
         tries, self._tries = self._tries, []
         for future, _ in tries:
             if not future.done():
-                future.set_exception(copied(error))
+                future.set_exception(copy_error(error))
         line, self.line = self.line, deque()
         for future, _, _ in line:
             if not future.done():
-                future.set_exception(copied(error))
+                future.set_exception(copy_error(error))
             else:
                 self._gone -= 1
 
-    def _hand_on(self, base: Base) -> bool:
+    def _hand_on(self, base: ProcessGrant) -> bool:
         """Give it to the first in the line, or to all of them (readers); return whether there was anybody."""
         taken, line = False, self.line
         while line:
@@ -393,7 +393,7 @@ class Cohort(Bases):
             if future.done():
                 self._gone -= 1
             else:
-                future.set_result(SharedLease(self, base, request))
+                future.set_result(TaskLease(self, base, request))
                 if not self._together:
                     return True
                 taken = True

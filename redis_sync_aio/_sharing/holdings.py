@@ -13,10 +13,10 @@ from .._core.clock import now
 from .._engine.outcomes import WHOLE
 from .._leases.choice import ended
 from .._leases.lease import Lease
-from .shared_grant import Base, LastShare, SharedLease
+from .shared_grant import LastShare, ProcessGrant, TaskLease
 
 if TYPE_CHECKING:
-    from .._acquire.resource import LocalName
+    from .._acquire.resource import Resource
     from .._client.settings import Client
     from .._core.keys import Keys
 
@@ -26,18 +26,18 @@ UNKNOWN_LIMIT = 16
 FEW = 64
 """So many shares are looked through for those of a task. To list them by task costs each grant in the process 10 %."""
 
-Awaited: TypeAlias = asyncio.Future[SharedLease | None]
+Awaited: TypeAlias = asyncio.Future[TaskLease | None]
 Waiting: TypeAlias = tuple[Awaited, Request, int]
 """A task in the line: what it awaits, what it wants, and after which opening it came."""
 
 
-class Bases(ABC):
+class Holdings(ABC):
     """The bases of a cohort, and the keeper of their shares.
 
     Invariant: nobody is in ``line`` while a base rests, but for the rest of a turn in which it was taken often.
     """
 
-    def __init__(self, local: LocalName, request: Request) -> None:
+    def __init__(self, local: Resource, request: Request) -> None:
         hub = local.hub
         self.local = local
         self.hub = hub
@@ -50,8 +50,8 @@ class Bases(ABC):
         self.exit_timeout = hub.renewals.exit_timeout
         self.retry_for = hub.renewals.retry_for
         self.line: deque[Waiting] = deque()
-        self.bases: dict[Base, None] = {}  # the oldest first
-        self.resting: dict[Base, None] = {}
+        self.bases: dict[ProcessGrant, None] = {}  # the oldest first
+        self.resting: dict[ProcessGrant, None] = {}
         self._together = request.reads
         self._writes = request.limit == WHOLE and not request.reads
         self._weight = request.weight
@@ -73,14 +73,14 @@ class Bases(ABC):
         return max(1, (self.limit or UNKNOWN_LIMIT) // self._weight)  # the server says what is too heavy
 
     @abstractmethod
-    def _hand_on(self, base: Base) -> bool:
+    def _hand_on(self, base: ProcessGrant) -> bool:
         """Give it to the first in the line, or to all of them (readers); return whether there was anybody."""
 
     @abstractmethod
     def _ask(self) -> None:
         """Ask the server for what is still wanted."""
 
-    def _keep(self, base: Base, number: int) -> None:
+    def _keep(self, base: ProcessGrant, number: int) -> None:
         """Begin with what was granted to the ticket of that number."""
         base.cohort, base.number = self, number
         base.sound = self.hub.pushes  # else nobody would tell us that others wait
@@ -93,13 +93,13 @@ class Bases(ABC):
 
     # -- handing on ------------------------------------------------------------------------------------
 
-    def _may_go_on(self, base: Base, time: float) -> bool:
+    def _may_go_on(self, base: ProcessGrant, time: float) -> bool:
         """Return whether another task may have it. What it looks at is looked at in `passed_on`, too."""
         if not base.sound or time >= base.deadline or base.next_fence > base.last_fence:
             return False
         return not base.wanted or (base.budget > 0 and time < base.yield_at and not self._together)
 
-    def passed_on(self, lease: SharedLease) -> bool:
+    def passed_on(self, lease: TaskLease) -> bool:
         """End ``lease`` without a command, if another task has the base then, or it may rest; else change nothing."""
         base, time = lease.base, now()
         shares = base.shares
@@ -125,12 +125,12 @@ class Bases(ABC):
 
     # -- resting ---------------------------------------------------------------------------------------
 
-    def _may_rest(self, base: Base, linger: float) -> bool:
+    def _may_rest(self, base: ProcessGrant, linger: float) -> bool:
         if base.wanted:
             return not self._writes  # those who read get in once in a turn of theirs: a writer's is as short
         return linger > 0
 
-    def _rest(self, base: Base, linger: float, time: float) -> None:
+    def _rest(self, base: ProcessGrant, linger: float, time: float) -> None:
         self.resting[base] = None
         base.rests_since = time
         if base.wanted:
@@ -143,12 +143,12 @@ class Bases(ABC):
             base.lingers = linger
             base.rest = self.loop.call_later(linger, self._end_of_rest, base, linger)
 
-    def _end_of_turn(self, base: Base) -> None:
+    def _end_of_turn(self, base: ProcessGrant) -> None:
         base.turning = False
         if base in self.resting:
             self.give_back(base)
 
-    def _end_of_rest(self, base: Base, linger: float) -> None:
+    def _end_of_rest(self, base: ProcessGrant, linger: float) -> None:
         base.rest = None
         if base not in self.resting:
             return
@@ -166,7 +166,7 @@ class Bases(ABC):
             self._wanted(base)
         self._ask()
 
-    def _wanted(self, base: Base) -> None:
+    def _wanted(self, base: ProcessGrant) -> None:
         if base.wanted:
             return
         base.wanted = True
@@ -176,7 +176,7 @@ class Bases(ABC):
         if base in self.resting and not base.turning:
             self.give_back(base)
 
-    def part_with(self, base: Base) -> None:
+    def part_with(self, base: ProcessGrant) -> None:
         """Nobody more gets this base: who comes now has to ask the server."""
         base.sound = False
         self._leave_room(base)
@@ -192,18 +192,18 @@ class Bases(ABC):
             if share.acquirer is not None and not ended(share.acquirer):
                 self.local.leases.note(share.acquirer, share)
 
-    def _leave_room(self, base: Base) -> None:
+    def _leave_room(self, base: ProcessGrant) -> None:
         if base.takes_room:  # once: it may end after that, or be left behind when it has ended
             base.takes_room = False
             self._room += 1
 
-    def give_back(self, base: Base) -> None:
+    def give_back(self, base: ProcessGrant) -> None:
         """Give it to the server; who waits here is behind those who wait there."""
         self._forget(base)
         base.give_back()
         self._ask()
 
-    def _forget(self, base: Base) -> None:
+    def _forget(self, base: ProcessGrant) -> None:
         base.sound = False
         if base in self.bases:
             del self.bases[base]
@@ -214,7 +214,7 @@ class Bases(ABC):
             base.rest.cancel()
             base.rest = None
 
-    def lost(self, base: Base) -> None:
+    def lost(self, base: ProcessGrant) -> None:
         """The server lease is gone: who has it loses it, and nobody gets it."""
         self._forget(base)
         shares, base.shares = base.everybody(), []
@@ -239,19 +239,19 @@ class Bases(ABC):
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
-        assert isinstance(lease, SharedLease)
+        assert isinstance(lease, TaskLease)
         return (lease.base,)
 
     async def extend(self, lease: Lease, ttl: int) -> None:
         """Renew the base now with another ttl, and let ``lease`` end then if it is not renewed."""
-        assert isinstance(lease, SharedLease)
+        assert isinstance(lease, TaskLease)
         await self.hub.renewals.extend(lease.base, ttl)
         lease.extended(ttl)
         self.hub.renewals.writer_follows(lease.base)
 
     def release(self, lease: Lease) -> None:
         """End ``lease``; the server hears of it unless another task has the base then."""
-        assert isinstance(lease, SharedLease)
+        assert isinstance(lease, TaskLease)
         base = lease.base
         base.tighten(lease)
         if self.thread and self.passed_on(lease):
@@ -268,7 +268,7 @@ class Bases(ABC):
 
     def forget(self, lease: Lease) -> None:
         """``lease`` is lost. By its own end: then it is not handed on, since its task may go on writing."""
-        assert isinstance(lease, SharedLease)
+        assert isinstance(lease, TaskLease)
         base = lease.base
         base.tighten(lease)
         lease.leave()

@@ -1,7 +1,7 @@
 """Leases of local sharing: what the server granted to this process, and what its tasks have of it.
 
 A *base* is an ordinary lease on the server, renewed, lost and released as any other. Tasks have it one after the
-other, or (readers) at once, each by a `SharedLease` of its own. Who is next, and until when, decides the cohort
+other, or (readers) at once, each by a `TaskLease` of its own. Who is next, and until when, decides the cohort
 (`_sharing/cohort.py`).
 """
 
@@ -17,13 +17,13 @@ from .._core import logs
 from .._core.clock import now
 from .._engine.outcomes import RANGE
 from .._leases.forgotten import weakly
-from .._leases.keeper import HELD, RELEASED, Keeper, State
+from .._leases.keeper import HELD, RELEASED, LeaseManager, LeaseState
 from .._leases.lease import Lease
 from ..errors import LeaseLost, LossReason
 
 if TYPE_CHECKING:
     from .._acquire.request import Request
-    from .._acquire.resource import LocalName
+    from .._acquire.resource import Resource
     from .._core.keys import Keys
     from .._leases.renewals import Renewals
     from .._transport.call import Argument, Reply
@@ -34,20 +34,20 @@ MOST_FENCES = 8192
 """So many are reserved at once at most: as fences are microseconds, they would run ahead of the clock."""
 
 
-class Sharing(Keeper, Protocol):
+class Sharing(LeaseManager, Protocol):
     """The keeper of shares: what both kinds of leases need of their cohort."""
 
     thread: int
-    local: LocalName
+    local: Resource
     listed: bool
 
-    def passed_on(self, lease: SharedLease) -> bool: ...
-    def lost(self, base: Base) -> None: ...
-    def give_back(self, base: Base) -> None: ...
-    def part_with(self, base: Base) -> None: ...
+    def passed_on(self, lease: TaskLease) -> bool: ...
+    def lost(self, base: ProcessGrant) -> None: ...
+    def give_back(self, base: ProcessGrant) -> None: ...
+    def part_with(self, base: ProcessGrant) -> None: ...
 
 
-class Base(Lease):
+class ProcessGrant(Lease):
     """A lease of this process, for its tasks to share.
 
     Invariants: all ``shares`` end with it, if not before. The fences from ``next_fence`` to ``last_fence`` are reserved
@@ -87,9 +87,9 @@ class Base(Lease):
         super().__init__(renewals, keys, token, fence, deadline, period, request)
         self.step = 0 if request.reads else 1
         self._range = RANGE
-        self.shares: list[SharedLease] = []
+        self.shares: list[TaskLease] = []
         self.wanted, self.sound, self.share_ended = False, True, None
-        self._loose: dict[ReferenceType[SharedLease], None] = {}  # whose task has ended
+        self._loose: dict[ReferenceType[TaskLease], None] = {}  # whose task has ended
         self._reserved(fence, RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
@@ -125,7 +125,7 @@ class Base(Lease):
             else:
                 self.wanted = False
 
-    def everybody(self) -> list[SharedLease]:
+    def everybody(self) -> list[TaskLease]:
         """Return all shares, also those that only references keep."""
         if not self._loose:
             return self.shares
@@ -139,13 +139,13 @@ class Base(Lease):
             self.cohort.local.leases.discard(share)
             self._loose[weakly(share, self.cohort.loop, self._forgotten)] = None
 
-    def tighten(self, share: SharedLease) -> None:
+    def tighten(self, share: TaskLease) -> None:
         """Know ``share``, which ends now, as any other."""
         if self._loose and (reference := ref(share)) in self._loose:
             del self._loose[reference]
             self.shares.append(share)
 
-    def _forgotten(self, reference: ReferenceType[SharedLease]) -> None:
+    def _forgotten(self, reference: ReferenceType[TaskLease]) -> None:
         """Stop renewing for a share that nothing refers to."""
         self._loose.pop(reference, None)
         self.one_left()
@@ -175,7 +175,7 @@ class Base(Lease):
 
     def lose(self, reason: LossReason) -> None:
         """Note that it is gone, and with it its shares."""
-        was_held = self.state in (HELD, State.RELEASING)
+        was_held = self.state in (HELD, LeaseState.RELEASING)
         self._unlisted()
         super().lose(reason)
         if was_held and self.number:  # else nobody wanted it any more when it was granted, and it has no cohort
@@ -198,7 +198,7 @@ class Base(Lease):
 class LastShare:
     """Takes what becomes of the release of a base, for the task that had it last."""
 
-    def __init__(self, lease: SharedLease) -> None:
+    def __init__(self, lease: TaskLease) -> None:
         self._lease = lease
 
     def done(self) -> bool:
@@ -217,7 +217,7 @@ class LastShare:
             lease.release_ended(error)
 
 
-class SharedLease(Lease):
+class TaskLease(Lease):
     """What one task has of a base: a lease with a fence, an end, a loss of its own."""
 
     # As class attributes they cost nothing to set up: it is made for every grant.
@@ -232,7 +232,7 @@ class SharedLease(Lease):
     _keeper: Sharing
     _terms: Request
 
-    def __init__(self, cohort: Sharing, base: Base, request: Request) -> None:
+    def __init__(self, cohort: Sharing, base: ProcessGrant, request: Request) -> None:
         self.state = HELD
         self._keeper = cohort
         self._terms = request
@@ -309,7 +309,7 @@ class SharedLease(Lease):
             self.lose("expired")
 
     def _report_loss(self) -> None:
-        if self.base.state is not State.LOST:  # else its loss is reported
+        if self.base.state is not LeaseState.LOST:  # else its loss is reported
             super()._report_loss()
 
     def committing(self, number: int) -> None:

@@ -16,7 +16,7 @@ from typing import Literal, NoReturn
 from redis.asyncio import Redis
 
 from .._client.checkout import Encodables
-from .._client.error_replies import passing
+from .._client.error_replies import is_transient
 from .._core.clock import now
 from .._core.display import listed, text
 from .._transport.call import RETRY
@@ -30,11 +30,11 @@ from ..errors import (
     Unreachable,
     WrongContext,
 )
-from .body import Body
-from .commit_marker import Marker
-from .exec_replies import NoAnswer, Replies
+from .body import BodyScope
+from .commit_marker import CommitMarker
+from .exec_replies import ExecUnanswered, Replies
 from .handle import Transaction
-from .options import Bounds, Committed
+from .options import Committed, TransactionOptions
 from .turn import PoliteTransaction, Turn
 
 
@@ -44,7 +44,7 @@ class Attempts:
     def __init__(
         self,
         client: Redis,
-        terms: Bounds,
+        terms: TransactionOptions,
         retry_for: float,
         turn: Turn | None = None,
         response_timeout: float | None = None,
@@ -54,7 +54,7 @@ class Attempts:
         self._terms = terms
         self._turn = turn  # of which the coroutines of this object are the only user
         self._escalated = False
-        self._marker: Marker | None = None
+        self._marker: CommitMarker | None = None
         self._begun = now()
         self._attempts = self._conflicts = 0
         self._conflict_delays: Iterator[float] = iter(terms.backoff)
@@ -122,7 +122,7 @@ class Attempts:
         watched: tuple[bytes, ...] = ()
         first: tuple[Encodables, ...] = ()
         if self._terms.exactly_once:
-            self._marker = marker = Marker(self._client, self._terms.keys[0], self._response_timeout)
+            self._marker = marker = CommitMarker(self._client, self._terms.keys[0], self._response_timeout)
             watched, first = (marker.key,), (marker.done,)
         if self._turn is None:
             return Transaction(self._client, keys, watched, first, self._response_timeout)
@@ -154,7 +154,7 @@ class Attempts:
     def enter(self) -> None:
         """The body begins, in this task."""
         try:
-            self._body = Body(self._client)
+            self._body = BodyScope(self._client)
         except TransactionMisuse as error:
             self._give_up(error)
         self._entered = True
@@ -198,7 +198,7 @@ class Attempts:
             raise
         else:
             await tx._end(drop=False)
-            if isinstance(outcome, NoAnswer):
+            if isinstance(outcome, ExecUnanswered):
                 await self._unanswered(outcome, sent)
             elif outcome is None:
                 self._conflicts += 1
@@ -235,7 +235,7 @@ class Attempts:
 
     def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
         """Nothing was done in this attempt, because of ``error``: plan the next one, or raise."""
-        if passing(error) and self._out_of_trouble(tx._asked):
+        if is_transient(error) and self._out_of_trouble(tx._asked):
             return True
         self._give_up(error)
 
@@ -246,7 +246,7 @@ class Attempts:
         why = f"a later run ended with {type(error).__name__}, which is the cause of this. Look at the data"
         raise self._unknown(self._EARLIER, why) from error
 
-    async def _unanswered(self, outcome: NoAnswer, sent: float) -> None:
+    async def _unanswered(self, outcome: ExecUnanswered, sent: float) -> None:
         """EXEC may have been executed."""
         executed: bool | None = None
         if self._marker is not None:

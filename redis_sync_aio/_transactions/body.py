@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from redis.asyncio import Redis
 
 from .._client.settings import Same
-from .._core.cancellation import stay_due
+from .._core.cancellation import redeliver_cancellation
 from ..errors import TransactionMisuse
 from .handle import Transaction
 
@@ -17,7 +17,7 @@ _inside: WeakKeyDictionary[asyncio.Task[Any], list[Same]] = WeakKeyDictionary()
 """Tasks that run the body of a transaction, and the connection pools of those."""
 
 
-class Body:
+class BodyScope:
     """One body, from now on, in the running task. Raises TransactionMisuse inside another one on the same pool."""
 
     def __init__(self, client: Redis) -> None:
@@ -47,4 +47,4 @@ class Body:
         except asyncio.CancelledError as again:
             if cancelled or error is tx._trouble or asyncio.current_task() is None:
                 raise
-            stay_due(again, self._cancelling)
+            redeliver_cancellation(again, self._cancelling)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import redis.exceptions
 from redis.asyncio import Redis
 
-from .._client.checkout import Borrowed, Encodables, name_words, packer
+from .._client.checkout import CheckedOut, Encodables, name_words, packer
 from .._client.settings import PerClient
 
 
@@ -124,7 +124,7 @@ def _split(words: Encodables) -> tuple[str, str, Sequence[Any]]:
     return name, more[0] if more else _text(rest[0]).upper() if rest else "", rest
 
 
-async def only_reads(client: Redis, connection: Borrowed, words: Encodables) -> bool | redis.exceptions.ResponseError:
+async def only_reads(client: Redis, connection: CheckedOut, words: Encodables) -> bool | redis.exceptions.ResponseError:
     """Return whether a command that is not `known_to_read` has no effects either, as the server says; once per command.
 
     Also true when the server does not know the command: it will say so. Returns the error when it does not answer
@@ -149,7 +149,7 @@ class _About(NamedTuple):
     """It has subcommands, which have effects of their own."""
 
 
-async def _about(client: Redis, connection: Borrowed, *names: str) -> _About | redis.exceptions.ResponseError:
+async def _about(client: Redis, connection: CheckedOut, *names: str) -> _About | redis.exceptions.ResponseError:
     """Ask about a command, or about one with a part of it: before Redis 7 only the former is known to have effects."""
     known = _asked.get(client, dict)
     if names[-1] not in known:

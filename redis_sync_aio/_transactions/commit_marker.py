@@ -22,7 +22,7 @@ from typing import Any
 import redis.exceptions
 from redis.asyncio import Redis
 
-from .._client.checkout import OUT_OF_REACH, Encodables, borrow, packer
+from .._client.checkout import OUT_OF_REACH, Encodables, checkout, packer
 from .._client.error_replies import TRANSIENT, answered
 from .._client.settings import client_response_timeout
 from .._core.clock import now
@@ -30,13 +30,13 @@ from .._core.keys import marker_key
 from .._transport.call import RETRY
 
 DONE, VOID = b"done", b"void"
-KEPT = 60.0
+MARKER_TTL = 60.0
 """Seconds that a marker stays on the server."""
 PATIENCE = 20.0
 """For how many seconds the server is asked, while it is out of reach."""
 
 
-class Marker:
+class CommitMarker:
     """Whether one attempt was committed."""
 
     def __init__(self, client: Redis, key: bytes, response_timeout: float | None = None) -> None:
@@ -46,7 +46,7 @@ class Marker:
         self.done: Encodables = self._set(DONE)
 
     def _set(self, value: bytes, *options: str) -> Encodables:
-        return ("SET", self.key, value, "PX", int(KEPT * 1000), *options)
+        return ("SET", self.key, value, "PX", int(MARKER_TTL * 1000), *options)
 
     async def find_out(self, sent: float) -> bool | None:
         """Return whether EXEC, sent at that local time, was executed (True) or never will be (False); None: not known.
@@ -60,14 +60,14 @@ class Marker:
                     value = await self._ask()
                     if value == DONE:
                         return True
-                    if value == VOID:  # after `KEPT` a "done" would be forgotten, and our "void" prove nothing
-                        return False if now() < sent + KEPT else None
+                    if value == VOID:  # after `MARKER_TTL` a "done" would be forgotten, and our "void" prove nothing
+                        return False if now() < sent + MARKER_TTL else None
                     await asyncio.sleep(delay)
         return None
 
     async def _ask(self) -> bytes | None:
         try:
-            connection = await borrow(self._client, self._response_timeout)
+            connection = await checkout(self._client, self._response_timeout)
         except OUT_OF_REACH as error:
             self._check_passing(error)
             return None

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import redis.exceptions
 
-from .._client.checkout import NEVER_DECODE, Borrowed, Encodables, Packed
+from .._client.checkout import NEVER_DECODE, CheckedOut, Encodables, Packed
 from .._transport.call import Reply
-from ..errors import PartlyApplied
+from ..errors import PartiallyApplied
 from .command_flags import first_word
 
 Command: TypeAlias = tuple[Packed, Encodables, dict[str, Any]]
@@ -20,7 +20,7 @@ Replies: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class NoAnswer:
+class ExecUnanswered:
     """EXEC was sent, and no answer came: it was executed, or not."""
 
     cause: Exception
@@ -30,8 +30,8 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, redis.exceptio
 """What the client's decoder, or a callback of its, raises for a reply. The command was executed."""
 
 
-async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: Sequence[Reply]) -> Replies:
-    """Return the replies to ``commands``. Raises PartlyApplied if one failed, or cannot be read."""
+async def read_replies(connection: CheckedOut, commands: Sequence[Command], raw: Sequence[Reply]) -> Replies:
+    """Return the replies to ``commands``. Raises PartiallyApplied if one failed, or cannot be read."""
     replies: list[Any] = []
     for (_, words, options), reply in zip(commands, raw, strict=True):
         if isinstance(reply, Exception):
@@ -57,17 +57,17 @@ async def read_replies(connection: Borrowed, commands: Sequence[Command], raw: S
             f"all commands were executed, but the reply to {command} cannot be read: {type(replies[first]).__name__}: "
             f"{replies[first]}; `replies` has the others"
         )
-    raise PartlyApplied(what, replies=tuple(replies)) from replies[first]
+    raise PartiallyApplied(what, replies=tuple(replies)) from replies[first]
 
 
-def _as_read(connection: Borrowed, reply: Reply, options: dict[str, Any]) -> Reply:
+def _as_read(connection: CheckedOut, reply: Reply, options: dict[str, Any]) -> Reply:
     """Return what was read raw, decoded if the client decodes this command's reply."""
     return reply if NEVER_DECODE in options else connection.decoded(reply)
 
 
-def without_multi(error: redis.exceptions.ResponseError, replies: Sequence[Reply]) -> PartlyApplied:
+def without_multi(error: redis.exceptions.ResponseError, replies: Sequence[Reply]) -> PartiallyApplied:
     """Return the error for a MULTI that was refused: what followed was executed, each command on its own."""
-    return PartlyApplied(
+    return PartiallyApplied(
         f"MULTI was refused: {error}. The commands after it were executed one by one, watched by nothing; "
         "`replies` has their replies. Let this user run MULTI and EXEC",
         replies=tuple(replies),

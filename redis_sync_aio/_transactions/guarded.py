@@ -13,18 +13,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from .._client.checkout import Encodables
-from .._client.error_replies import passing
-from .._client.topology import Servers
+from .._client.error_replies import is_transient
+from .._client.topology import Topology
 from .._core.clock import now
 from .._core.display import listed, text
 from .._engine.watch_dialogue import microseconds
-from .._leases.ownership import Possession
+from .._leases.ownership import Ownership
 from .._transport.call import RETRY, Reply
 from .._transport.dialogues import AFTER_CONFLICT
 from ..errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
-from .body import Body
-from .exec_replies import NoAnswer, Replies
-from .handle import State, Transaction
+from .body import BodyScope
+from .exec_replies import ExecUnanswered, Replies
+from .handle import Transaction, TransactionState
 
 if TYPE_CHECKING:
     from .._leases.lease import Lease
@@ -40,25 +40,25 @@ class GuardedTransaction(Transaction):
     _needs_watch = False
     replies: Replies | None = None
 
-    def __init__(self, servers: Servers, lease: Lease, members: Sequence[Lease]) -> None:
+    def __init__(self, servers: Topology, lease: Lease, members: Sequence[Lease]) -> None:
         self._lease = lease
         self._members = members
-        self._possessions = [Possession(member.keys, member.wire_token) for member in members]
+        self._possessions = [Ownership(member.keys, member.wire_token) for member in members]
         self._guards = tuple(key for it in self._possessions for key in it.watched())
         response_timeout = lease._keeper.response_timeout
         super().__init__(servers.client_of(*self._guards), self._guards, response_timeout=response_timeout)
-        self._state = State.NEW
+        self._state = TransactionState.NEW
 
     async def __aenter__(self) -> Self:
-        if self._state is not State.NEW:
+        if self._state is not TransactionState.NEW:
             raise TransactionMisuse(
                 "a second `async with`: a transaction lives as long as the body it was given to; "
                 "call lease.transaction() again"
             )
         self._lease.check()
         self._begun = now()
-        self._body = Body(self._client)
-        self._state = State.READING
+        self._body = BodyScope(self._client)
+        self._state = TransactionState.READING
         return self
 
     async def __aexit__(
@@ -100,13 +100,13 @@ class GuardedTransaction(Transaction):
             except SyncError as error:
                 delay = next(in_trouble)
                 late = now() + delay >= ends
-                if error is not self._trouble or not passing(error) or self._named() or late:
+                if error is not self._trouble or not is_transient(error) or self._named() or late:
                     raise
                 self._trouble = None
                 await self._begin_again()
                 await asyncio.sleep(delay)
                 continue
-            if isinstance(outcome, NoAnswer):
+            if isinstance(outcome, ExecUnanswered):
                 raise self._unknown() from outcome.cause
             if outcome is not None:
                 return outcome

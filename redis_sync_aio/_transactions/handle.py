@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from redis.commands import AsyncCoreCommands
 from redis.crc import key_slot
 
-from .._client.checkout import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, Borrowed, Encodables, borrow, packer
-from .._client.cluster import Elsewhere
+from .._client.checkout import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, CheckedOut, Encodables, checkout, packer
+from .._client.cluster import SlotMoved
 from .._client.error_replies import TRANSIENT, answered
 from .._client.settings import encode
 from .._client.topology import slot_of
@@ -27,13 +27,13 @@ from .._core.display import listed, text
 from .._transport.call import Reply
 from ..errors import SyncError, TransactionMisuse, Unreachable
 from .command_flags import CONTROL, blocks, changes_session, first_word, known_to_read, only_reads, without_effect
-from .exec_replies import Command, NoAnswer, Replies, read_replies, without_multi
+from .exec_replies import Command, ExecUnanswered, Replies, read_replies, without_multi
 from .queued import Queued
 
 T = TypeVar("T")
 
 
-class State(Enum):
+class TransactionState(Enum):
     """Where a transaction is in its life."""
 
     NEW = "not entered"
@@ -85,8 +85,8 @@ class Transaction(AsyncCoreCommands):
         self._looked_elsewhere = False  # where a cluster has the keys, after it said that they have moved
         self._pack = packer(client)
         self._response_timeout = response_timeout
-        self._connection: Borrowed | None = None
-        self._state = State.READING
+        self._connection: CheckedOut | None = None
+        self._state = TransactionState.READING
         self._busy = False
         self._queue: list[Command] = []
         self._trouble: SyncError | None = None
@@ -134,7 +134,7 @@ class Transaction(AsyncCoreCommands):
                 "multi() before anything was read: what the body knows may be older than the WATCH. Read through the "
                 "transaction, as in `await tx.get(key)`; or call `await tx.watch()` first, if it reads in other ways"
             )
-        self._state = State.QUEUING
+        self._state = TransactionState.QUEUING
 
     def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
         """Run a command now, or queue it after `multi`; every method of the client's commands ends here.
@@ -153,7 +153,7 @@ class Transaction(AsyncCoreCommands):
             )
         if blocks(args):
             raise TransactionMisuse(f"{name} waits, and nobody could wake it here: wait before the transaction begins")
-        if self._state is State.READING:
+        if self._state is TransactionState.READING:
             return self._in_turn(self._read(args, options))
         self._queue.append((self._pack(args), args, options))
         return Queued(name, reads=known_to_read(args))
@@ -177,21 +177,21 @@ class Transaction(AsyncCoreCommands):
     def _check_open(self, what: str) -> None:
         if self._trouble is not None:
             raise self._trouble
-        if self._state is State.NEW:
+        if self._state is TransactionState.NEW:
             raise TransactionMisuse(f"{what} before the beginning: `async with lease.transaction() as tx`")
-        if self._state is State.ENDED:
+        if self._state is TransactionState.ENDED:
             raise TransactionMisuse(f"{what} after the end: a transaction lives as long as the body it was given to")
 
     def _check_reading(self, what: str) -> None:
         self._check_open(what)
-        if self._state is State.QUEUING:
+        if self._state is TransactionState.QUEUING:
             raise TransactionMisuse(
                 f"{what} after multi(): read and watch first, then call tx.multi() once, then write"
             )
 
     async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
         """One command at a time: replies belong to commands by their order."""
-        if self._busy or self._state is not State.READING:
+        if self._busy or self._state is not TransactionState.READING:
             work.close()
             self._check_reading("a command that was made before")
             raise TransactionMisuse("two commands at the same time: await one before the next, or use one like MGET")
@@ -204,7 +204,7 @@ class Transaction(AsyncCoreCommands):
                 await self._give_back(drop=True)
 
     def _has_ended(self) -> bool:
-        return self._state is State.ENDED
+        return self._state is TransactionState.ENDED
 
     async def _read(self, words: Encodables, options: dict[str, Any]) -> Any:
         """Run one command of the body; its error comes out as from the client."""
@@ -250,7 +250,7 @@ class Transaction(AsyncCoreCommands):
             connection.check_executes(*replies[:2])
         self._check_slots(replies)
         refused = next((it for it in replies[: len(first)] if isinstance(it, redis.exceptions.ResponseError)), None)
-        if isinstance(refused, Elsewhere) and not self._watched and not self._looked_elsewhere:
+        if isinstance(refused, SlotMoved) and not self._watched and not self._looked_elsewhere:
             self._looked_elsewhere = True
             await self._begin_again()
             return await self._send(commands, raw)
@@ -272,7 +272,7 @@ class Transaction(AsyncCoreCommands):
     def _check_slots(self, replies: Sequence[Reply]) -> None:
         """Raise TransactionMisuse if a cluster said that a key is not in the slot of those that are watched."""
         for reply in replies:
-            moved = isinstance(reply, Elsewhere) and reply.slot != self._slot
+            moved = isinstance(reply, SlotMoved) and reply.slot != self._slot
             if moved or isinstance(reply, redis.exceptions.ClusterCrossSlotError):
                 raise self._other_slot(f"a command of the transaction on {self._shown()} has a key")
 
@@ -296,21 +296,21 @@ class Transaction(AsyncCoreCommands):
         self._to_watch = [*self._keys, *self._also_watched]
         self._watched = False
 
-    async def _open(self) -> Borrowed:
+    async def _open(self) -> CheckedOut:
         if self._connection is None:
-            self._connection = await borrow(self._client, self._response_timeout)
+            self._connection = await checkout(self._client, self._response_timeout)
         return self._connection
 
-    def _opened(self) -> Borrowed:
+    def _opened(self) -> CheckedOut:
         assert self._connection is not None
         return self._connection
 
     # -- its end ---------------------------------------------------------------------------------------
 
-    async def _commit(self) -> Replies | NoAnswer | None:
-        """Execute what is queued. Return the replies; None when a watched key was changed; NoAnswer if that is so.
+    async def _commit(self) -> Replies | ExecUnanswered | None:
+        """Execute the queued commands. Return the replies; None when a watched key was changed; ExecUnanswered.
 
-        Raises TransactionMisuse, CommandRefused and Unreachable: nothing was done; PartlyApplied: some commands failed.
+        Raises TransactionMisuse, CommandRefused, Unreachable: nothing was done; PartiallyApplied: some commands failed.
         """
         self._check_commit()
         return await self._execute()
@@ -319,14 +319,14 @@ class Transaction(AsyncCoreCommands):
         self._check_open("the commit")
         if self._busy:
             raise TransactionMisuse("the body ended while a command was in flight in another task: await it before")
-        if self._state is State.READING:
+        if self._state is TransactionState.READING:
             raise TransactionMisuse(
                 "the body ended without multi(): call tx.multi() before the writes, and also when there is nothing to "
                 "write (then it is confirmed that all that was read was true at one moment)"
             )
-        self._state = State.ENDED
+        self._state = TransactionState.ENDED
 
-    async def _execute(self) -> Replies | NoAnswer | None:
+    async def _execute(self) -> Replies | ExecUnanswered | None:
         connection = self._opened()
         self._asked = now()
         packed = [MULTI, *map(self._pack, self._first), *(command for command, _, _ in self._queue), EXEC]
@@ -338,7 +338,7 @@ class Transaction(AsyncCoreCommands):
             if not connection.written or answered(self._name, error) is not None:
                 self._in_doubt = False
                 raise self._failed(error) from error
-            return NoAnswer(error)
+            return ExecUnanswered(error)
         self._in_doubt = False
         self._check_slots([*queued, executed])
         if isinstance(multi, redis.exceptions.ResponseError):
@@ -359,7 +359,7 @@ class Transaction(AsyncCoreCommands):
 
     async def _end(self, *, drop: bool) -> None:
         """Give the connection back; nothing works any more. On cancellation that is finished first."""
-        self._state = State.ENDED
+        self._state = TransactionState.ENDED
         if not self._busy:  # else a task that the body left behind uses it, and gives it back
             await self._give_back(drop)
 

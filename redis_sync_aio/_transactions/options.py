@@ -36,7 +36,7 @@ class Committed(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class TransactionOptions:
     """What the caller asked for, checked."""
 
     keys: tuple[bytes, ...]

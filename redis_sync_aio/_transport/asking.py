@@ -17,9 +17,9 @@ from .._client.cluster import Cluster
 from .._client.error_replies import error_answer
 from .._client.primary_pool import Address
 from .._client.redis_py import write
-from .._core.cancellation import insisting
+from .._core.cancellation import cancel_repeatedly
 from .._core.clock import now
-from .call import CONFLICT, MOMENT, Call, Reply, ReplyError, Words
+from .call import CONFLICT, MIN_ATTEMPT, Call, Reply, ReplyError, Words
 from .connection import pack
 from .dialogues import Converse, advance
 
@@ -48,9 +48,9 @@ class Asking:
 
     async def _ask(self, call: Call, node: Address, watch: bool) -> Reply:
         call.sent = now()
-        limit = min(max(call.expires - call.sent, MOMENT), self._response_timeout)
+        limit = min(max(call.expires - call.sent, MIN_ATTEMPT), self._response_timeout)
         async with asyncio.timeout(limit):
-            with insisting(limit):
+            with cancel_repeatedly(limit):
                 return await ask(self._cluster, node, call, self._converse if watch else None)
 
     def _ended(self, call: Call, answer: str, task: asyncio.Task[Reply]) -> None:

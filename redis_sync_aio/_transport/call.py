@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from .._core import logs
 from .._core.backoff import Backoff
 from .._core.display import text
-from .._core.keys import Keys, KnownAs
+from .._core.keys import Endpoint, Keys
 from .._scripts import Script
 from ..errors import SyncError
 
@@ -22,12 +22,12 @@ Reply: TypeAlias = Any
 Argument: TypeAlias = bytes | int
 Words: TypeAlias = tuple[Argument, ...]
 
-Talk: TypeAlias = Generator[list[Words], list[Reply], Reply]
+Dialogue: TypeAlias = Generator[list[Words], list[Reply], Reply]
 """A conversation under WATCH: yields commands that leave in one write, is sent their replies, error answers as
 `ReplyError` among them; returns the outcome. While it lasts no other talk may begin on the same connection."""
 
 
-class Here(NamedTuple):
+class LocalInbox(NamedTuple):
     """Our own inbox, if we have one, and what takes the messages that a talk has for it."""
 
     inbox: bytes
@@ -39,7 +39,7 @@ class LinkOptions(NamedTuple):
 
     response_timeout: float  # seconds; an answer that takes longer means that the connection is dead
     connect_timeout: float  # seconds
-    converse: Callable[[Call, Here], Talk]
+    converse: Callable[[Call, LocalInbox], Dialogue]
     """Returns one attempt at a call where scripts are not allowed."""
 
 
@@ -47,10 +47,10 @@ RETRY_FOR = 10.0
 """Seconds for which a command is repeated while Redis is out of reach, unless the caller says otherwise."""
 RETRY = Backoff(initial=0.01, cap=0.5)
 """The pauses between those, where there is no link that connects again."""
-MOMENT = 0.05
+MIN_ATTEMPT = 0.05
 """So many seconds an attempt has at least, even if the time of its call is up: cut short, nobody knows what it did."""
 
-NOWHERE = Here(b"", id)
+NOWHERE = LocalInbox(b"", id)
 """No inbox is called so."""
 
 
@@ -159,7 +159,7 @@ class Call:
 
     def had_its_time(self, time: float) -> bool:
         """Return whether the answer to what was sent is not worth waiting for any more."""
-        return time >= max(self.expires, self.sent + MOMENT)
+        return time >= max(self.expires, self.sent + MIN_ATTEMPT)
 
     def answer(self, reply: Reply) -> None:
         """Finish with the server's answer."""
@@ -238,7 +238,7 @@ class Executor(Protocol):
         """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
         ...
 
-    def known_as(self, keys: Keys) -> KnownAs:
+    def known_as(self, keys: Keys) -> Endpoint:
         """Return what the server that has ``keys`` knows us as."""
         ...
 

@@ -24,11 +24,11 @@ from .._client.error_replies import error_code
 from .._core import logs
 from .._core.cancellation import cancelled
 from .._core.clock import now
-from .._core.keys import Keys, KnownAs
+from .._core.keys import Endpoint, Keys
 from .asking import Asking
 from .call import Call, LinkOptions, LinkOwner, ReplyError
-from .connection import Wire
-from .deferred import Retries
+from .connection import Connection
+from .deferred import DeferredCalls
 from .failures import MAYBE_LATER, REFUSED, not_possible, too_late
 from .link import Link
 
@@ -36,7 +36,7 @@ RETIRING = 0.25
 """Seconds between two looks whether a link to a shard that is no more may be closed."""
 
 
-class Links:
+class ClusterLink:
     """See the top of this module."""
 
     pushes = True
@@ -44,7 +44,7 @@ class Links:
     def __init__(
         self,
         cluster: Cluster,
-        known_as: KnownAs,
+        known_as: Endpoint,
         owner: LinkOwner,
         options: LinkOptions,
     ) -> None:
@@ -88,7 +88,7 @@ class Links:
         """Return who has ``keys``, as far as is known."""
         return self.cluster.shard_at(key_slot(keys.all[0]))
 
-    def known_as(self, keys: Keys) -> KnownAs:
+    def known_as(self, keys: Keys) -> Endpoint:
         """Return what the server that has ``keys`` knows us as."""
         shard = self.shard_of(keys)
         link = self._links.get(shard)
@@ -215,9 +215,9 @@ class ShardLink(Link):
 
     def __init__(
         self,
-        links: Links,
+        links: ClusterLink,
         shard: Shard,
-        known_as: KnownAs,
+        known_as: Endpoint,
         owner: LinkOwner,
         options: LinkOptions,
     ) -> None:
@@ -225,7 +225,7 @@ class ShardLink(Link):
         self._links = links
         self._shard = shard
         self._asking = Asking(links.cluster, self._converse, self._response_timeout, self._not_answered)
-        self._retries = Retries(self._loop, self._send_again, links.send)
+        self._retries = DeferredCalls(self._loop, self._send_again, links.send)
 
     def concerns(self, keys: Keys) -> bool:
         """Return whether its calls are about ``keys``."""
@@ -273,27 +273,27 @@ class ShardLink(Link):
             self._links.redirected(address)
         return f"TRYAGAIN {not_now(code, slot, address)}"
 
-    async def _introduce(self, wire: Wire) -> None:
+    async def _introduce(self, wire: Connection) -> None:
         await super()._introduce(wire)
         try:
             await wire.ask((b"PUBSUB", b"NUMSUB", self._introduction.inbox))  # as scripts do before they publish
         except ReplyError as error:
             raise not_possible(str(error), "PUBSUB NUMSUB") from error
 
-    async def _open(self) -> Wire:
+    async def _open(self) -> Connection:
         wire = await super()._open()
         if wire.leads_to != self._shard.address:
             wire.abort()
             raise ConnectionResetError("the primary of these slots became another node meanwhile")
         return wire
 
-    def _put_back(self, wire: Wire) -> None:
+    def _put_back(self, wire: Connection) -> None:
         for call, _ in wire.unanswered():
             call.widen()
         super()._put_back(wire)
         self._hand_on()
 
-    def _on_lost(self, wire: Wire, error: Exception | None) -> None:
+    def _on_lost(self, wire: Connection, error: Exception | None) -> None:
         super()._on_lost(wire, error)
         if self._connecting is None and not self._closed:
             self._links.look_soon()  # nothing is needed of it: perhaps it was removed for good

@@ -9,10 +9,10 @@ from typing import cast
 
 import hiredis
 
-from .._client.redis_py import Adopted, dead_end, hang_up
+from .._client.redis_py import AdoptedConnection, dead_end, hang_up
 from .._core.clock import now
 from .call import Call, Reply, ReplyError, Words, not_understood
-from .dialogues import Converse, Exchange, Talks
+from .dialogues import Converse, DialogueQueue, Exchange
 
 FULL = 50
 """So many commands are written at once, in mid-turn: the server starts on them while we pack the others."""
@@ -26,7 +26,7 @@ PackCommand = Callable[[Words], bytes]
 pack: PackCommand = cast("PackCommand", hiredis.pack_command)
 
 
-class Wire(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """Commands of all tasks in one write per turn of the event loop (or per `FULL`); replies matched in order.
 
     They are written behind the tasks that what arrived wakes, as those are likely to send something: at the end of
@@ -39,10 +39,10 @@ class Wire(asyncio.Protocol):
 
     def __init__(
         self,
-        adopted: Adopted,
+        adopted: AdoptedConnection,
         on_error: Callable[[Call, str], None],
         on_push: Callable[[list[Reply]], None],
-        on_lost: Callable[[Wire, Exception | None], None],
+        on_lost: Callable[[Connection, Exception | None], None],
         converse: Converse,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class Wire(asyncio.Protocol):
         self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
-        self.talks = Talks(converse, self._say, self._on_error)
+        self.talks = DialogueQueue(converse, self._say, self._on_error)
         self.heard = now()  # when the server last said anything
         self.leads_to = adopted.leads_to
         self.closed_by_us = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from .._core.backoff import Backoff
 from .._core.clock import now
-from ..errors import copied
+from ..errors import copy_error
 from .call import Call
 
 NOT_NOW = Backoff(initial=0.01, cap=0.25)
@@ -26,7 +26,7 @@ class Delayed:
         return [*self.refused, *self.behind]
 
 
-class Retries:
+class DeferredCalls:
     """See the top of this module. ``send`` sends one again, ``send_behind`` one that was sent after those."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Retries:
         if found is None:
             return False
         if found.refused and (trouble := found.refused[0].trouble) is not None:
-            call.trouble = copied(trouble)
+            call.trouble = copy_error(trouble)
         found.behind.append(call)
         return True
 

@@ -1,4 +1,4 @@
-"""Talks (see `call.Talk`) over a connection that carries other commands, too: one at a time, in turn by name.
+"""Talks (see `call.Dialogue`) over a connection that carries other commands, too: one at a time, in turn by name.
 
 EXEC ends every WATCH of its connection, so a second talk has to wait for the end of the first. Scripts and other
 commands may go in between: a key that they change is a conflict like any other.
@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from .._core.backoff import Backoff
 from .._core.clock import now
 from ..errors import SyncError
-from .call import CONFLICT, Call, Reply, ReplyError, Talk, Words, not_understood
+from .call import CONFLICT, Call, Dialogue, Reply, ReplyError, Words, not_understood
 
-Converse = Callable[[Call], Talk]
+Converse = Callable[[Call], Dialogue]
 """Returns one attempt at a call."""
 
 AFTER_CONFLICT = Backoff(initial=0.0005, cap=0.02)
 
 
-def advance(talk: Talk, name: bytes, replies: list[Reply] | None) -> list[Words]:
+def advance(talk: Dialogue, name: bytes, replies: list[Reply] | None) -> list[Words]:
     """Return the next commands of a talk about ``name``.
 
     Raises StopIteration with its outcome, ReplyError, or SyncError when it could not make use of ``replies``.
@@ -50,7 +50,7 @@ class Proven:
         self._converse = converse
         self._proved = False
 
-    def __call__(self, call: Call) -> Talk:
+    def __call__(self, call: Call) -> Dialogue:
         if not self._proved:
             for reply in (yield [(b"MULTI",), (b"EXEC",)]):
                 if isinstance(reply, ReplyError):
@@ -78,7 +78,7 @@ class Exchange:
             self._done(self._replies)
 
 
-class Talks:
+class DialogueQueue:
     """The talks of one connection. Its state ends with the connection: what is left then is begun anew on another."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Talks:
         self._ready: deque[bytes] = deque()  # the names whose first call may be tried; each once
         self._begun: dict[Call, Iterator[float]] = {}  # the back-off of each call that was tried already
         self._current: Call | None = None
-        self._talk: Talk
+        self._talk: Dialogue
         self._ended_with_connection = False
 
     def end(self) -> None:

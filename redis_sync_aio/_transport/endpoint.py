@@ -24,7 +24,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from .._core.cancellation import cancelled, insisting
+from .._core.cancellation import cancel_repeatedly, cancelled
 from .._core.clock import now
 
 LOOK = 1.0
@@ -33,17 +33,17 @@ AFTER_FAILURE = 10.0
 """Seconds between two looks at a host name that cannot be resolved: each may keep a thread for as long."""
 PATIENCE = 2.0
 """Seconds that a look may take."""
-GLANCE = 0.25
+CHECK_INTERVAL = 0.25
 """The same where a command waits for it."""
 
 NEVER = float("-inf")
 
 
 def _nobody(why: str) -> None:
-    """Tell nobody: see `Endpoint.follow`."""
+    """Tell nobody: see `EndpointWatch.follow`."""
 
 
-class Endpoint:
+class EndpointWatch:
     """Where a client would connect.
 
     A link lets it `look`; ``moved`` is called with the reason when the connection does not lead there any more. What
@@ -80,7 +80,7 @@ class Endpoint:
     async def _look(self, connection: object) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                with insisting(PATIENCE):
+                with cancel_repeatedly(PATIENCE):
                     why = await (self._ask_sentinel() if self._by_sentinel else self._resolve())
         except (redis.exceptions.RedisError, OSError, TimeoutError):  # the connection is as good as it was
             if self._host:
@@ -117,8 +117,8 @@ class Endpoint:
         self._due = now() + LOOK
         pool: Any = self._client.connection_pool
         try:
-            async with asyncio.timeout(GLANCE):
-                with insisting(GLANCE):
+            async with asyncio.timeout(CHECK_INTERVAL):
+                with cancel_repeatedly(CHECK_INTERVAL):
                     if self._by_sentinel:
                         await pool.get_master_address()  # which lets them go
                     elif await self._resolve():

@@ -11,7 +11,7 @@ from .._client.error_replies import TRANSIENT, answered, error_code, refusal
 from .._client.redis_py import NotAdoptable
 from .._core.clock import now
 from .._core.display import shown_within, text
-from ..errors import CommandRefused, CoordinatorClosed, LinkUnavailable, SyncError, Unreachable
+from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 from .call import Call
 
 
@@ -115,7 +115,7 @@ def not_possible(message: str, what: str) -> Exception:
     """An answer while the link was set up that is an error."""
     if error_code(message) in TRANSIENT:
         return redis.exceptions.ConnectionError(message)
-    return LinkUnavailable(
+    return PushUnavailable(
         f"the server does not allow {what}, which pushed wake-ups need: {message}; allow it, or use "
         'Coordinator(client, push="never") to poll instead'
     )
@@ -126,12 +126,12 @@ def refused_for_good(error: Exception) -> SyncError:
     if isinstance(error, SyncError):
         return error
     if isinstance(error, NotAdoptable):
-        return LinkUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
+        return PushUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
     return answered(b"", error) or refusal(b"", f"ERR {error}")
 
 
 REFUSED = (
-    LinkUnavailable,
+    PushUnavailable,
     NotAdoptable,
     redis.exceptions.AuthenticationError,
     redis.exceptions.AuthorizationError,

@@ -15,10 +15,10 @@ from collections import deque
 from contextlib import suppress
 
 from .._core.display import text
-from .._core.keys import INBOX_PREFIX, KnownAs
+from .._core.keys import INBOX_PREFIX, Endpoint
 from . import failures
 from .call import Reply, ReplyError
-from .connection import Wire
+from .connection import Connection
 
 FORMER = 8
 """How many inboxes are remembered: servers that lost sight of us may still have a connection that hears one."""
@@ -32,7 +32,7 @@ class Introduction:
     alone = True
     """Whether no command can be left on another connection than the newest."""
 
-    def __init__(self, known_as: KnownAs) -> None:
+    def __init__(self, known_as: Endpoint) -> None:
         self.known_as = known_as
         self.inbox = known_as.inbox
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; the connections that heard them may live yet
@@ -40,7 +40,7 @@ class Introduction:
         self._newest: tuple[object, int | None] | None = None  # connection: where it led to, and its id there
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def introduce(self, wire: Wire) -> None:
+    async def introduce(self, wire: Connection) -> None:
         """Switch to RESP3, subscribe the inbox and prove that it hears; retire the previous connection."""
         hello, client_id = wire.ask((b"HELLO", 3)), wire.ask((b"CLIENT", b"ID"))
         history = wire.ask((b"INFO", b"replication"))
@@ -62,7 +62,7 @@ class Introduction:
             self.inbox = self.known_as.inbox
         self._history = history
 
-    async def _subscribe(self, wire: Wire, hello: asyncio.Future[Reply]) -> int:
+    async def _subscribe(self, wire: Connection, hello: asyncio.Future[Reply]) -> int:
         """Subscribe the inbox; return how many connections hear it."""
         self._heard = asyncio.get_running_loop().create_future()
         subscribed = wire.ask((b"SUBSCRIBE", self.inbox))
@@ -77,7 +77,7 @@ class Introduction:
         listeners: int = await published
         return listeners
 
-    async def _retire(self, wire: Wire, newest: tuple[object, int | None]) -> bool:
+    async def _retire(self, wire: Connection, newest: tuple[object, int | None]) -> bool:
         """Kill the previous connection if it lives on this very server; return whether none is left but this one.
 
         Only then can no command of ours be executed any more that was sent before.
@@ -93,7 +93,7 @@ class Introduction:
             return listeners == 1
         return False
 
-    async def _listeners(self, wire: Wire) -> int:
+    async def _listeners(self, wire: Connection) -> int:
         """Return how many connections hear this inbox, or a former one; without those of patterns."""
         answer = await wire.ask((b"PUBSUB", b"NUMSUB", self.inbox, *self._former))
         return sum(answer[1::2])
@@ -107,7 +107,7 @@ class Introduction:
         if not self._heard.done():
             self._heard.set_result(None)
 
-    def fail(self, wire: Wire, error: Exception) -> None:
+    def fail(self, wire: Connection, error: Exception) -> None:
         """End the introduction on ``wire``, which was lost."""
         for future in (*wire.pending, self._heard):
             if isinstance(future, asyncio.Future) and not future.done():

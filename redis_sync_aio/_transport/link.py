@@ -29,14 +29,14 @@ from .._client.redis_py import open_connection
 from .._core import logs
 from .._core.cancellation import cancelled
 from .._core.clock import now
-from .._core.keys import Keys, KnownAs
-from ..errors import Unreachable, copied
+from .._core.keys import Endpoint, Keys
+from ..errors import Unreachable, copy_error
 from . import failures
-from .call import ANSWERING, Call, Here, LinkOptions, LinkOwner, Reply
-from .connection import BURST, Wire
-from .deferred import Retries
+from .call import ANSWERING, Call, LinkOptions, LinkOwner, LocalInbox, Reply
+from .connection import BURST, Connection
+from .deferred import DeferredCalls
 from .dialogues import Converse
-from .endpoint import Endpoint
+from .endpoint import EndpointWatch
 from .handshake import Introduction
 from .outage import RECONNECT, RESPITE, Outage
 
@@ -46,27 +46,27 @@ class Link:
 
     pushes = True
 
-    def __init__(self, client: Redis, known_as: KnownAs, owner: LinkOwner, options: LinkOptions) -> None:
+    def __init__(self, client: Redis, known_as: Endpoint, owner: LinkOwner, options: LinkOptions) -> None:
         self._client = client
         self._introduction = Introduction(known_as)
         self._owner = owner
         self._response_timeout, self._connect_timeout, converse = options
-        self._converse: Converse = lambda call: converse(call, Here(self._introduction.inbox, owner.link_pushed))
+        self._converse: Converse = lambda call: converse(call, LocalInbox(self._introduction.inbox, owner.link_pushed))
         self._no_scripts = ""  # how the server refused them
         self._loop = asyncio.get_running_loop()
-        self._wire: Wire | None = None
-        self._opening: Wire | None = None  # while it is set up
+        self._wire: Connection | None = None
+        self._opening: Connection | None = None  # while it is set up
         self._pinged = 0.0
         self._respites = iter(RESPITE)
         self._since = -1.0  # when the newest connection was established
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: deque[Call] = deque()
         self._sending = False  # `_send_unsent` is in line
-        self._retries = Retries(self._loop, self._send_again, self.send)
+        self._retries = DeferredCalls(self._loop, self._send_again, self.send)
         self._ticking: asyncio.TimerHandle | None = None
         self._trouble: Exception | None = None
         self._outage = Outage(client)
-        self._endpoint = Endpoint(client, self._drop)
+        self._endpoint = EndpointWatch(client, self._drop)
         self._closed = False
         self.connections = 0
 
@@ -83,7 +83,7 @@ class Link:
         """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
         return self._wire is not None and (stalled or now() - self._wire.heard < ANSWERING)
 
-    def known_as(self, keys: Keys) -> KnownAs:
+    def known_as(self, keys: Keys) -> Endpoint:
         """Return what the server knows us as."""
         return self._introduction.known_as
 
@@ -123,7 +123,7 @@ class Link:
         else:
             wire.send(call)
 
-    def _send_watching(self, wire: Wire, call: Call) -> None:
+    def _send_watching(self, wire: Connection, call: Call) -> None:
         # Those that follow scripts that will be refused must be refused, too: else they would come before them.
         refused_soon = call.keys.engine == "auto" and any(type(earlier) is Call for earlier in wire.pending)
         if call.keys.engine == "lua" or refused_soon:
@@ -209,12 +209,12 @@ class Link:
             self._connecting = None
             self._outage.rest()
 
-    async def _open(self) -> Wire:
+    async def _open(self) -> Connection:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
         async with asyncio.timeout(self._connect_timeout):
             adopted = await open_connection(self._client)
             adopted.before_closing = self._owner.link_closing
-            wire = self._opening = Wire(adopted, self._on_error, self._on_push, self._on_lost, self._converse)
+            wire = self._opening = Connection(adopted, self._on_error, self._on_push, self._on_lost, self._converse)
             try:
                 if self._closed:  # redis-py may swallow a cancellation on Python < 3.12
                     raise asyncio.CancelledError
@@ -226,11 +226,11 @@ class Link:
                 self._opening = None
         return wire
 
-    async def _introduce(self, wire: Wire) -> None:
+    async def _introduce(self, wire: Connection) -> None:
         await self._introduction.introduce(wire)
         self._outage.leads_to = wire.leads_to
 
-    def _established(self, wire: Wire) -> None:
+    def _established(self, wire: Connection) -> None:
         self._wire = wire
         self._outage.end()
         self._trouble = None
@@ -240,7 +240,7 @@ class Link:
         self._owner.link_up(self.concerns)
         self._send_unsent(wire)
 
-    def _send_unsent(self, wire: Wire) -> None:
+    def _send_unsent(self, wire: Connection) -> None:
         self._sending = False
         for _ in range(min(BURST, len(self._unsent)) if wire is self._wire else 0):
             if not (call := self._unsent.popleft()).over:
@@ -263,7 +263,7 @@ class Link:
         known = failures.refused_for_good(error)
         self._owner.link_refused(known, self.concerns)
         for call in self.take_unsent():
-            call.fail(copied(known))
+            call.fail(copy_error(known))
 
     def take_unsent(self) -> list[Call]:
         """Hand over all calls that wait for a connection or for their next attempt."""
@@ -280,7 +280,7 @@ class Link:
             else:
                 self._introduction.hear()
 
-    def _on_lost(self, wire: Wire, error: Exception | None) -> None:
+    def _on_lost(self, wire: Connection, error: Exception | None) -> None:
         """The connection is gone without our doing."""
         if wire is not self._wire:
             self._introduction.fail(wire, Unreachable("the connection was lost while it was being set up"))
@@ -293,7 +293,7 @@ class Link:
         if self._unsent or (not wire.closed_by_client and self._needed()):
             self.connect()  # after the client's end for what gives back only
 
-    def _put_back(self, wire: Wire) -> None:
+    def _put_back(self, wire: Connection) -> None:
         """Let what was not answered be sent again."""
         resend: list[Call] = []
         for call, perhaps in wire.unanswered():
@@ -354,20 +354,20 @@ class Link:
 
     def after_fork(self) -> None:
         """Forget the connection: it belongs to the parent process (after a fork)."""
-        self._abandon(Wire.dead_end)
+        self._abandon(Connection.dead_end)
 
     def bury(self) -> None:
         """The event loop is closed: end the connection without it."""
-        self._abandon(Wire.bury)
+        self._abandon(Connection.bury)
 
-    def _abandon(self, end: Callable[[Wire], None]) -> None:
+    def _abandon(self, end: Callable[[Connection], None]) -> None:
         self._closed = True
         for wire in (self._wire, self._opening):
             if wire is not None:
                 end(wire)
         self._wire = self._opening = None
 
-    def _end(self) -> Wire | None:
+    def _end(self) -> Connection | None:
         """End for good; return the connection, which is being closed."""
         self._closed = True
         self._endpoint.stop()

@@ -18,26 +18,26 @@ from functools import partial
 import redis.exceptions
 from redis.asyncio import Redis
 
-from .._client.checkout import borrow
+from .._client.checkout import checkout
 from .._client.cluster import Cluster
 from .._client.error_replies import TRANSIENT, answered, error_answer, error_code, scripts_refused
 from .._client.redis_py import bare, dead_end_pool, probe, send_once
 from .._client.settings import address_of
-from .._client.topology import OneServer, Servers
+from .._client.topology import OneServer, Topology
 from .._core import logs
-from .._core.cancellation import cancelled, insisting
+from .._core.cancellation import cancel_repeatedly, cancelled
 from .._core.clock import now
-from .._core.keys import Keys, KnownAs
-from ..errors import SyncError, copied
+from .._core.keys import Endpoint, Keys
+from ..errors import SyncError, copy_error
 from .asking import ask
-from .call import CONFLICT, MOMENT, RETRY, Call, Reply, ReplyError
+from .call import CONFLICT, MIN_ATTEMPT, RETRY, Call, Reply, ReplyError
 from .connection import pack
 from .dialogues import AFTER_CONFLICT, Converse, advance
-from .endpoint import Endpoint
+from .endpoint import EndpointWatch
 from .failures import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
 
 
-class PlainExecutor:
+class PoolExecutor:
     """Sends calls through the pools of clients, in order for each name."""
 
     pushes = False
@@ -46,12 +46,12 @@ class PlainExecutor:
     trouble: Exception | None = None
     """Why the latest attempt of all had no answer."""
 
-    def __init__(self, servers: Servers, known_as: KnownAs, response_timeout: float, converse: Converse) -> None:
+    def __init__(self, servers: Topology, known_as: Endpoint, response_timeout: float, converse: Converse) -> None:
         self._servers = servers
         self._known_as = known_as._replace(inbox=b"")
         self._response_timeout = response_timeout
         self._converse = converse
-        self._endpoint = Endpoint(servers.clients()[0]) if isinstance(servers, OneServer) else None
+        self._endpoint = EndpointWatch(servers.clients()[0]) if isinstance(servers, OneServer) else None
         self._no_scripts = ""  # how the server refused them
         self._silent = False  # the last attempt of all ended without a sign of the server
         self._logged: type[Exception] | None = None  # the latest unexpected error that the log knows of
@@ -68,7 +68,7 @@ class PlainExecutor:
         """Return False: that is found out with each call."""
         return False
 
-    def known_as(self, keys: Keys) -> KnownAs:
+    def known_as(self, keys: Keys) -> Endpoint:
         """Return what servers know us as."""
         return self._known_as
 
@@ -79,7 +79,7 @@ class PlainExecutor:
             too_late(call)
         elif queue is not None:
             if (trouble := queue[0].trouble) is not None:
-                call.trouble = copied(trouble)
+                call.trouble = copy_error(trouble)
             queue.append(call)
             # The one before it may be retried for longer than this one has time.
             left = max(0.0, call.expires - now())
@@ -133,10 +133,10 @@ class PlainExecutor:
         for delay in RETRY:
             call.sent = now()
             call.attempts += 1
-            limit = min(max(call.expires - call.sent, MOMENT), self._response_timeout)
+            limit = min(max(call.expires - call.sent, MIN_ATTEMPT), self._response_timeout)
             try:
                 async with asyncio.timeout(limit):
-                    with insisting(limit):
+                    with cancel_repeatedly(limit):
                         reply = await self._execute(call)
             except SyncError as error:  # not what the server said: what we made of it
                 call.fail(error)
@@ -206,7 +206,7 @@ class PlainExecutor:
             await asyncio.sleep(delay)
 
     async def _talk_once(self, call: Call) -> Reply:
-        connection = await borrow(self._client_of(call), self._response_timeout)
+        connection = await checkout(self._client_of(call), self._response_timeout)
         connection.watching = True  # until the talk has come to its end, which is EXEC
         talk = self._converse(call)
         try:
@@ -235,7 +235,7 @@ class PlainExecutor:
             return error
         try:
             async with asyncio.timeout(limit):
-                with insisting(limit):
+                with cancel_repeatedly(limit):
                     await probe(self._client_of(call))
         except REFUSED as refused:
             self._silent = False

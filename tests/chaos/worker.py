@@ -27,7 +27,7 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost
-from redis_sync_aio._acquire.resource import LocalName
+from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import Engine
 
@@ -125,9 +125,9 @@ class Worker:
         """Die at the next occasion."""
         self.armed = True
         if self.job.doom == "granted":
-            setattr(LocalName, "hold", lambda local, *_: self.die(local.name))  # noqa: B010
+            setattr(Resource, "hold", lambda local, *_: self.die(local.name))  # noqa: B010
         elif self.job.doom == "waiting":
-            setattr(LocalName, "queued", lambda local, *_: self.die(local.name))  # noqa: B010
+            setattr(Resource, "queued", lambda local, *_: self.die(local.name))  # noqa: B010
 
     def die(self, name: str) -> Any:
         tell(dead=self.job.number, at=wall(), doom=self.job.doom, name=name)

@@ -25,7 +25,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator, LeaseLost, Unreachable, WrongKeyType, wait_until
-from redis_sync_aio._core.cancellation import finished
+from redis_sync_aio._core.cancellation import wait_shielded
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever
@@ -305,7 +305,7 @@ def runner(kind: Kind, lock: Exclusive, body: Body, lease: str, outer: Outer, re
         try:
             async with lock.hold(on_lost="event" if lease == "lost-event" else "cancel") as held:
                 # In a task of its own: on Python 3.11 redis-py may swallow the cancellation of a timer that is early.
-                await finished(asyncio.ensure_future(prepare(kind, lease, redis)))
+                await wait_shielded(asyncio.ensure_future(prepare(kind, lease, redis)))
                 seen.prepared = True
                 lose: Then = (lambda: held.lose("taken")) if lease.startswith("lost") else nothing
                 await body(Disturbance(request, lose, outer is not nobody or lease == "lost"))

@@ -22,10 +22,10 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._acquire.acquisition import Ticket
+from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._scripts import load
-from redis_sync_aio._sharing.shared_grant import SharedLease
+from redis_sync_aio._sharing.shared_grant import TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
@@ -250,13 +250,13 @@ async def test_p6_the_reader_is_lost_in_the_turn_of_the_grant(
     """The task that upgrades has not run since: no body begins, and the writer's part is given back."""
     rw = AsyncReadWriteLock(sync, NAME, share=share)
     reader, theirs = await rw.read().acquire(), await other.read().acquire()
-    granted = Ticket._granted
+    granted = Acquisition._granted
 
-    def lose(ticket: Ticket, *given: Any) -> None:
+    def lose(ticket: Acquisition, *given: Any) -> None:
         granted(ticket, *given)
         reader.lose("expired")
 
-    monkeypatch.setattr(Ticket, "_granted", lose)
+    monkeypatch.setattr(Acquisition, "_granted", lose)
     upgrading = asyncio.create_task(rw.upgrade(reader).__aenter__())
     await wait_until(lambda: _waits(rw), FAST, timeout=5)
     await theirs.release()
@@ -264,7 +264,7 @@ async def test_p6_the_reader_is_lost_in_the_turn_of_the_grant(
         await asyncio.wait_for(upgrading, 5)
     monkeypatch.undo()
     await wait_until(lambda: _nobody_writes(rw), FAST, timeout=5)
-    if not isinstance(reader, SharedLease):  # else its process gives the permit back: no task has it
+    if not isinstance(reader, TaskLease):  # else its process gives the permit back: no task has it
         await other.read().release(identity=reader.token)  # as that of any lease that is lost it would end with its ttl
     await wait_until(lambda: _is_free(rw), FAST, timeout=5)
 

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncSemaphore, Coordinator, CoordinatorClosed, FenceGate, Unreachable, wait_until
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._leases.in_flight_counter import UnderWay
+from redis_sync_aio._leases.in_flight_counter import InFlightCounter
 from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio._scripts import load
 from redis_sync_aio._transport.call import Call
@@ -140,7 +140,7 @@ def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> Non
 
 async def test_two_wait_until_nothing_is_under_way() -> None:
     """A client and a coordinator that are closed at the same time; what ends twice counts once."""
-    sent = UnderWay()
+    sent = InFlightCounter()
     calls = [Call(lock_keys(b"a"), load("lock/release"), (), now(), now(), sent.finished) for _ in range(2)]
     for call in calls:
         sent.started(call)

@@ -27,7 +27,7 @@ from redis_sync_aio import (
     FenceGate,
     Lease,
     LeaseLost,
-    PermissionRefused,
+    PermissionDenied,
     StaleFence,
     Transaction,
     TransactionMisuse,
@@ -312,7 +312,7 @@ async def test_a_user_without_the_rights(nodes: Nodes, caplog: pytest.LogCapture
             assert not sync.pushes
         assert "PUBSUB NUMSUB" in caplog.text
     client = nodes.client(username="blind", password="x")
-    with pytest.raises(PermissionRefused, match="cluster"):
+    with pytest.raises(PermissionDenied, match="cluster"):
         await AsyncLock(client, "a").acquire()
     await client.aclose()
 
@@ -329,7 +329,7 @@ async def test_a_user_is_unknown_to_one_node(nodes: Nodes) -> None:
         async with Coordinator(client) as sync:
             waiter = asyncio.create_task(AsyncLock(sync, nodes.name_at(1)).acquire())
             await wait_until(waits(lock), FAST, timeout=5)
-            with pytest.raises(PermissionRefused, match="WRONGPASS"):
+            with pytest.raises(PermissionDenied, match="WRONGPASS"):
                 await AsyncLock(sync, nodes.name_at(2)).acquire(timeout=5)
             assert not waiter.done()
             await lease.release()

@@ -15,7 +15,7 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Transaction, transaction, wait_until
-from redis_sync_aio._transport.cluster_link import Links
+from redis_sync_aio._transport.cluster_link import ClusterLink
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes
@@ -56,7 +56,7 @@ async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: boo
     async with sync.lock(nodes.name_at(0)):
         pass
     async with standing_still(nodes), asyncio.timeout(1.5):
-        assert isinstance(sync._link, Links)
+        assert isinstance(sync._link, ClusterLink)
         sync._link.redirected("")
         await asyncio.sleep(0)
         asking = sync._link._looking

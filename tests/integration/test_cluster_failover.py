@@ -24,7 +24,7 @@ from redis_sync_aio._client.cluster import Cluster, Range
 from redis_sync_aio._client.primary_pool import Address
 from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio._transport.cluster_link import ShardLink
-from redis_sync_aio._transport.connection import Wire
+from redis_sync_aio._transport.connection import Connection
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
@@ -164,7 +164,7 @@ async def test_d6_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
         introduced, go_on = asyncio.Event(), asyncio.Event()
         introduce = ShardLink._introduce
 
-        async def slowly(link: ShardLink, wire: Wire) -> None:
+        async def slowly(link: ShardLink, wire: Connection) -> None:
             await introduce(link, wire)
             introduced.set()
             await go_on.wait()

@@ -20,7 +20,7 @@ from redis_sync_aio import (
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import Engine, lock_keys
 from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.cluster_link import Links
+from redis_sync_aio._transport.cluster_link import ClusterLink
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
@@ -106,7 +106,7 @@ async def test_p4_p5_a_slot_on_its_way(nodes: Nodes) -> None:
             await AsyncLock(other, name).acquire(timeout=0.2)
         cancelled = asyncio.create_task(AsyncLock(other, name).acquire())
         releasing = asyncio.create_task(lease.release())
-        assert isinstance(other._link, Links)
+        assert isinstance(other._link, ClusterLink)
         link = other._link.link_of(lock_keys(name.encode()))
         await wait_until(lambda: enough(link._retries.delayed, 1), FAST, timeout=5)
         cancelled.cancel()
@@ -207,7 +207,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
         send(b"third")
         await wait_until(lambda: enough(answers, 3), FAST, timeout=10)
         assert answers == [b"first", b"second", b"third"]
-        assert isinstance(sync._link, Links)
+        assert isinstance(sync._link, ClusterLink)
         send(b"fourth")
         assert not sync._link._left
         await wait_until(lambda: enough(answers, 4), FAST, timeout=10)

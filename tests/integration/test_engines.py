@@ -24,17 +24,17 @@ from redis_sync_aio import (
     Coordinator,
     Lease,
     OutOfMemory,
-    PermissionRefused,
+    PermissionDenied,
     wait_until,
 )
 from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._core.clock import now
-from redis_sync_aio._core.keys import KnownAs, lock_keys, permit_keys
+from redis_sync_aio._core.keys import Endpoint, lock_keys, permit_keys
 from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.watch import talk
 from redis_sync_aio._scripts import load
-from redis_sync_aio._transport.call import Call, Talk
-from redis_sync_aio._transport.pool_executor import PlainExecutor
+from redis_sync_aio._transport.call import Call, Dialogue
+from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .test_server_faults import modes, served
@@ -84,11 +84,11 @@ async def test_a_server_without_scripts(mode: str) -> None:
 async def test_scripts_wanted_and_refused(mode: str) -> None:
     """P12: engine="lua" does not go another way."""
     async with served_to("resetkeys ~* resetchannels &* +@all", "-@scripting", mode=mode) as s:
-        with pytest.raises(PermissionRefused, match="evalsha"):
+        with pytest.raises(PermissionDenied, match="evalsha"):
             await AsyncLock(s.sync, ORDERS, engine="lua").acquire()
         async with AsyncLock(s.sync, ORDERS):  # another one uses WATCH now
             pass
-        with pytest.raises(PermissionRefused, match="evalsha"):
+        with pytest.raises(PermissionDenied, match="evalsha"):
             await AsyncLock(s.sync, ORDERS, engine="lua").acquire()
 
 
@@ -166,7 +166,7 @@ async def test_p1_a_connection_that_is_closed_between_reading_and_exec(redis: Re
     pool: Any = redis.connection_pool
     closed: list[int] = []
 
-    def interrupted(call: Call) -> Talk:
+    def interrupted(call: Call) -> Dialogue:
         said, replies = talk(call), None
         while True:
             try:
@@ -182,7 +182,7 @@ async def test_p1_a_connection_that_is_closed_between_reading_and_exec(redis: Re
                 closed.append(1)
             replies = yield batch
 
-    executor = PlainExecutor(servers_of(redis), KnownAs.new("test", "00"), 2.0, interrupted)
+    executor = PoolExecutor(servers_of(redis), Endpoint.new("test", "00"), 2.0, interrupted)
     answered = asyncio.get_running_loop().create_future()
     words = (b"mine", 30_000, b"", 0, b"0")
     keys = lock_keys(b"closed").by("watch")

@@ -30,7 +30,7 @@ from redis_sync_aio import (
     Conflict,
     Coordinator,
     LeaseLost,
-    PartlyApplied,
+    PartiallyApplied,
     Transaction,
     Unreachable,
     transaction,
@@ -122,7 +122,7 @@ async def test_conflicts_and_errors_of_a_transaction(client: Redis) -> None:
         tx.set("n", 5)
         tx.lpush("n", 1)
 
-    with pytest.raises(PartlyApplied):
+    with pytest.raises(PartiallyApplied):
         await transaction(client, wrong_type, "n")
 
     async def cancelled(tx: Transaction) -> None:

@@ -24,7 +24,7 @@ from redis_sync_aio import (
     Coordinator,
     LeaseLost,
     NotHeld,
-    PermissionRefused,
+    PermissionDenied,
     RedlockLease,
     TransactionMisuse,
     Unreachable,
@@ -814,7 +814,7 @@ async def test_refused_by_a_majority(servers: list[EmbeddedServer]) -> None:
             client = Redis.from_url(url)
             stack.push_async_callback(client.aclose)
             found.append(await stack.enter_async_context(Coordinator(client)))
-        with pytest.raises(PermissionRefused):
+        with pytest.raises(PermissionDenied):
             await redlock(found).try_acquire()
 
 

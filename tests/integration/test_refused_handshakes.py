@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio import CommandRefused, Coordinator, PermissionRefused, transaction
+from redis_sync_aio import CommandRefused, Coordinator, PermissionDenied, transaction
 from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -18,8 +18,8 @@ from .test_transaction import increment
 
 RETRY_FOR = 5.0
 REFUSED: dict[str, tuple[dict[str, Any], type[CommandRefused], str, str]] = {
-    "wrong password": ({"password": "wrong"}, PermissionRefused, "WRONGPASS", "check the username and password"),
-    "no password": ({}, PermissionRefused, "NOAUTH", "give the client a username and password"),
+    "wrong password": ({"password": "wrong"}, PermissionDenied, "WRONGPASS", "check the username and password"),
+    "no password": ({}, PermissionDenied, "NOAUTH", "give the client a username and password"),
     "no such database": ({"password": "secret", "db": 99}, CommandRefused, "ERR", "DB index is out of range"),
 }
 

@@ -25,7 +25,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.errors import CommandRefused, PermissionRefused, Unreachable
+from redis_sync_aio.errors import CommandRefused, PermissionDenied, Unreachable
 
 from ..support.body import FAST
 from ..support.factories import LOCK, SEMAPHORE, Client, Kind
@@ -94,7 +94,7 @@ async def test_an_extension_that_is_refused_changes_nothing(
         lease = await acquire(sync, auto_renew)
         before = ends(lease)
         await rule(own_server, *NO_PROLONGING)
-        with pytest.raises(PermissionRefused):
+        with pytest.raises(PermissionDenied):
             await lease.extend(extends_to)
         assert abs(ends(lease) - before) < 0.1
         await rule(own_server, *ALLOWED)

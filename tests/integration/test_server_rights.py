@@ -18,11 +18,11 @@ from redis_sync_aio import (
     FenceGate,
     Lease,
     LeaseLost,
-    PermissionRefused,
+    PermissionDenied,
     wait_until,
 )
 from redis_sync_aio._core.keys import permit_keys
-from redis_sync_aio.errors import LinkUnavailable
+from redis_sync_aio.errors import PushUnavailable
 from redis_sync_aio.rwlock import WriteSide
 
 from .test_server_faults import Served, modes
@@ -119,7 +119,7 @@ async def test_less_than_the_least_rights(what: str) -> None:
             await s.admin.flushall()
             await s.admin.script_flush()
             async with Coordinator(s.client, push="always") as woken, Coordinator(s.client, push="never") as polling:
-                with pytest.raises((PermissionRefused, LinkUnavailable), match=f"'{missing[1:]}'"):
+                with pytest.raises((PermissionDenied, PushUnavailable), match=f"'{missing[1:]}'"):
                     await use(woken, polling)
 
 
@@ -175,7 +175,7 @@ async def test_rights_for_robust_locks() -> None:
         await FenceGate(s.sync, ORDERS).accept(lease)
         for missing in ("hmget", "hset"):
             await user(s, rights(f"{LOCKS} {ROBUST_TOO}"), f"-{missing}")
-            with pytest.raises(PermissionRefused, match=f"'{missing}'"):
+            with pytest.raises(PermissionDenied, match=f"'{missing}'"):
                 await lock.acquire(timeout=2)
 
             async def given_back() -> bool:

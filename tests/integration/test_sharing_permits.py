@@ -17,7 +17,7 @@ from redis_sync_aio import (
     OutcomeUnknown,
     wait_until,
 )
-from redis_sync_aio._sharing.shared_grant import SharedLease
+from redis_sync_aio._sharing.shared_grant import TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
@@ -349,7 +349,7 @@ async def test_a_late_command_does_not_pass_for_the_next_task(server: EmbeddedSe
 async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(sync: Coordinator) -> None:
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     writer = await rw.write().acquire()
-    assert isinstance(writer, SharedLease)
+    assert isinstance(writer, TaskLease)
     waiting = asyncio.create_task(rw.write().acquire())
     await wait_until(waits(rw, 1), FAST, timeout=2)
     await rw.downgrade(writer)

@@ -14,8 +14,8 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, NotHeld, SyncError, WrongContext, wait_until
-from redis_sync_aio._leases.keeper import State
-from redis_sync_aio._sharing.shared_grant import Base, SharedLease
+from redis_sync_aio._leases.keeper import LeaseState
+from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -64,7 +64,7 @@ async def test_p6_what_rests_can_be_taken_by_force(redis: Redis, sync: Coordinat
     base = base_of(lease)
     await lease.release()
     assert await shared(other).force_release()
-    await wait_until(lambda: base.state is not State.HELD, FAST, timeout=5)
+    await wait_until(lambda: base.state is not LeaseState.HELD, FAST, timeout=5)
     following = await lock.acquire()
     assert base_of(following) is not base
     assert await redis.get(NAME) == base_of(following).wire_token
@@ -111,7 +111,7 @@ async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, syn
         await lease.release()
         following = await soon(waiting)
         assert following.fence > lease.fence
-        assert not isinstance(following, SharedLease) or following.base is not base_of(lease)
+        assert not isinstance(following, TaskLease) or following.base is not base_of(lease)
         await following.release()
         await (await soon(asyncio.create_task(lock.acquire()))).release()
         await gets_free(redis)
@@ -332,7 +332,7 @@ async def test_p1_what_is_not_shared(redis: Redis, case: str) -> None:
             return asyncio.create_task(lock.acquire(**options))
 
         held = await acquire(0)
-        assert not isinstance(held, SharedLease | Base)
+        assert not isinstance(held, TaskLease | ProcessGrant)
         tasks = []
         for number in range(1, 5):
             tasks.append(acquire(number))

@@ -18,7 +18,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio._core.clock import now
-from redis_sync_aio._sharing.shared_grant import SharedLease
+from redis_sync_aio._sharing.shared_grant import TaskLease
 
 from ..support.body import FAST
 from ..support.sharing import turns
@@ -77,8 +77,8 @@ async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: R
     brief = AsyncReadWriteLock(sync, NAME, ttl=0.1, auto_renew=False, share=True)
     beside = await rw.read().acquire()
     mine = await (brief if how == "expired" else rw).read().acquire()
-    assert isinstance(mine, SharedLease)
-    assert isinstance(beside, SharedLease)
+    assert isinstance(mine, TaskLease)
+    assert isinstance(beside, TaskLease)
     assert mine.base is beside.base
     entering = upgrading(rw, mine)
     await turns()
@@ -137,7 +137,7 @@ async def test_p5_a_reader_that_ends_late_lets_an_upgrade_go_on(sync: Coordinato
     """P5: it is given back after its own end, before that was noticed: no longer beside the one that waits to write."""
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     mine, beside = await rw.read().acquire(), await rw.read().acquire()
-    assert isinstance(beside, SharedLease)
+    assert isinstance(beside, TaskLease)
     entering = upgrading(rw, mine)
     await turns()
     beside.deadline = now()

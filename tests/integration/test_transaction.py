@@ -20,7 +20,7 @@ from redis_sync_aio import (
     CommandRefused,
     Conflict,
     Coordinator,
-    PartlyApplied,
+    PartiallyApplied,
     SyncError,
     Transaction,
     Unreachable,
@@ -321,7 +321,7 @@ async def test_a_write_that_fails_when_it_runs_is_told_with_all_replies(redis: R
         tx.lpush("n", 2)
         tx.incr("n")
 
-    with pytest.raises(PartlyApplied, match=r"command 2 of 3 \(LPUSH\) failed .* 2 of 3 commands were") as caught:
+    with pytest.raises(PartiallyApplied, match=r"command 2 of 3 \(LPUSH\) failed .* 2 of 3 commands were") as caught:
         await transaction(redis, body, "n")
     first, second, third = caught.value.replies
     assert (first, third) == (True, 2)

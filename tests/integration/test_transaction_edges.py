@@ -25,7 +25,7 @@ from redis_sync_aio import (
     Lease,
     NotHeld,
     OutcomeUnknown,
-    PartlyApplied,
+    PartiallyApplied,
     Transaction,
     TransactionMisuse,
     Unreachable,
@@ -279,7 +279,7 @@ async def test_a_reply_that_is_no_text_is_told_as_one(
         tx.getset("bytes", "text")
         tx.getset("bytes", "more")
 
-    with pytest.raises(PartlyApplied, match="all commands were executed") as raised:
+    with pytest.raises(PartiallyApplied, match="all commands were executed") as raised:
         await transaction(client, body, "n", exactly_once=exactly_once)
     one, unread, text = raised.value.replies
     assert (one, text) == (1, "text")

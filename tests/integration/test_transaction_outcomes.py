@@ -20,7 +20,7 @@ from redis_sync_aio import (
     Coordinator,
     LeaseLost,
     OutcomeUnknown,
-    PartlyApplied,
+    PartiallyApplied,
     SyncError,
     Transaction,
     TransactionMisuse,
@@ -96,7 +96,7 @@ async def test_an_error_of_ours_does_not_hide_an_earlier_commit(it: Wired, later
     """What a run says of itself is not said of the one before, whose writes were made."""
     with pytest.raises(OutcomeUnknown, match=r"earlier EXEC .* a later run ended with") as caught:
         await twice(it, later)
-    assert isinstance(caught.value.__cause__, (TransactionMisuse, PartlyApplied))
+    assert isinstance(caught.value.__cause__, (TransactionMisuse, PartiallyApplied))
     assert await it.counted() == 1
     await it.check_clean()
 

@@ -14,15 +14,15 @@ from redis.exceptions import NoPermissionError
 from redis_sync_aio import (
     AsyncLock,
     Coordinator,
-    PartlyApplied,
-    PermissionRefused,
+    PartiallyApplied,
+    PermissionDenied,
     Transaction,
     TransactionMisuse,
     transaction,
     wait_until,
     watch_retry,
 )
-from redis_sync_aio._client.checkout import Borrowed
+from redis_sync_aio._client.checkout import CheckedOut
 from redis_sync_aio._core.keys import turn_key
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -34,13 +34,13 @@ from .test_transaction import in_use, increment, watchers
 async def test_it_takes_two_round_trips(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """WATCH leaves with the first read, and MULTI to EXEC together; redis-py's own way takes three."""
     sent: list[int] = []
-    exchange = Borrowed.exchange
+    exchange = CheckedOut.exchange
 
-    async def counted(self: Borrowed, commands: Any, raw: Any = ()) -> Any:
+    async def counted(self: CheckedOut, commands: Any, raw: Any = ()) -> Any:
         sent.append(len(commands))
         return await exchange(self, commands, raw)
 
-    monkeypatch.setattr(Borrowed, "exchange", counted)
+    monkeypatch.setattr(CheckedOut, "exchange", counted)
     await transaction(redis, increment, "n")
     assert sent == [4, 3]  # once for each connection: MULTI and EXEC before WATCH, to find out that they are allowed
     sent.clear()
@@ -81,7 +81,7 @@ async def test_a_blocking_pool_of_one_serves_many(server: EmbeddedServer, redis:
 
 async def test_a_password_that_is_wrong_is_said_at_once(make_client: MakeClient) -> None:
     client = make_client(username="nobody", password="wrong")
-    with pytest.raises(PermissionRefused):
+    with pytest.raises(PermissionDenied):
         await transaction(client, increment, "n")
 
 
@@ -132,7 +132,7 @@ async def test_least_rights(redis: Redis, make_client: MakeClient) -> None:
         if right == "+unwatch":
             continue  # without it the connection is closed instead
         await admin.execute_command(*rule, *(other for other in RIGHTS if other != right))
-        with pytest.raises((PermissionRefused, PartlyApplied, NoPermissionError)):
+        with pytest.raises((PermissionDenied, PartiallyApplied, NoPermissionError)):
             await everything()
     await client.aclose()
     await admin.execute_command("ACL", "DELUSER", "least")

@@ -15,8 +15,8 @@ from redis_sync_aio import (
     AsyncMultiLock,
     Coordinator,
     OutcomeUnknown,
-    PartlyApplied,
-    PermissionRefused,
+    PartiallyApplied,
+    PermissionDenied,
     Transaction,
     transaction,
     watch_retry,
@@ -85,7 +85,7 @@ async def test_who_may_not_use_multi_or_exec_writes_nothing(
     async with user(redis, make_client, f"-{command}") as client:
         await redis.set("n", "old")
         await redis.set("n", 7)
-        with pytest.raises(PermissionRefused, match=f"'{command}'"):
+        with pytest.raises(PermissionDenied, match=f"'{command}'"):
             await form(client)
         assert await redis.get("n") == b"7"
         assert in_use(client) == 0
@@ -126,7 +126,7 @@ async def test_a_right_that_is_taken_away_later_is_told_with_what_was_done(
         await prove(client)
         admin: Any = redis
         await admin.execute_command("ACL", "SETUSER", "few", "-multi")
-        with pytest.raises(PartlyApplied, match="MULTI was refused"):
+        with pytest.raises(PartiallyApplied, match="MULTI was refused"):
             await transaction(client, increment, "n")
 
 
@@ -142,7 +142,7 @@ async def test_a_lock_by_watch_finds_it_out_for_each_connection(
         await admin.execute_command("ACL", "SETUSER", "few", "-multi")
         await admin.execute_command("CLIENT", "KILL", "USER", "few")
         await redis.flushall()
-        with pytest.raises(PermissionRefused, match="'multi'"):
+        with pytest.raises(PermissionDenied, match="'multi'"):
             await lock.acquire(timeout=10)
         assert await redis.dbsize() == 0
 
@@ -169,7 +169,7 @@ async def test_a_server_that_refuses_to_tell_is_not_asked_for_twenty_seconds(
         with pytest.raises(OutcomeUnknown, match=r"marker .* NOPERM") as caught:
             await transaction(it.client, it.body, it.key, exactly_once=True)
         assert now() - began < 10
-        assert isinstance(caught.value.__cause__, PermissionRefused)
+        assert isinstance(caught.value.__cause__, PermissionDenied)
         await it.check_clean()
 
 

@@ -13,7 +13,7 @@ from redis_sync_aio import (
     AsyncLock,
     Conflict,
     Coordinator,
-    PermissionRefused,
+    PermissionDenied,
     Transaction,
     transaction,
     wait_until,
@@ -153,7 +153,7 @@ async def test_whose_user_may_not_lock_is_told_so(make_client: MakeClient, redis
     plain = make_client(username="plain", password="secret")
     assert (await transaction(plain, interrupted(redis, 1), "n")).conflicts == 1
     async with Coordinator(plain) as own:
-        with pytest.raises(PermissionRefused):
+        with pytest.raises(PermissionDenied):
             await transaction(own, interrupted(redis, 2), "n", escalate_after=1)
     await plain.aclose()
     await acl.execute_command("ACL", "DELUSER", "plain")

@@ -27,7 +27,7 @@ from redis_sync_aio import (
     Coordinator,
     Lease,
     OutcomeUnknown,
-    PartlyApplied,
+    PartiallyApplied,
     SyncError,
     Transaction,
     Unreachable,
@@ -382,7 +382,7 @@ async def test_exec_is_not_sent_on_a_connection_whose_end_is_known(server: Embed
 async def test_multi_refused_is_told_with_what_was_done_without_it(server: EmbeddedServer) -> None:
     async with wired(server) as it:
         it.proxy.on("MULTI", ERROR("NOPERM User has no permissions to run the 'multi' command"))
-        with pytest.raises(PartlyApplied, match="MULTI was refused") as caught:
+        with pytest.raises(PartiallyApplied, match="MULTI was refused") as caught:
             await transaction(it.client, it.body, it.key)
         assert caught.value.replies == (b"OK", 1)
         await it.check_clean()

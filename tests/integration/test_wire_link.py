@@ -22,7 +22,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import permit_keys
-from redis_sync_aio._transport.connection import Wire
+from redis_sync_aio._transport.connection import Connection
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -373,9 +373,9 @@ async def test_p3_what_woken_tasks_send_leaves_in_the_turn_that_wakes_them(
 ) -> None:
     """An answer wakes tasks that release at once: in the same turn of the loop that is written."""
     seen: list[str | int] = []
-    flush = Wire._flush
+    flush = Connection._flush
 
-    def spy(wire: Wire) -> None:
+    def spy(wire: Connection) -> None:
         if wire._out:
             seen.append(len(wire._out))
         flush(wire)
@@ -391,7 +391,7 @@ async def test_p3_what_woken_tasks_send_leaves_in_the_turn_that_wakes_them(
 
         await asyncio.gather(*map(pair, locks))  # scripts and connection are there now
         seen.clear()
-        monkeypatch.setattr(Wire, "_flush", spy)
+        monkeypatch.setattr(Connection, "_flush", spy)
         await asyncio.gather(*map(pair, locks))
     assert seen[0] == 5, "the acquires together"
     assert seen[1] != "the next turn"

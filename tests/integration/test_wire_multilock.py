@@ -10,7 +10,7 @@ import traceback
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncMultiLock, PermissionRefused, wait_until
+from redis_sync_aio import AsyncLock, AsyncMultiLock, PermissionDenied, wait_until
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -88,7 +88,7 @@ async def test_p4_a_release_that_was_done_in_part_is_tried_again(server: Embedde
         lease = await AsyncMultiLock(w.sync, names).acquire()
         refused = names[which].encode()
         w.proxy.on(lambda args: RELEASE(args) and refused in args, ERROR("NOPERM not permitted"))
-        with pytest.raises(PermissionRefused):
+        with pytest.raises(PermissionDenied):
             await lease.release()
         assert lease.remaining() > 0
         await lease.release()

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from redis_sync_aio import Coordinator
-from redis_sync_aio._acquire.acquisition import Ticket
-from redis_sync_aio._acquire.hub import Names
-from redis_sync_aio._acquire.identities import Namesakes
-from redis_sync_aio._acquire.resource import LocalName
+from redis_sync_aio._acquire.acquisition import Acquisition
+from redis_sync_aio._acquire.hub import Hub
+from redis_sync_aio._acquire.identities import IdentityRequests
+from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._leases import renewals
-from redis_sync_aio._leases.cancel_on_loss import Guard
+from redis_sync_aio._leases.cancel_on_loss import CancelOnLoss
 from redis_sync_aio._leases.deadlines import Deadlines
 from redis_sync_aio._leases.hold import Hold
 from redis_sync_aio._leases.renewals import Renewals
 from redis_sync_aio._transport.link import Link
-from redis_sync_aio._transport.pool_executor import PlainExecutor
+from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import CHECKS, check_schedules, of
@@ -29,58 +29,60 @@ from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
 
 MUTANTS: Mapping[str, Mutant] = {
     # P3 wake-up
-    "waiters are not re-checked": Mutant(Names, "_recheck", "ticket.recheck()"),
-    "nobody looks again": Mutant(LocalName, "_look", "ticket.ask()"),
+    "waiters are not re-checked": Mutant(Hub, "_recheck", "ticket.recheck()"),
+    "nobody looks again": Mutant(Resource, "_look", "ticket.ask()"),
     "a look only when the lease should have ended": Mutant(
-        LocalName, "queued", "min(left + EARLY, delay)", "left + EARLY"
+        Resource, "queued", "min(left + EARLY, delay)", "left + EARLY"
     ),
     "the claim is the whole ttl": Mutant(
-        Ticket, "_name_request", "min(request.ttl_ms, hub.claim_ms)", "request.ttl_ms"
+        Acquisition, "_name_request", "min(request.ttl_ms, hub.claim_ms)", "request.ttl_ms"
     ),
     "the claim is all that a lease without renewals gets": Mutant(
-        Ticket, "_name_request", "if request.auto_renew else request.ttl_ms", ""
+        Acquisition, "_name_request", "if request.auto_renew else request.ttl_ms", ""
     ),
-    "a claim is renewed after a third, as a ttl": Mutant(Ticket, "_granted", "local.hub.renewals.claimed(lease)"),
+    "a claim is renewed after a third, as a ttl": Mutant(Acquisition, "_granted", "local.hub.renewals.claimed(lease)"),
     # P4 replay
     "GONE is lost, whatever happened before": Mutant(
         renewals, "release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
     ),
     "a lost connection is no doubt": Mutant(Link, "_put_back", "call.ambiguous |= perhaps"),
     "a lost connection is no doubt, without a link": Mutant(
-        PlainExecutor, "_failed", "call.ambiguous |= refused is None"
+        PoolExecutor, "_failed", "call.ambiguous |= refused is None"
     ),
     "what was not answered is not sent again": Mutant(Link, "_put_back", "self._unsent.extendleft(reversed(resend))"),
     "a force_release is repeated": Mutant(Link, "_put_back", "if call.once and perhaps:", "if False:"),
     "our own grant is taken for somebody else's": Mutant(
-        Ticket, "_decided", "answer.outcome is Outcome.OWN and", "False and"
+        Acquisition, "_decided", "answer.outcome is Outcome.OWN and", "False and"
     ),
     # P5 cancellation
-    "nothing is undone": Mutant(Ticket, "undo", "self._undo_all()"),
+    "nothing is undone": Mutant(Acquisition, "undo", "self._undo_all()"),
     "an identity's grant is not undone": Mutant(
-        Ticket, "_decline", "self._local.undo(self.token, self._member)", "pass"
+        Acquisition, "_decline", "self._local.undo(self.token, self._member)", "pass"
     ),
     "who asks again does not ask behind the undoing": Mutant(
-        Namesakes, "defer", "it.withdrawn and it.call is not None", "False"
+        IdentityRequests, "defer", "it.withdrawn and it.call is not None", "False"
     ),
-    "what a namesake is about to join is undone": Mutant(Namesakes, "pass_on", "not self._under_way(token)", "True"),
-    "what no namesake got is kept": Mutant(Namesakes, "settle", 'self._local.undo(identity, b"")', "pass"),
-    "a ticket stays when its time is up": Mutant(Ticket, "withdraw", "self.undo()"),
+    "what a namesake is about to join is undone": Mutant(
+        IdentityRequests, "pass_on", "not self._under_way(token)", "True"
+    ),
+    "what no namesake got is kept": Mutant(IdentityRequests, "settle", 'self._local.undo(identity, b"")', "pass"),
+    "a ticket stays when its time is up": Mutant(Acquisition, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
-        Ticket, "task_cancelled", "self._local.decline(self._lease)", "pass"
+        Acquisition, "task_cancelled", "self._local.decline(self._lease)", "pass"
     ),
-    "clean-ups overtake, without a link": Mutant(PlainExecutor, "send", "if queue is not None:", "if False:"),
+    "clean-ups overtake, without a link": Mutant(PoolExecutor, "send", "if queue is not None:", "if False:"),
     # P6 leases
     "the lease counts from the answer": Mutant(
-        Ticket, "answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"
+        Acquisition, "answered", "self._granted(call.reply, call.sent,", "self._granted(call.reply, now(),"
     ),
     "the pushed lease counts from the push": Mutant(
-        Ticket, "pushed", "granted = self._clock_offset + push.server_time", "granted = now()"
+        Acquisition, "pushed", "granted = self._clock_offset + push.server_time", "granted = now()"
     ),
-    "a grant can come from the future": Mutant(Ticket, "pushed", "if granted <= now():", "if True:"),
+    "a grant can come from the future": Mutant(Acquisition, "pushed", "if granted <= now():", "if True:"),
     "the renewed lease counts from the answer": Mutant(
         Renewals, "renewed", "(call.sent, ttl / 1000)", "(now(), ttl / 1000)"
     ),
-    "a grant is one however late": Mutant(Ticket, "_granted", "deadline <= now()", "False"),
+    "a grant is one however late": Mutant(Acquisition, "_granted", "deadline <= now()", "False"),
     "an unanswered renewal is a loss": Mutant(Renewals, "renewed", "elif now() >= lease.deadline:", "else:"),
     "a refused renewal is a loss": Mutant(
         Renewals,
@@ -88,7 +90,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "logs.renewal_refused(lease.name, call.error, lease.remaining())",
         'lease.lose("unreachable")',
     ),
-    "leases are not re-checked": Mutant(Names, "_recheck", "self.renewals.recheck(lease)"),
+    "leases are not re-checked": Mutant(Hub, "_recheck", "self.renewals.recheck(lease)"),
     "the deadline passes unnoticed": Mutant(Renewals, "_look_at", "if time >= lease.deadline:", "if False:"),
     "a lost lease lets the body run": Mutant(Hold, "__aenter__", "lease.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
@@ -102,9 +104,9 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "our cancellation leaves, not LeaseLost": Mutant(Hold, "__aexit__", "not self._guard.finish(error)", "True"),
     "LeaseLost hides the body's error": Mutant(Hold, "__aexit__", "if leaving is None:\n            raise", "raise"),
-    "LeaseLost hides a cancellation from outside": Mutant(Guard, "finish", " or left > self._at_loss", ""),
+    "LeaseLost hides a cancellation from outside": Mutant(CancelOnLoss, "finish", " or left > self._at_loss", ""),
     "LeaseLost hides a cancellation that came before": Mutant(
-        Guard, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
+        CancelOnLoss, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
     ),
     # P12 the end
     "close() releases nothing": Mutant(Coordinator, "_give_up", "self.renewals.release(lease)"),

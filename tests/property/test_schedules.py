@@ -26,20 +26,20 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost
-from redis_sync_aio._acquire.acquisition import Ticket
-from redis_sync_aio._acquire.resource import LocalName
+from redis_sync_aio._acquire.acquisition import Acquisition
+from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._engine import commands, watch_dialogue
-from redis_sync_aio._engine.commands import LuaEngine
+from redis_sync_aio._engine.commands import Commands
 from redis_sync_aio._engine.watch import talk as converse
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._sharing.cohort import Cohort
-from redis_sync_aio._sharing.holdings import Bases
+from redis_sync_aio._sharing.holdings import Holdings
 from redis_sync_aio._transactions.attempts import Attempts
-from redis_sync_aio._transactions.commit_marker import Marker
+from redis_sync_aio._transactions.commit_marker import CommitMarker
 from redis_sync_aio._transactions.handle import Transaction
 from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.pool_executor import PlainExecutor
+from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.gate import Command, Gate, Pipe
@@ -96,7 +96,7 @@ def test_random_schedules(private: EmbeddedServer, subject: str) -> None:
 
 
 def elsewhere(
-    self: LuaEngine,
+    self: Commands,
     keys: Any,
     token: bytes,
     ticket: bytes,
@@ -108,13 +108,13 @@ def elsewhere(
     closing: object = (),
     undoes: bool = False,
 ) -> Call:
-    """As `LuaEngine.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
+    """As `Commands.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
     call = Call(keys, self._scripts[keys.family].release, (token, ticket, b"0"), sent, expires, done)
     call.about = about
     executor: Any = self.executor
     if ticket:
-        servers = executor._servers if isinstance(executor, PlainExecutor) else servers_of(executor._client)
-        executor = PlainExecutor(servers, executor._known_as, 2, converse)
+        servers = executor._servers if isinstance(executor, PoolExecutor) else servers_of(executor._client)
+        executor = PoolExecutor(servers, executor._known_as, 2, converse)
     executor.send(call)
     return call
 
@@ -134,30 +134,30 @@ def in_script(name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], N
 
 
 def undo_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LocalName, "undo", lambda *_, **__: None)
+    patch.setattr(Resource, "undo", lambda *_, **__: None)
 
 
 def leave_no_tombstone(patch: pytest.MonkeyPatch) -> None:
-    Mutant(LuaEngine, "release", 'b"1" if pending else b"0"', 'b"0"').apply(patch)
+    Mutant(Commands, "release", 'b"1" if pending else b"0"', 'b"0"').apply(patch)
 
 
 def only_looked_at(patch: pytest.MonkeyPatch) -> None:
     """The marker is taken for void when it is not there, and nothing makes it so."""
-    Mutant(Marker, "_ask", 'self._set(VOID, "NX")', '("PING",)').apply(patch)
-    Mutant(Marker, "find_out", "value == VOID", "value != DONE").apply(patch)
+    Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', '("PING",)').apply(patch)
+    Mutant(CommitMarker, "find_out", "value == VOID", "value != DONE").apply(patch)
 
 
 BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "nothing is undone": ("lock", undo_nothing),
-    "the undo may come first": ("lock", lambda patch: patch.setattr(LuaEngine, "release", elsewhere)),
+    "the undo may come first": ("lock", lambda patch: patch.setattr(Commands, "release", elsewhere)),
     "the undo leaves no tombstone": ("lock", leave_no_tombstone),
     "a grant that meets the cancellation stays": (
         "lock",
-        Mutant(Ticket, "task_cancelled", "self._local.decline(self._lease)").apply,
+        Mutant(Acquisition, "task_cancelled", "self._local.decline(self._lease)").apply,
     ),
     "the budget of a shared lock does not count": (
         "shared lock",
-        Mutant(Bases, "_may_go_on", "base.budget > 0", "True").apply,
+        Mutant(Holdings, "_may_go_on", "base.budget > 0", "True").apply,
     ),
     "whoever is cancelled keeps what he was handed": (
         "shared lock",

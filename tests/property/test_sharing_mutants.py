@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio._acquire.hub import Names
+from redis_sync_aio._acquire.hub import Hub
 from redis_sync_aio._primitives.base import Primitive
 from redis_sync_aio._sharing.cohort import Cohort
-from redis_sync_aio._sharing.holdings import Bases
-from redis_sync_aio._sharing.shared_grant import Base, SharedLease
+from redis_sync_aio._sharing.holdings import Holdings
+from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import of
@@ -22,39 +22,39 @@ from ..support.sharing_checks import CHECKS, check_schedules
 
 MUTANTS: Mapping[str, Mutant] = {
     # P1 exclusion
-    "handed on after the deadline": Mutant(Bases, "_may_go_on", "time >= base.deadline", "False"),
-    "an ended lease hands on": Mutant(Bases, "passed_on", "if time >= lease.deadline:", "if False:"),
-    "who overstays hands it on": Mutant(Bases, "forget", "self.give_back(base)", "self._hand_on(base)"),
-    "a loss hands on": Mutant(Bases, "lost", "self._ask()", "self._hand_on(base)"),
-    "a loss is not told": Mutant(Bases, "lost", 'share.lose(base.reason or "expired")'),
+    "handed on after the deadline": Mutant(Holdings, "_may_go_on", "time >= base.deadline", "False"),
+    "an ended lease hands on": Mutant(Holdings, "passed_on", "if time >= lease.deadline:", "if False:"),
+    "who overstays hands it on": Mutant(Holdings, "forget", "self.give_back(base)", "self._hand_on(base)"),
+    "a loss hands on": Mutant(Holdings, "lost", "self._ask()", "self._hand_on(base)"),
+    "a loss is not told": Mutant(Holdings, "lost", 'share.lose(base.reason or "expired")'),
     "handed to two": Mutant(Cohort, "_hand_on", "if not self._together:", "if False:"),
     "handed on and kept resting": Mutant(Cohort, "_at_once", "del self.resting[base]"),
-    "no end of its own": Mutant(SharedLease, "_limit", "self.end_in(request.ttl_ms / 1000)"),
-    "no max_hold": Mutant(SharedLease, "_limit", "self.end_in(request.max_hold)"),
+    "no end of its own": Mutant(TaskLease, "_limit", "self.end_in(request.ttl_ms / 1000)"),
+    "no max_hold": Mutant(TaskLease, "_limit", "self.end_in(request.max_hold)"),
     # P2 turns
-    "the budget is never counted": Mutant(SharedLease, "__init__", "base.budget -= 1"),
-    "the budget does not count": Mutant(Bases, "_may_go_on", "base.budget > 0", "True"),
-    "the slice does not count": Mutant(Bases, "_may_go_on", "time < base.yield_at", "True"),
-    "nobody is told": Mutant(Base, "told_wanted", "self.cohort.local.told_wanted()"),
+    "the budget is never counted": Mutant(TaskLease, "__init__", "base.budget -= 1"),
+    "the budget does not count": Mutant(Holdings, "_may_go_on", "base.budget > 0", "True"),
+    "the slice does not count": Mutant(Holdings, "_may_go_on", "time < base.yield_at", "True"),
+    "nobody is told": Mutant(ProcessGrant, "told_wanted", "self.cohort.local.told_wanted()"),
     "the word does not arrive": Mutant(
-        Names, "_dispatch", "self.locals.get(base.keys.id, base.cohort.local).told_wanted()"
+        Hub, "_dispatch", "self.locals.get(base.keys.id, base.cohort.local).told_wanted()"
     ),
-    "each word begins anew": Mutant(Bases, "_wanted", "if base.wanted:", "if False:"),
-    "who waits is not asked for": Mutant(Bases, "give_back", "self._ask()"),
-    "its room is counted twice": Mutant(Bases, "_leave_room", "if base.takes_room:", "if True:"),
-    "what is left behind is handed on": Mutant(Bases, "part_with", "base.sound = False"),
-    "who commits hands it on": Mutant(Bases, "passed_on", "self.part_with(base)"),
+    "each word begins anew": Mutant(Holdings, "_wanted", "if base.wanted:", "if False:"),
+    "who waits is not asked for": Mutant(Holdings, "give_back", "self._ask()"),
+    "its room is counted twice": Mutant(Holdings, "_leave_room", "if base.takes_room:", "if True:"),
+    "what is left behind is handed on": Mutant(Holdings, "part_with", "base.sound = False"),
+    "who commits hands it on": Mutant(Holdings, "passed_on", "self.part_with(base)"),
     "who takes it often goes on": Mutant(Cohort, "enter", "self._taken_at_once >= IN_ONE_TURN", "False"),
     "who was put off gets nothing": Mutant(Cohort, "_turn_ended", "self._hand_on(base)", "False"),
     "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if answer.done():", "if True:"),
     "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
     # P3 wake-up
-    "a renewal tells nothing": Mutant(Base, "renewed", "self.told_wanted()"),
+    "a renewal tells nothing": Mutant(ProcessGrant, "renewed", "self.told_wanted()"),
     "who asked again does not look": Mutant(Cohort, "opened", "base.look()"),
-    "a loss asks for nothing": Mutant(Bases, "lost", "self._ask()"),
-    "it rests although others wait": Mutant(Bases, "_rest", "if base.wanted:", "if False:"),
-    "it rests for ever": Mutant(Bases, "_end_of_rest", "self.give_back(base)"),
-    "its rest does not begin anew": Mutant(Bases, "_rest", "base.rests_since = time"),
+    "a loss asks for nothing": Mutant(Holdings, "lost", "self._ask()"),
+    "it rests although others wait": Mutant(Holdings, "_rest", "if base.wanted:", "if False:"),
+    "it rests for ever": Mutant(Holdings, "_end_of_rest", "self.give_back(base)"),
+    "its rest does not begin anew": Mutant(Holdings, "_rest", "base.rests_since = time"),
     # P5 cancellation
     "who is done counts as living": Mutant(Cohort, "_hand_on", "if future.done():", "if False:"),
     "who is cancelled keeps what he was handed": Mutant(Cohort, "task_cancelled", "lease.give_back()", "pass"),
@@ -68,10 +68,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "whose time is up still counts": Mutant(Cohort, "_give_up", "self._gone += 1"),
     "what nobody wants is kept": Mutant(Cohort, "opened", "self.give_back(base)"),
     # P8 fencing
-    "one fence for all": Mutant(SharedLease, "__init__", "base.next_fence = fence + base.step"),
-    "beyond the range": Mutant(Bases, "_may_go_on", "base.next_fence > base.last_fence", "False"),
+    "one fence for all": Mutant(TaskLease, "__init__", "base.next_fence = fence + base.step"),
+    "beyond the range": Mutant(Holdings, "_may_go_on", "base.next_fence > base.last_fence", "False"),
     # P12 the end
-    "what rests is renewed for ever": Mutant(Names, "_give_up", "self.renewals.release(lease)"),
+    "what rests is renewed for ever": Mutant(Hub, "_give_up", "self.renewals.release(lease)"),
 }
 
 

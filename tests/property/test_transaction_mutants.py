@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from redis_sync_aio._client import checkout
-from redis_sync_aio._client.checkout import Borrowed
-from redis_sync_aio._leases.ownership import Possession
+from redis_sync_aio._client.checkout import CheckedOut
+from redis_sync_aio._leases.ownership import Ownership
 from redis_sync_aio._transactions import attempts
 from redis_sync_aio._transactions.attempts import Attempts
-from redis_sync_aio._transactions.commit_marker import Marker
+from redis_sync_aio._transactions.commit_marker import CommitMarker
 from redis_sync_aio._transactions.guarded import GuardedTransaction
 from redis_sync_aio._transactions.handle import Transaction
 from redis_sync_aio._transactions.turn import PoliteTransaction
@@ -34,7 +34,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "what was not sent is not known": Mutant(Transaction, "_execute", "not connection.written or ", ""),
     "nobody asks whether MULTI is allowed": Mutant(Transaction, "_send", "if connection.executes", "if True"),
-    "it asks each time": Mutant(Borrowed, "check_executes", "_proven.add(writer)"),
+    "it asks each time": Mutant(CheckedOut, "check_executes", "_proven.add(writer)"),
     "a refused EXEC leaves MULTI open": Mutant(
         Transaction, "_execute", "isinstance(executed, redis.exceptions.ExecAbortError)", "True"
     ),
@@ -64,19 +64,19 @@ MUTANTS: Mapping[str, Mutant] = {
         Attempts, "_transaction", "(marker.key,), (marker.done,)", "(), (marker.done,)"
     ),
     "the marker is not written": Mutant(Attempts, "_transaction", "(marker.key,), (marker.done,)", "(marker.key,), ()"),
-    "the marker is only looked at": Mutant(Marker, "_ask", 'self._set(VOID, "NX")', '("PING",)'),
-    "void goes over done": Mutant(Marker, "_ask", 'self._set(VOID, "NX")', "self._set(VOID)"),
-    "a marker is trusted for ever": Mutant(Marker, "find_out", "False if now() < sent + KEPT else None", "False"),
+    "the marker is only looked at": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', '("PING",)'),
+    "void goes over done": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', "self._set(VOID)"),
+    "a marker is trusted for ever": Mutant(CommitMarker, "find_out", "False if now() < sent + KEPT else None", "False"),
     # the connection
     "it goes back watching": Mutant(
-        Borrowed, "_give_back", "if self.watching or not self.in_step:", "if not self.in_step:"
+        CheckedOut, "_give_back", "if self.watching or not self.in_step:", "if not self.in_step:"
     ),
     "it goes back to a server that refuses everything": Mutant(
         Transaction, "_refused", "self._connection.in_step = False"
     ),
     "it is not given back after an error": Mutant(Transaction, "_end", "await self._give_back(drop)"),
     "it is lost when nobody waits for it any more": Mutant(
-        checkout, "_not_wanted", '_start(Borrowed(client, connecting.result())._give_back(False), "release")'
+        checkout, "_not_wanted", '_start(CheckedOut(client, connecting.result())._give_back(False), "release")'
     ),
     # turns
     "nobody looks whose turn it is": Mutant(
@@ -96,9 +96,9 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     # the guard
     "the token is not compared": Mutant(GuardedTransaction, "_answered", "if reason is not None:", "if False:"),
-    "any token will do": Mutant(Possession, "loss", "holder == self.token", "holder is not None"),
-    "the lock is not watched": Mutant(Possession, "watched", "self.keys.all[:1]", "self.keys.all[1:2]"),
-    "a spent permit guards": Mutant(Possession, "loss", "else found > 0", "else True"),
+    "any token will do": Mutant(Ownership, "loss", "holder == self.token", "holder is not None"),
+    "the lock is not watched": Mutant(Ownership, "watched", "self.keys.all[:1]", "self.keys.all[1:2]"),
+    "a spent permit guards": Mutant(Ownership, "loss", "else found > 0", "else True"),
     "a renewal is a conflict": Mutant(
         GuardedTransaction, "_commit_while_held", "if self._named() or now() + delay", "if True or now() + delay"
     ),

@@ -150,13 +150,13 @@ MUTANTS: dict[str, Mutant] = {
     "a fence is not remembered": Mutant(LOCK_READ, "writes", 'found.append((b"SET", fence', 'id((b"SET", fence'),
     "a lease is not renewed": Mutant(LOCK_READ, "writes", 'found.append((b"PEXPIRE", name', 'id((b"PEXPIRE", name'),
     "all come to the same place": Mutant(
-        watch_dialogue.Line, "writes", "enumerate(new, self.tail + 1)", "enumerate(new, 1)"
+        watch_dialogue.QueueView, "writes", "enumerate(new, self.tail + 1)", "enumerate(new, 1)"
     ),
     "who was granted stays in the queue": Mutant(
-        watch_dialogue.Line, "writes", 'found.append((b"ZREM", self.queue', 'id((b"ZREM", self.queue'
+        watch_dialogue.QueueView, "writes", 'found.append((b"ZREM", self.queue', 'id((b"ZREM", self.queue'
     ),
     "the queue has no end": Mutant(
-        watch_dialogue.Line, "writes", 'found.append((b"PEXPIRE", self.queue', 'id((b"PEXPIRE", self.queue'
+        watch_dialogue.QueueView, "writes", 'found.append((b"PEXPIRE", self.queue', 'id((b"PEXPIRE", self.queue'
     ),
     "a permit is not dropped": Mutant(PERMITS, "_permits", '(b"ZREM", permits, *gone), ', ""),
     "a permit is not forgotten": Mutant(

@@ -11,7 +11,7 @@ import redis.exceptions
 from redis_sync_aio._core.keys import Keys
 from redis_sync_aio._engine.watch import talk
 from redis_sync_aio._scripts import load
-from redis_sync_aio._transport.call import CONFLICT, Argument, Call, Reply, ReplyError, Talk, Words
+from redis_sync_aio._transport.call import CONFLICT, Argument, Call, Dialogue, Reply, ReplyError, Words
 
 SECOND = 1_000_000
 
@@ -40,7 +40,7 @@ def by_watch(client: Any, script: str, keys: Keys, arguments: tuple[Argument, ..
     return reply
 
 
-def conduct(client: Any, said: Talk, now: int | None = None, meanwhile: Callable[[Words], object] = id) -> Reply:
+def conduct(client: Any, said: Dialogue, now: int | None = None, meanwhile: Callable[[Words], object] = id) -> Reply:
     """Carry a talk on one connection of ``client``; ``meanwhile`` is called with each command before it is sent."""
     connection = client.connection_pool.get_connection()
     try:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease
 from redis_sync_aio._engine.snapshot import Ticket
-from redis_sync_aio._sharing.shared_grant import SharedLease
+from redis_sync_aio._sharing.shared_grant import TaskLease
 from redis_sync_aio._transport.link import Link
 
 from .gate import Command, Gate, Pipe
@@ -91,7 +91,7 @@ class Sharings(Acquisitions):
 
     def check_entry(self, holder: Holder, lease: Lease) -> None:
         super().check_entry(holder, lease)
-        if not isinstance(lease, SharedLease):
+        if not isinstance(lease, TaskLease):
             return
         token = lease.wire_token
         self.happened["handed on"] += token in self.entered

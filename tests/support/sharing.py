@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio._engine.commands import WANTED, read_push
-from redis_sync_aio._sharing.shared_grant import Base, SharedLease
+from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 
 from .body import FAST
 
@@ -25,9 +25,9 @@ def shared(sync: Coordinator | Redis, name: str = NAME, **options: Any) -> Async
     return AsyncLock(sync, name, **{"ttl": 30, "share": True, **options})
 
 
-def base_of(lease: Lease) -> Base:
+def base_of(lease: Lease) -> ProcessGrant:
     """Return the lease on the server that ``lease`` is a part of."""
-    assert isinstance(lease, SharedLease)
+    assert isinstance(lease, TaskLease)
     return lease.base
 
 
@@ -68,7 +68,7 @@ async def waiters(lock: AsyncLock, sync: Coordinator, number: int, **options: An
     return tasks
 
 
-async def told(base: Base) -> None:
+async def told(base: ProcessGrant) -> None:
     """Wait until its process knows that others wait."""
     await wait_until(lambda: base.wanted, FAST, timeout=5)
 

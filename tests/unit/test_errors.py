@@ -18,14 +18,14 @@ from redis_sync_aio.errors import (
     NotHeld,
     OutcomeUnknown,
     OutOfMemory,
-    PartlyApplied,
+    PartiallyApplied,
     StaleFence,
     StaleWriter,
     SyncError,
     UndoFailed,
     UnknownStep,
     Unreachable,
-    copied,
+    copy_error,
 )
 
 ERRORS = [
@@ -39,7 +39,7 @@ ERRORS = [
     OutOfMemory("full", code="OOM"),
     Conflict("others", attempts=3, conflicts=2, elapsed=0.5, keys=("a",)),
     OutcomeUnknown("who knows", attempts=1, keys=("a",)),
-    PartlyApplied("half", replies=(1, ResponseError("no"))),
+    PartiallyApplied("half", replies=(1, ResponseError("no"))),
     Unreachable("away"),
     NotHeld("not"),
     StaleWriter(name="a", identity="w", fence=7),
@@ -77,7 +77,7 @@ def test_a_copy_for_another_task_keeps_the_cause_and_shares_no_notes() -> None:
     error = AcquireTimeout("late", name="x", remaining=None)
     error.__cause__ = OSError("away")
     error.add_note("of both")
-    twin = copied(error)
+    twin = copy_error(error)
     assert twin.__cause__ is error.__cause__
     twin.add_note("of one task")
     assert error.__notes__ == ["of both"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import AuthenticationError, ResponseError
 
-from redis_sync_aio import CommandRefused, OutOfMemory, PermissionRefused, WrongKeyType
+from redis_sync_aio import CommandRefused, OutOfMemory, PermissionDenied, WrongKeyType
 from redis_sync_aio._client.error_replies import error_answer, error_code, refusal
 
 SCRIPT = "Error running script (call to f_ec10): @user_script:6:"
@@ -23,7 +23,7 @@ WRONG = "Operation against a key holding the wrong kind of value"
         (f"{SCRIPT} -READONLY You can't write against a read only replica.", "READONLY", CommandRefused),
         (f"{SCRIPT} -MISCONF Redis is configured to save RDB snapshots", "MISCONF", CommandRefused),
         ("@user_script: 164: -OOM command not allowed when used memory > 'maxmemory'.", "OOM", OutOfMemory),  # returned
-        ("ERR The user executing the script can't run this command", "NOPERM", PermissionRefused),
+        ("ERR The user executing the script can't run this command", "NOPERM", PermissionDenied),
         ("ERR unknown command 'EVALSHA'", "ERR", CommandRefused),
     ],
 )
