@@ -203,15 +203,15 @@ class Lock(RedisLock):
             return False
 
     async def _request(self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None) -> bool:
-        local = coordinator_for(self.redis).local(self._keys)
+        resource = coordinator_for(self.redis).resource(self._keys)
         request = Request(
             self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout, look_every=LOOK_EVERY
         )
         with _redis_errors():
-            lease = await acquire(local, request)
+            lease = await acquire(resource, request)
         if lease is None:
             return False
-        local.drop(lease)  # not kept for the caller: only a release or its timeout ends it
+        resource.drop(lease)  # not kept for the caller: only a release or its timeout ends it
         task = _task()
         self.local.token = lease.wire_token
         self._latest = self._mine[task] = _Acquired(lease.wire_token, lease.deadline, ref(task))
@@ -235,8 +235,8 @@ class Lock(RedisLock):
 
     async def _give_back(self, token: bytes, *, forget: bool, error: BaseException | None = None) -> bool:
         """End the lock if it has this token, and return whether it had. ``forget``: the object's token, too."""
-        local = coordinator_for(self.redis).local(self._keys)
-        outcome: asyncio.Future[Call] = local.hub.loop.create_future()
+        resource = coordinator_for(self.redis).resource(self._keys)
+        outcome: asyncio.Future[Call] = resource.hub.loop.create_future()
         latest, mine = self._latest, self._mine.get(_task())
         doubtful, self._doubtful = self._doubtful == token, token
 
@@ -247,7 +247,7 @@ class Lock(RedisLock):
             return call.reply == Released.RELEASED or (surely_ours and (call.ambiguous or doubtful))
 
         def answered(call: Call) -> None:
-            local.forget_if_idle()
+            resource.forget_if_idle()
             if call.error is None:
                 if forget and self._stored() == token:
                     self.local.token = None
@@ -259,17 +259,18 @@ class Lock(RedisLock):
             if not outcome.done():
                 outcome.set_result(call)
 
-        local.undo(token, b"", closing=(GAP_MS,), done=answered)
-        call, limit = None, local.hub.retry_for
+        resource.undo(token, b"", closing=(GAP_MS,), done=answered)
+        call, limit = None, resource.hub.retry_for
         with suppress(TimeoutError):
-            async with asyncio.timeout(limit if error is None else patience_of(error, local.hub.renewals.exit_timeout)):
+            exit_timeout = resource.hub.renewals.exit_timeout
+            async with asyncio.timeout(limit if error is None else patience_of(error, exit_timeout)):
                 call = await outcome
         if call is None and error is not None:  # it leaves, and its clean-up goes on without us
-            give_up_on(local.name, error)
+            give_up_on(resource.name, error)
             raise error
         if call is None:
-            trouble = local.hub.trouble_of(local.keys)
-            raise Unreachable(f"Redis did not confirm the release of {local.name!r} in time") from trouble
+            trouble = resource.hub.connection_error_of(resource.keys)
+            raise Unreachable(f"Redis did not confirm the release of {resource.name!r} in time") from trouble
         if call.error is not None:
             with _redis_errors():
                 raise call.error

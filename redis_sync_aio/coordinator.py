@@ -171,10 +171,10 @@ class Coordinator(Hub):
             self.retry_for,
             self._response_timeout,
             self._exit_timeout,
-            self.check_place,
+            self.check_context,
             self._client,
         )
-        self.renewals.response_timeout = self.asked_response_timeout
+        self.renewals.asked_response_timeout = self.asked_response_timeout
         self._witness = CloseObserver(self._servers.clients()[0], self._client_closes)
         self._unclosed = Unclosed(self, self._link)
         living.add(self)
@@ -195,7 +195,7 @@ class Coordinator(Hub):
         self.engine = Commands(executor)
         self.pushes = executor.pushes
         self.known_as = executor.known_as
-        self.trouble_of = executor.trouble_of
+        self.connection_error_of = executor.connection_error_of
         # For how long a polling waiter's ticket stays alive between two looks.
         self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
 
@@ -230,7 +230,7 @@ class Coordinator(Hub):
         if self._loop is None or self._forked:
             self._why_closed = self._why_closed or "it was closed"
             return
-        self.check_place()
+        self.check_context()
         try:
             if within and self._why_closed is None:
                 await self._drain(within)
@@ -263,7 +263,7 @@ class Coordinator(Hub):
 
     def check(self) -> None:
         """Raise unless this coordinator may be used here and now; the first use binds it to the running loop."""
-        self.check_place()
+        self.check_context()
         if self._why_closed is not None:
             raise CoordinatorClosed(f"this coordinator can not be used any more, make another one: {self._why_closed}")
         if self._loop is None:
@@ -330,9 +330,9 @@ class Coordinator(Hub):
         return 0 if self._loop is None else self._executor.connections
 
     @property
-    def trouble(self) -> Exception | None:
+    def connection_error(self) -> Exception | None:
         """Why Redis can not be reached at the moment, if it can not."""
-        return None if self._loop is None else self._executor.trouble
+        return None if self._loop is None else self._executor.connection_error
 
     # -- what the link tells (and see `Hub`) ---------------------------------------------------------
 
@@ -341,8 +341,8 @@ class Coordinator(Hub):
         if self._push == "auto" and isinstance(error, PushUnavailable):
             self._fall_back(error)
             return
-        for local in list(self.locals.values()):
-            for ticket in list(local.tickets.values()) if concerns(local.keys) else ():
+        for resource in list(self.resources.values()):
+            for ticket in list(resource.tickets.values()) if concerns(resource.keys) else ():
                 ticket.withdraw(copy_error(error))
 
     def _fall_back(self, error: SyncError) -> None:
@@ -352,7 +352,7 @@ class Coordinator(Hub):
         link, self._link = self._link, None
         self._use(self._new_plain())
         self.link_moved()
-        for call in link.part():
+        for call in link.detach():
             self._executor.send(call)
 
     async def link_closing(self) -> None:
@@ -376,7 +376,7 @@ class Coordinator(Hub):
 
     def _client_closes(self) -> None:
         """Word from the witness. A link that is up learns it by itself, once its connection is closed."""
-        if self.connections == 0 or self.trouble is not None:
+        if self.connections == 0 or self.connection_error is not None:
             self.link_client_closed()
 
     def after_fork(self) -> None:
@@ -386,12 +386,12 @@ class Coordinator(Hub):
             self._stop_at_once()
             self._executor.after_fork()
 
-    def bury(self) -> None:
+    def close_without_loop(self) -> None:
         """Its event loop was closed without a word: give up its places in the client's pool, and its connection."""
         self._why_closed = self._why_closed or "its event loop was closed"
         if self._loop is not None:
             self._stop_at_once()
-            self._executor.bury()
+            self._executor.close_without_loop()
 
     def _stop_at_once(self) -> None:
         self._unclosed.forget()

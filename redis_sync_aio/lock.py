@@ -192,7 +192,7 @@ class AsyncLock(Primitive):
         ignored.
         """
         reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest))
-        view, local = understood(read_inspect, self._keys.name, reply), self._known()
+        view, resource = understood(read_inspect, self._keys.name, reply), self._known()
         return LockStatistics(
             holder=None if view.holder is None else text(view.holder),
             remaining=view.left,
@@ -200,16 +200,16 @@ class AsyncLock(Primitive):
             foreign=view.holder is not None and view.holder != view.fence_token,
             waiters=view.waiting + self._behind_tickets(),
             waiting=tuple(text(ticket.token) for ticket in view.tickets),
-            task=None if local is None else local.task_of(view.holder),
+            task=None if resource is None else resource.task_of(view.holder),
         )
 
-    def _ticket(self, local: Resource, request: Request) -> Coroutine[Any, Any, Lease | None]:
-        lease = acquire(local, request)
-        return adopting(lease, local, request.timeout) if self._robust else lease
+    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Lease | None]:
+        lease = acquire(resource, request)
+        return adopting(lease, resource, request.timeout) if self._robust else lease
 
     async def _data(self) -> str | None:
-        local = self._local_name
-        if local is None or local.held_until is not None or local.leases:
+        resource = self._latest_resource
+        if resource is None or resource.held_until is not None or resource.leases:
             return None  # it has a ttl, or is held here
         with suppress(Unreachable, CommandRefused):  # it is taken: that is known
             return data_in(read_inspect(await self._ask(lambda engine, *rest: engine.inspect(self._keys, 0, *rest))))

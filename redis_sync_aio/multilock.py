@@ -222,7 +222,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         if len(leases) == len(self._locks):
             return leases
         _give_back(leases)
-        name = self._locks[len(leases) + free]._local()
+        name = self._locks[len(leases) + free]._resource()
         error = AcquireTimeout(f"{name.name!r} is taken", name=name.name, remaining=name.holder_remaining())
         name.forget_if_idle()
         raise error
@@ -262,7 +262,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """
         left = None if ends is None else max(0.001, ends - now())
         request = replace(locks[0]._request(ttl, None, 0), timeout=left)
-        names = [lock._local() for lock in locks]
+        names = [lock._resource() for lock in locks]
         found, free = await try_acquire_all(names, request)
         first = next((number for number, lease in enumerate(found) if not _valid(lease)), len(found))
         _give_back(found[first:])

@@ -183,7 +183,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             if trouble is None:
                 trouble_ends = math.inf
             elif trouble_ends == math.inf:
-                trouble_ends = now() + self._locks[0]._local().hub.retry_for
+                trouble_ends = now() + self._locks[0]._resource().hub.retry_for
             delay = next(delays)
             if trouble is not None and now() + delay >= min(trouble_ends, ends):
                 raise trouble
@@ -320,7 +320,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     def _ask(self, bids: Votes, server: int, ttl: Seconds | None, *, wait: bool) -> Vote:
         lock = self._locks[server]
-        return bids.ask(server, lock._local(), lock._request(ttl, None, None if wait else 0))
+        return bids.ask(server, lock._resource(), lock._request(ttl, None, None if wait else 0))
 
     async def _opened(self, bid: Vote, ends: float) -> bool:
         """Wait until it is our turn there, or waiting there makes no sense: return whether others would be free.
@@ -329,7 +329,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         """
         every = self._locks[bid.server]._ttl_ms / 3000
         look = now() + every
-        while not bid.future.done() and now() < ends and bid.trouble is None:
+        while not bid.future.done() and now() < ends and bid.connection_error is None:
             await asyncio.wait([bid.future], timeout=min(look, ends, now() + 1.0) - now())
             if not bid.future.done() and now() >= look:
                 found = await self.statistics()
@@ -365,7 +365,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         for bid in bids.all:
             bid.used = bid.server in held
             if bid.used and (task := asyncio.current_task()) is not None:
-                bid.local.leases.acquired(held[bid.server], task)
+                bid.resource.leases.acquired(held[bid.server], task)
         return bundle.enter(RedlockLease)
 
     def _not_in_time(self, within: float | None) -> NoReturn:

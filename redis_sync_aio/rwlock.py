@@ -55,10 +55,10 @@ class Side(PermitPrimitive):
     _limit = WHOLE
     _keys: PermitKeys
 
-    async def _ticket(self, local: Resource, request: Request) -> Lease | None:
-        lease = await acquire(local, request)
+    async def _ticket(self, resource: Resource, request: Request) -> Lease | None:
+        lease = await acquire(resource, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
-            local.decline(lease)
+            resource.decline(lease)
             has, use = ("writing", "downgrade() it") if lease.weight == WHOLE else ("reading", "upgrade() it")
             raise WouldDeadlock(
                 f"{text(lease.wire_token)!r} holds {self.name!r} already, for {has}: go on with that lease, or {use}"

@@ -272,7 +272,7 @@ class AsyncSemaphore(PermitPrimitive):
             def answered(call: Call) -> None:
                 # Here and now: the next answer may be to a request that was sent with the old limit.
                 if call.error is None:
-                    self._resized(coordinator.locals.get(self._keys.id), call.reply, new)
+                    self._resized(coordinator.resources.get(self._keys.id), call.reply, new)
                 done(call)
 
             return engine.resize(self._keys, new, sent, expires, answered)
@@ -321,9 +321,9 @@ class AsyncSemaphore(PermitPrimitive):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _resized(self, local: Resource | None, old: int, new: int) -> None:
-        if local is not None:
-            local.resized(old, new)
+    def _resized(self, resource: Resource | None, old: int, new: int) -> None:
+        if resource is not None:
+            resource.resized(old, new)
         if self._limit:
             self._limit = self._refused.limit = new
             self._default = self._new_request(None, None, None, self._weight)

@@ -262,7 +262,7 @@ class LockTurn:
         """Let the next one have it, if it was taken. A turn that was lost belongs to somebody else already."""
         lease, self._lease = self._lease, None
         if lease is not None:
-            lease.check_place()
+            lease.check_context()
             lease.give_back()
 
 

@@ -7,8 +7,7 @@ The cleaning up (P5). A request ends early when its task is cancelled, its corou
 its token *and* its ticket follows the request on the same connection: whatever the request had done by then, or does
 until then, is undone behind it. When the grant met the cancellation in the same turn of the loop it is given back.
 
-An identity is a token that may be in use elsewhere, so its request is only undone after its answer said
-that the grant was new.
+An identity is a token that may be in use elsewhere: its request is undone only after its answer said "newly granted".
 """
 
 from __future__ import annotations
@@ -67,25 +66,25 @@ class Acquisition:
     """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
     _pushed_fence = 0
     """The fence of a grant that this ticket got, if the server has to be asked how long it lasts."""
-    wanted = False
+    contended = False
     """Somebody else waits behind us."""
     unheard = False
     """It was granted before this answer: word that somebody waits may have been lost since."""
 
-    def __init__(self, local: Resource, request: Request, taker: Taker) -> None:
-        self._local = local
+    def __init__(self, resource: Resource, request: Request, taker: Taker) -> None:
+        self._resource = resource
         self._request = request
         self._taker = taker
         self.call: Call | None = None
         self.sent = 0.0
         self.look_every = request.look_every
         if request.timeout is not None:
-            self._timer = local.hub.loop.call_later(request.timeout, self._time_out)
+            self._timer = resource.hub.loop.call_later(request.timeout, self._time_out)
         self._name_request()
 
     def _name_request(self) -> None:
         """Take a new number, and with it a new token unless the caller chose one."""
-        hub, request, known_as = self._local.hub, self._request, self._local.known_as
+        hub, request, known_as = self._resource.hub, self._request, self._resource.known_as
         self.number = hub.next_number()
         self._placed = False
         own = b"%b%d~" if request.shared else b"%b%d"
@@ -96,20 +95,20 @@ class Acquisition:
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
             self._member = ticket_member(known_as.inbox, self.number, claim_ms, self.token, request.weight)
-        self._local.add(self)
+        self._resource.add(self)
         if request.identity is not None:
-            self._local.by_identity().add(self)
+            self._resource.by_identity().add(self)
 
     # -- the request -----------------------------------------------------------------------------------
 
     def ask(self) -> None:
         """Send the request, for the first time or to find out what became of it (P3)."""
-        hub, request = self._local.hub, self._request
+        hub, request = self._resource.hub, self._request
         self.sent = now()
-        if request.identity is not None and self._local.by_identity().defer(self):
+        if request.identity is not None and self._resource.by_identity().defer(self):
             return
         self.call = hub.engine.acquire(
-            self._local.keys,
+            self._resource.keys,
             self.token,
             request.ttl_ms,
             self._member,
@@ -148,18 +147,19 @@ class Acquisition:
             self._clock_offset = call.sent - answer.server_time
             lost = self._placed and answer.number == 1
             if not (self._placed or request.reusable):
-                self._local.hub.queued_tickets.add(self.number, Queued(self._local.keys, self.token, self._attempt))
+                queued = Queued(self._resource.keys, self.token, self._attempt)
+                self._resource.hub.queued_tickets.add(self.number, queued)
             self._queued = self._placed = True
             self._late_since = None
-            self._local.queued(answer.left, answer.more)
+            self._resource.queued(answer.left, answer.more)
             if lost:
-                self._local.queue_lost()
+                self._resource.queue_lost()
         elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
             self._again()
         elif answer.outcome >= Outcome.MISMATCH:
             self._fail(request.refused(answer, request.weight), call)
         else:
-            self._local.busy(answer.left)
+            self._resource.busy(answer.left)
             self._leave()
             if not self._taker.done():
                 self._taker.set_result(None)
@@ -191,7 +191,7 @@ class Acquisition:
         """Queue anew, under another number."""
         old = self.number
         self._name_request()  # first: a name without tickets and leases is forgotten
-        self._local.remove(old)
+        self._resource.remove(old)
         self.ask()
 
     # -- its end ---------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Acquisition:
             self.recheck()
         else:
             self._drop_call()
-            self.wanted |= push.wanted
+            self.contended |= push.wanted
             if granted <= now():
                 self._granted(push.fence, granted, push.duration or inf)
             else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.
@@ -222,7 +222,7 @@ class Acquisition:
     def announced(self, server_time: float, duration: float) -> None:
         """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
         if self._clock_offset is not None and duration:
-            self._local.announced(min(self._clock_offset + server_time, now()) + duration)
+            self._resource.announced(min(self._clock_offset + server_time, now()) + duration)
 
     def _drop_call(self) -> None:
         if self.call is not None:
@@ -235,8 +235,8 @@ class Acquisition:
 
         An identity may have it for another time than it asked for: it joins what another request was granted.
         """
-        request, local = self._request, self._local
-        if request.identity is not None and local.by_identity().is_gone(self.token):
+        request, resource = self._request, self._resource
+        if request.identity is not None and resource.by_identity().is_gone(self.token):
             self.ask()  # behind that release
             return
         deadline = since + duration
@@ -248,23 +248,23 @@ class Acquisition:
             if self._too_late():
                 self._leave()
                 if not self._taker.done():
-                    self._taker.set_exception(too_slow(local.keys.name, duration, claimed))
+                    self._taker.set_exception(too_slow(resource.keys.name, duration, claimed))
             else:
                 self._again()
             return
-        lease = self._lease = local.hold(request, self.token, fence, deadline, duration)
+        lease = self._lease = resource.hold(request, self.token, fence, deadline, duration)
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
         if request.identity is not None:
-            lease.joined = not local.by_identity().inherits(self) and not new
+            lease.joined = not resource.by_identity().inherits(self) and not new
         if request.upgrade:
             lease.attempt = self._attempt
         if claimed and not lease.joined:
-            local.hub.renewals.claimed(lease)
+            resource.hub.renewals.claimed(lease)
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self._taker.done():
             # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.
-            local.decline(lease)
+            resource.decline(lease)
         else:
             self._taker.set_result(lease)
 
@@ -273,7 +273,7 @@ class Acquisition:
         if self._late_since is None:
             self._late_since = now()
             return False  # it may have been a pause of this process
-        return not self._request.wait or now() - self._late_since > self._local.hub.retry_for
+        return not self._request.wait or now() - self._late_since > self._resource.hub.retry_for
 
     def _fail(self, error: SyncError, call: Call) -> None:
         self._leave()
@@ -282,7 +282,7 @@ class Acquisition:
             # Also when it was refused: an earlier copy may have been executed, or an earlier request have queued
             # us, or a script stopped half-way.
             if self._request.reusable:
-                self._local.undo(b"", self._member)
+                self._resource.undo(b"", self._member)
             else:
                 self._undo_all()
         if not self._taker.done():
@@ -292,7 +292,7 @@ class Acquisition:
         if self._taker.done():
             return  # granted in the same turn of the loop: the grant wins
         if self._placed:
-            self._local.look_last(self._give_up)
+            self._resource.look_last(self._give_up)
         else:
             self._give_up()
 
@@ -302,14 +302,14 @@ class Acquisition:
 
     def timeout_error(self, within: float | None) -> SyncError:
         """Return the error for whoever waited ``within`` seconds, most recently for this ticket."""
-        local, request = self._local, self._request
-        if self.call is not None and self.call.trouble is not None:
-            return self.call.trouble
-        unheard = not self._queued and now() - self.sent > local.hub.renewals.patience - EARLY
-        trouble = local.hub.trouble_of(local.keys)
+        resource, request = self._resource, self._request
+        if self.call is not None and self.call.connection_error is not None:
+            return self.call.connection_error
+        unheard = not self._queued and now() - self.sent > resource.hub.renewals.response_timeout - EARLY
+        trouble = resource.hub.connection_error_of(resource.keys)
         if trouble is not None or unheard:
-            return unanswered(local.keys.name, trouble, within=within)
-        return timeout_error(local, within, request.weight, request.limit, answered=self._queued)
+            return unanswered(resource.keys.name, trouble, within=within)
+        return timeout_error(resource, within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""
@@ -321,7 +321,7 @@ class Acquisition:
         """The task does not await ``future``, our taker, any more. Undo whatever was done for it."""
         future.cancel()  # that is done already if it was the task that was cancelled, not if its coroutine was closed
         if self._lease is not None:
-            self._local.decline(self._lease)
+            self._resource.decline(self._lease)
         elif future.cancelled():
             self.undo()
         else:
@@ -345,7 +345,7 @@ class Acquisition:
 
     def _undo_all(self) -> None:
         closing = (self._attempt,) if self._request.upgrade else ()
-        self._local.undo(self.token, self._member, pending=True, closing=closing)
+        self._resource.undo(self.token, self._member, pending=True, closing=closing)
 
     def _undo_answered(self, call: Call) -> None:
         if call.error is not None:
@@ -356,28 +356,28 @@ class Acquisition:
             self._decline(self._pushed_fence)
         else:
             self._withdraw_ticket()
-        if self._local.namesakes is not None:
-            self._local.namesakes.settle(self.token)
+        if self._resource.namesakes is not None:
+            self._resource.namesakes.settle(self.token)
 
     def _decline(self, fence: int) -> None:
         """It was granted what nobody wants any more."""
-        if self._request.identity is not None and self._local.by_identity().pass_on(self.token, fence):
+        if self._request.identity is not None and self._resource.by_identity().pass_on(self.token, fence):
             self._withdraw_ticket()
         else:
-            self._local.undo(self.token, self._member)
-            self._local.remove(self.number)
+            self._resource.undo(self.token, self._member)
+            self._resource.remove(self.number)
 
     def _withdraw_ticket(self) -> None:
-        local, number = self._local, self.number
+        resource, number = self._resource, self.number
         if self._member:
-            local.undo(b"", self._member, done=lambda _: local.remove(number))
+            resource.undo(b"", self._member, done=lambda _: resource.remove(number))
         else:
-            local.remove(number)
+            resource.remove(number)
 
     def _leave(self) -> None:
         if self._timer is not None:
             self._stop_timer()
-        self._local.remove(self.number)
+        self._resource.remove(self.number)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -385,16 +385,16 @@ class Acquisition:
             self._timer = None
 
 
-async def acquire(local: Resource, request: Request) -> Lease | None:
+async def acquire(resource: Resource, request: Request) -> Lease | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
-    future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
-    ticket = Acquisition(local, request, future)
+    future: asyncio.Future[Lease | None] = resource.hub.loop.create_future()
+    ticket = Acquisition(resource, request, future)
     ticket.ask()
     try:
         lease = await future
     except BaseException:
-        undo_in(local.hub.loop, partial(ticket.task_cancelled, future))
+        undo_in(resource.hub.loop, partial(ticket.task_cancelled, future))
         raise
-    if lease is not None and (task := asyncio.current_task(local.hub.loop)) is not None:
-        local.leases.acquired(lease, task)
+    if lease is not None and (task := asyncio.current_task(resource.hub.loop)) is not None:
+        resource.leases.acquired(lease, task)
     return lease

@@ -36,7 +36,7 @@ class Hub(ABC):
     """In which that runs."""
     _forked = False
 
-    def check_place(self) -> None:
+    def check_context(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
         if self._thread == get_ident() and self.loop.is_running():
             return  # the same, told sooner: until Python 3.12 to ask for the running loop is a call to the system
@@ -68,64 +68,64 @@ class Hub(ABC):
         self.bases: dict[
             int, ProcessGrant
         ] = {}  # by the number of the ticket they were granted to, until they have ended
-        self.locals: dict[bytes, Resource] = {}  # by the id of their keys
+        self.resources: dict[bytes, Resource] = {}  # by the id of their keys
         self._emptied: asyncio.Event | None = None
         """Set when nothing is held or waited for; there while it drains."""
 
-    def local(self, keys: Keys, spare: Resource | None = None) -> Resource:
+    def resource(self, keys: Keys, spare: Resource | None = None) -> Resource:
         """Return the name as this process sees it; the coordinator must be `usable`.
 
         ``spare``: an object the caller had for this name before, used again if there is none. Raises CoordinatorClosed
         while the coordinator drains.
         """
-        local = self.locals.get(keys.id)
+        resource = self.resources.get(keys.id)
         if self._emptied is not None:
             raise CoordinatorClosed(f"the coordinator is being closed, and grants {text(keys.name)!r} no more")
-        if local is None:
+        if resource is None:
             hub = cast(HubServices, self)
             if spare is not None and spare.hub is hub:
-                local = spare
-                local.known_as = hub.known_as(keys)
+                resource = spare
+                resource.known_as = hub.known_as(keys)
             else:
-                local = Resource(hub, keys)
-            self.locals[keys.id] = local
-        return local
+                resource = Resource(hub, keys)
+            self.resources[keys.id] = resource
+        return resource
 
     def known(self, keys: Keys) -> Resource | None:
         """Return the name as this process sees it; None when nobody here waits for it or holds it."""
         self.check()
-        return self.locals.get(keys.id)
+        return self.resources.get(keys.id)
 
-    def forget(self, local: Resource) -> None:
+    def forget(self, resource: Resource) -> None:
         """Forget a name nobody waits for or holds."""
-        if self.locals.get(local.keys.id) is local:
-            del self.locals[local.keys.id]
-            if self._emptied is not None and not self.locals:
+        if self.resources.get(resource.keys.id) is resource:
+            del self.resources[resource.keys.id]
+            if self._emptied is not None and not self.resources:
                 self._emptied.set()
 
     def _every_name(self) -> Iterator[Resource]:
-        left = [*reversed(self.locals.values())]
+        left = [*reversed(self.resources.values())]
         while left:  # one after the other: to let go of many at a time takes long
             yield left.pop()
 
     def _all_leases(self) -> Iterator[Lease]:
-        for local in self._every_name():
-            yield from local.leases.all()
+        for resource in self._every_name():
+            yield from resource.leases.all()
 
     def _keeps_lease(self, lease: Lease) -> bool:
-        local = self.locals.get(lease.keys.id)
-        return local is not None and local.leases.keeps(lease)
+        resource = self.resources.get(lease.keys.id)
+        return resource is not None and resource.leases.keeps(lease)
 
     def _loosen_lease(self, lease: Lease) -> bool:
-        local = self.locals.get(lease.keys.id)
-        return local is not None and local.loosen(lease)
+        resource = self.resources.get(lease.keys.id)
+        return resource is not None and resource.loosen(lease)
 
     def _forget_lease(self, lease: Lease) -> None:
-        local = self.locals.get(lease.keys.id)
-        if local is not None:
-            local.drop(lease)
+        resource = self.resources.get(lease.keys.id)
+        if resource is not None:
+            resource.drop(lease)
             if lease.reason in ("expired", "taken"):
-                local.look_now()
+                resource.look_now()
 
     # -- what the link tells of them -------------------------------------------------------------------
 
@@ -149,16 +149,16 @@ class Hub(ABC):
 
     def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
         concerned: list[Resource] = []
-        for local in self._every_name():
-            if concerns(local.keys):
-                concerned.append(local)
-                for lease in local.leases.all():
+        for resource in self._every_name():
+            if concerns(resource.keys):
+                concerned.append(resource)
+                for lease in resource.leases.all():
                     self.renewals.recheck(lease)
                     yield
             yield
         yield from self._reroute()  # before they ask: the connection may have an inbox of its own
-        for local in concerned:
-            for ticket in list(local.tickets.values()):
+        for resource in concerned:
+            for ticket in list(resource.tickets.values()):
                 self._unchecked.discard(ticket.number)
                 ticket.recheck()
                 yield
@@ -168,7 +168,7 @@ class Hub(ABC):
 
     def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
         """Return whether anything depends on a connection to a server."""
-        return any(concerns(local.keys) for local in self.locals.values())
+        return any(concerns(resource.keys) for resource in self.resources.values())
 
     def link_moved(self) -> None:
         """Some servers know us as something else now: grants, and word of who waits there, would not reach us."""
@@ -176,11 +176,11 @@ class Hub(ABC):
 
     def _reroute(self) -> Iterator[None]:
         hub = cast(HubServices, self)
-        for local in self._every_name():
-            known_as = hub.known_as(local.keys)
-            if known_as != local.known_as:
-                local.known_as = known_as
-                yield from local.reroute()
+        for resource in self._every_name():
+            known_as = hub.known_as(resource.keys)
+            if known_as != resource.known_as:
+                resource.known_as = known_as
+                yield from resource.reroute()
             yield
 
     def _dispatch(self, push: Pushed) -> None:
@@ -188,10 +188,10 @@ class Hub(ABC):
         ticket = self.tickets.get(push.number)
         if push.fence == WANTED:
             if ticket is not None:  # what it wants is granted, as the answer will say
-                ticket.wanted = True
+                ticket.contended = True
             elif (base := self.bases.get(push.number)) is not None:
                 # It may be on its way back, and its name known anew; but this stands for all that we hold of the name.
-                self.locals.get(base.keys.id, base.cohort.local).told_wanted()
+                self.resources.get(base.keys.id, base.cohort.resource).on_contention()
         elif ticket is not None and push.number in self._unchecked and not ticket.withdrawn:
             ticket.recheck()  # it may be another server, with another clock
         elif ticket is not None:
@@ -207,8 +207,8 @@ class Hub(ABC):
         queued = self.queued_tickets.get(number)
         if queued is None:
             return
-        local = self.locals.get(queued.keys.id)
-        leases = () if local is None else local.leases.all()
+        resource = self.resources.get(queued.keys.id)
+        leases = () if resource is None else resource.leases.all()
         if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
             closing = (queued.attempt,) if queued.attempt else ()
             self.renewals.undo(queued.keys, queued.token, closing=closing)
@@ -218,35 +218,35 @@ class Hub(ABC):
         self._emptied = asyncio.Event()
         self._stop_sharing()
         why = "the coordinator is being closed"
-        self.renewals.slices.run(step for local in self._every_name() for step in local.give_up(why))
+        self.renewals.slices.run(step for resource in self._every_name() for step in resource.give_up(why))
         await self.renewals.slices.done()
         self._give_back_resting()
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while self.locals:
+                while self.resources:
                     self._emptied.clear()
                     await self._emptied.wait()
 
     def _stop_sharing(self) -> None:
         """Nothing is handed on without a look at whether it is still allowed (`Cohort.thread`)."""
-        for local in self.locals.values():
-            for cohort in local.cohorts.values():
+        for resource in self.resources.values():
+            for cohort in resource.cohorts.values():
                 cohort.thread = 0
 
     def _give_back_resting(self) -> bool:
         """Give back what is held and no task has; return whether there was anything."""
-        resting = [base for local in self.locals.values() for base in local.resting()]
+        resting = [base for resource in self.resources.values() for base in resource.resting()]
         for base in resting:
             base.cohort.give_back(base)
         return bool(resting)
 
     def _give_up(self, why: str) -> Iterator[None]:
         """End all that wait, and take all leases from those who have them."""
-        for local in self._every_name():
-            yield from local.give_up(why)
+        for resource in self._every_name():
+            yield from resource.give_up(why)
             yield
         for lease in self._all_leases():
-            lease.unfinished = True
+            lease.interrupted = True
             self.renewals.release(lease)
             lease.lose("closed")
             yield

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class IdentityRequests:
     """Of one name, for all identities. What it does for one of them costs nothing for the others."""
 
-    def __init__(self, local: Resource) -> None:
-        self._local = local
+    def __init__(self, resource: Resource) -> None:
+        self._resource = resource
         self._tickets: dict[bytes, dict[int, Acquisition]] = {}  # by identity, and by their numbers
         self._leases: dict[bytes, dict[Lease, None]] = {}
         self._behind: dict[bytes, list[Acquisition]] = {}  # not asked yet
@@ -122,11 +122,11 @@ class IdentityRequests:
     def settle(self, identity: bytes) -> None:
         """A ticket is gone, or a cancelled one has its answer: see who comes next, and what is left."""
         for ticket in self._behind.pop(identity, ()):
-            if self._local.tickets.get(ticket.number) is ticket and ticket.call is None and not ticket.withdrawn:
+            if self._resource.tickets.get(ticket.number) is ticket and ticket.call is None and not ticket.withdrawn:
                 ticket.ask()
         if identity in self._passed_on and not self._under_way(identity):
             self._passed_on.discard(identity)
-            self._local.undo(identity, b"")
+            self._resource.undo(identity, b"")
 
     def _of(self, identity: bytes) -> list[Acquisition]:
         return list(self._tickets.get(identity, {}).values())

@@ -54,11 +54,11 @@ class Waits:
     _asked = False
     _quiet_until = -math.inf
 
-    def __init__(self, local: Resource) -> None:
-        self._local = local
+    def __init__(self, resource: Resource) -> None:
+        self._resource = resource
         self._marks: list[Mark] = []
         self._mark(list(self._waiters()))
-        self._timer = local.hub.loop.call_later(EVERY, self._look)
+        self._timer = resource.hub.loop.call_later(EVERY, self._look)
 
     def end(self) -> None:
         """Never look again."""
@@ -66,9 +66,9 @@ class Waits:
 
     def endless(self) -> None:
         """Find out what is there that has no ttl, unless nobody would be told: `compat.Lock` just answers False."""
-        tickets = self._local.tickets.values()
+        tickets = self._resource.tickets.values()
         told = any(ticket.look_every == math.inf for ticket in tickets)
-        if told and not self._asked and not isinstance(self._local.keys, PermitKeys):
+        if told and not self._asked and not isinstance(self._resource.keys, PermitKeys):
             self._asked = True
             self._inspect(self._found_endless)
 
@@ -77,11 +77,11 @@ class Waits:
             self.data = data_in(read_inspect(call.reply))
 
     def _waiters(self) -> Iterator[Waiter]:
-        for ticket in self._local.tickets.values():
+        for ticket in self._resource.tickets.values():
             waiter = ticket._taker
             if isinstance(waiter, asyncio.Future) and not waiter.done():  # else a cohort's, whose line has the waiters
                 yield waiter
-        for cohort in self._local.cohorts.values():
+        for cohort in self._resource.cohorts.values():
             yield from (future for future, *_ in cohort.line if not future.done())
 
     def _mark(self, waiters: list[Waiter]) -> None:
@@ -91,9 +91,9 @@ class Waits:
     def _look(self) -> None:
         waiters, time = list(self._waiters()), now()
         if not waiters:
-            self._local.waits = None
+            self._resource.waits = None
             return
-        self._timer = self._local.hub.loop.call_later(EVERY, self._look)
+        self._timer = self._resource.hub.loop.call_later(EVERY, self._look)
         self._marks = [mark for mark in self._marks if not mark.waiter.done()]
         self._mark(waiters)
         longest = self._marks[0] if self._marks else None
@@ -102,27 +102,27 @@ class Waits:
             self._inspect(lambda call: self._report(call, longest))
 
     def _inspect(self, done: Callable[[Call], None]) -> None:
-        local, time = self._local, now()
-        local.hub.engine.inspect(local.keys, LISTED, time, time + local.hub.retry_for, done)
+        resource, time = self._resource, now()
+        resource.hub.engine.inspect(resource.keys, LISTED, time, time + resource.hub.retry_for, done)
 
     def _report(self, call: Call, mark: Mark) -> None:
         if mark.waiter.done():
             return
-        local = self._local
+        resource = self._resource
         waiters = list(self._waiters())
-        holding = [task for lease in local.leases.all() if lease.acquirer and (task := lease.acquirer()) is not None]
+        holding = [task for lease in resource.leases.all() if lease.acquirer and (task := lease.acquirer()) is not None]
         itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
         waiting, holder = len(waiters), "its holder is not known, as Redis did not answer"
-        if call.error is None and isinstance(local.keys, PermitKeys):
+        if call.error is None and isinstance(resource.keys, PermitKeys):
             permits = read_permits(call.reply)
             waiting, holder = max(waiting, permits.waiting), _permit_holders(permits)
         elif call.error is None:
             lock = read_inspect(call.reply)
             waiting, holder = max(waiting, lock.waiting), _lock_holder(lock)
-        if local.leases:
+        if resource.leases:
             names = ", ".join(sorted({task.get_name() for task in holding})[:LISTED]) or "no living task"
             holder += f"; of this process: {names}"
-        logs.waiting_long(local.name, now() - mark.since, holder, waiting, itself)
+        logs.waiting_long(resource.name, now() - mark.since, holder, waiting, itself)
 
 
 def _lock_holder(view: LockView) -> str:
@@ -156,19 +156,19 @@ def data_instead(data: str) -> str:
 
 
 def timeout_error(
-    local: Resource, within: float | None, weight: int, permits: int, answered: bool = True
+    resource: Resource, within: float | None, weight: int, permits: int, answered: bool = True
 ) -> AcquireTimeout:
     """Return the error for whoever waited ``within`` seconds because others have it, as was ``answered``.
 
     ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
     """
     in_time = shown_within(within)
-    own = sum(lease.weight for lease in local.leases.all())
+    own = sum(lease.weight for lease in resource.leases.all())
     itself = "If it is the very task that asks, it waits for itself"
     why = f"was not free {in_time}: "
     if not answered:
         why = f"was not granted {in_time}; Redis has not answered yet: allow more time"
-    elif own and not isinstance(local.keys, PermitKeys):
+    elif own and not isinstance(resource.keys, PermitKeys):
         why += f"this process holds it. {itself}: use AsyncReentrantLock; else wait longer"
     elif weight and permits != WHOLE:
         of = f"of its {permits} permits" if permits else "of its permits"
@@ -178,10 +178,10 @@ def timeout_error(
     elif own:
         use = "upgrade() that lease" if weight == WHOLE > own else "go on with that lease"
         why += f"this process holds it. {itself}: {use}; else wait longer"
-    elif local.waits is not None and local.waits.data is not None:
-        why += data_instead(local.waits.data)
+    elif resource.waits is not None and resource.waits.data is not None:
+        why += data_instead(resource.waits.data)
     else:
         why += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
     return AcquireTimeout(
-        f"{local.name!r} {why}", name=local.name, remaining=local.holder_remaining(), answered=answered
+        f"{resource.name!r} {why}", name=resource.name, remaining=resource.holder_remaining(), answered=answered
     )

@@ -98,7 +98,7 @@ class Hold(Generic[L]):
         self._guard = CancelOnLoss(task, self._before, f"the lease on {lease.name!r} was lost")
 
     def _unless_told(self) -> None:
-        if self.lease is not None and not self.lease.told:
+        if self.lease is not None and not self.lease.loss_reported:
             self._lost()
 
     async def __aexit__(
@@ -112,14 +112,14 @@ class Hold(Generic[L]):
         lease.on_loss = lease.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
         if own is not None:
-            lease.unfinished = True
+            lease.interrupted = True
         given_back = lease.loss() if lease.reason == "released" else None
         leaving = own or given_back
         try:
             if own is None:
                 await lease.release()
             else:
-                lease.check_place()
+                lease.check_context()
                 await self._release_after(own, lease)
         except SyncError as trouble:
             if leaving is None:

@@ -35,14 +35,14 @@ class LeaseManager(Protocol):
 
     loop: asyncio.AbstractEventLoop
     client: Client
-    patience: float
-    response_timeout: float | None
+    response_timeout: float
+    asked_response_timeout: float | None
     """Seconds that the caller gives an answer; None: as its client does."""
     exit_timeout: float
     """Seconds that the end of a body that failed waits for its release."""
     retry_for: float
 
-    def check_place(self) -> None: ...
+    def check_context(self) -> None: ...
     def stalled_since(self, time: float) -> float: ...
     def answering(self, keys: Keys, stalled: bool) -> bool: ...
     def release(self, lease: Lease) -> None: ...

@@ -67,7 +67,7 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
 
     # Rarely changed; as class attributes they cost nothing to set up.
     on_loss: Callable[[], None] | None = None
-    doubtful = False
+    release_uncertain = False
     """A release without an answer may have been executed."""
     renewing = 0
     """So many renewals of it are in flight."""
@@ -94,7 +94,7 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
     """The identity held it before: the lease did not begin with this request."""
     outlasts = False
     """A renewal was answered while it was released: the server has it for longer than is known here."""
-    unfinished = False
+    interrupted = False
     """What was done under it was broken off: its record stays."""
     claim = 0.0
     """For so many seconds it was handed over, until its first renewal; 0: for its ttl, or it was renewed since."""
@@ -145,10 +145,10 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
         """The caller's identity, or None."""
         return None if self._terms.identity is None else text(self._terms.identity)
 
-    def check_place(self) -> None:
+    def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
         try:
-            self._keeper.check_place()
+            self._keeper.check_context()
         except WrongContext as error:
             raise error.about(f"the lease on {self.name!r}") from None
 
@@ -158,9 +158,9 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
         return self._keeper.client
 
     @property
-    def patience(self) -> float:
+    def response_timeout(self) -> float:
         """For how many seconds an answer may be waited for."""
-        return self._keeper.patience
+        return self._keeper.response_timeout
 
     @property
     def lost(self) -> LossEvent:
@@ -205,7 +205,7 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
         On cancellation the extension may or may not happen.
         """
         ms = ttl_ms(ttl)
-        self.check_place()
+        self.check_context()
         self.check()
         if self.deadline == math.inf or self.period == math.inf:
             raise ValueError(f"the lease on {self.name!r} has no end (ttl=None): there is nothing to extend")
@@ -241,7 +241,7 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
                 tx.multi()
                 tx.set("balance", balance - 10)
         """
-        self.check_place()
+        self.check_context()
         return GuardedTransaction(servers_of(self.client), self, self._keeper.members_of(self))
 
     async def release(self) -> None:
@@ -261,7 +261,7 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
         """
         if self.state is LeaseState.RELEASED:
             return
-        self.check_place()
+        self.check_context()
         if self.state is HELD and now() >= self.deadline:
             self.lose("expired")
         if self.state is LeaseState.LOST:
@@ -346,7 +346,7 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
         """Return what its release says in the end: of the record, of an attempt to upgrade, or what was asked for."""
         if self.attempt:
             return (self.attempt,)
-        return self._terms.closing if self.book is None else (self.book.writer, b"1" if self.unfinished else b"0")
+        return self._terms.closing if self.book is None else (self.book.writer, b"1" if self.interrupted else b"0")
 
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""

@@ -54,12 +54,12 @@ class ExplainedLoss:
     """Why it was lost, once it is."""
     reports_loss = True
     """Whether its loss is logged: not for a part of something whose own loss is."""
-    told = False
+    loss_reported = False
     """Whether an error that says how it was lost was made for somebody."""
 
     def loss(self) -> LeaseLost:
         """Return the error that says how this lease was lost."""
-        self.told = True
+        self.loss_reported = True
         return self.lost_as()
 
     def lost_as(

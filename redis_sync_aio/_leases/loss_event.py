@@ -30,7 +30,7 @@ class LossEvent:
 
         So a task that watches a lease ends with it.
         """
-        self._lease.check_place()
+        self._lease.check_context()
         if self.is_set() or self._lease.state is RELEASED:
             return
         self._ended = self._ended or anyio.Event()

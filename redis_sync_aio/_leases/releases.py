@@ -18,12 +18,12 @@ def release_error(lease: Lease, call: Call) -> SyncError | None:
         if isinstance(call.error, Unreachable) and now() >= lease.deadline:
             lease.lose("unreachable")
             return lease.loss()
-        lease.doubtful |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
+        lease.release_uncertain |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
         return call.error
     found = call.reply  # a Released
     # An earlier copy of this very release may have been executed and its answer lost. Before our deadline nobody but
     # us can have ended the lease, so that copy did it (P4).
-    if found == Released.RELEASED or ((call.ambiguous or lease.doubtful) and call.sent < lease.deadline):
+    if found == Released.RELEASED or ((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline):
         return None
     lease.lose("expired" if found == Released.GONE else "taken")
     return lease.loss()

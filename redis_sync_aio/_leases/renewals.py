@@ -42,7 +42,7 @@ NEAR = 0.005
 class Renewals(Deadlines):
     """The keeper of all leases of a coordinator."""
 
-    response_timeout: float | None = None
+    asked_response_timeout: float | None = None
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class Renewals(Deadlines):
         retry_for: float,
         patience: float,
         exit_timeout: float,
-        check_place: Callable[[], None],
+        check_context: Callable[[], None],
         client: Client,
     ) -> None:
         self.client = client
-        self.check_place = check_place
-        self.patience = patience
+        self.check_context = check_context
+        self.response_timeout = patience
         self.exit_timeout = exit_timeout
         super().__init__(lambda: engine().executor.alone)
         self.loop = asyncio.get_running_loop()
@@ -251,7 +251,7 @@ class Renewals(Deadlines):
         perhaps = lease.outlasts or self._unanswered.any(lease)
         if lease.reader is None and lease.reason != "closed" and not lease.reusable and perhaps:
             # Nobody has it here, and the server may have prolonged it, or do so yet: others would wait in vain.
-            lease.unfinished = True
+            lease.interrupted = True
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
     def members_of(self, lease: Lease) -> tuple[Lease, ...]:

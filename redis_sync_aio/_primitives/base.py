@@ -77,7 +77,7 @@ class Primitive(LeaseContext[Lease]):
         self._default = self._new_request(None, None, None, self._weight)
         # What the latest acquisition used; only so that the next one need not look it up.
         self._coordinator: Coordinator | None = None
-        self._local_name: Resource | None = None
+        self._latest_resource: Resource | None = None
         self._cohort: Cohort | None = None
 
     # -- acquiring -------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Primitive(LeaseContext[Lease]):
             assert lease is not None  # it waits
             by = lease.acquirer = ref(task)
             if cohort.listed:
-                cohort.local.leases.note(by, lease)
+                cohort.resource.leases.note(by, lease)
             return lease
         return await self._acquire(self._request(ttl, identity, timeout))
 
@@ -176,16 +176,16 @@ class Primitive(LeaseContext[Lease]):
         On cancellation the release goes on in the background.
         """
         if identity is None:
-            local = self._known()
+            resource = self._known()
             own = None
-            if local is not None:
-                local.list_shares()
-                own = local.leases.latest(current_ref(), self._side)
+            if resource is not None:
+                resource.list_shares()
+                own = resource.leases.latest(current_ref(), self._side)
             await (own or to_release(self._held(), repr(self.name))).release()
             return
         token = self._encode(identity, "identity")
-        local = self._known()
-        here = None if local is None else local.namesakes
+        resource = self._known()
+        here = None if resource is None else resource.namesakes
         for lease in () if here is None else here.leases_of(token):
             await lease.release()
             return
@@ -216,8 +216,8 @@ class Primitive(LeaseContext[Lease]):
 
     def _leases(self) -> list[Lease]:
         """Return this process's leases of what has these keys, the oldest first."""
-        local = self._known()
-        return [] if local is None else local.held()
+        resource = self._known()
+        return [] if resource is None else resource.held()
 
     def _held(self) -> list[Lease]:
         """Return this process's leases of it, the oldest first."""
@@ -241,12 +241,12 @@ class Primitive(LeaseContext[Lease]):
         except WrongContext as error:
             raise error.about(repr(self)) from None
 
-    def _local(self) -> Resource:
+    def _resource(self) -> Resource:
         coordinator = self._coordinator
         if coordinator is None or not coordinator.usable():
             coordinator = self._coordinator = self._at_work()
-        local = self._local_name = coordinator.local(self._keys, self._local_name)
-        return local
+        resource = self._latest_resource = coordinator.resource(self._keys, self._latest_resource)
+        return resource
 
     def _known(self) -> Resource | None:
         """Return the name as this process sees it, if there is anything to see."""
@@ -254,8 +254,8 @@ class Primitive(LeaseContext[Lease]):
 
     def _behind_tickets(self) -> int:
         """Return how many tasks of this process wait without a ticket of their own."""
-        local = self._known()
-        return 0 if local is None else local.behind_tickets()
+        resource = self._known()
+        return 0 if resource is None else resource.behind_tickets()
 
     async def _ask(self, send: Send) -> Reply:
         return await self._at_work().ask(send)
@@ -316,25 +316,25 @@ class Primitive(LeaseContext[Lease]):
         raise AcquireTimeout(
             f"{self.name!r} {why}: {data_instead(data)}" if data is not None else f"{self.name!r} {why}, and {more}",
             name=self.name,
-            remaining=None if self._local_name is None else self._local_name.holder_remaining(),
+            remaining=None if self._latest_resource is None else self._latest_resource.holder_remaining(),
         )
 
     def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
-        local = self._local()
-        if local.leases and request.wait and request.identity is None:
-            local.check_waits(request)
+        resource = self._resource()
+        if resource.leases and request.wait and request.identity is None:
+            resource.check_waits(request)
         if not request.shared:
-            return self._ticket(local, request)
-        if not (local.hub.pushes and local.hub.burst):
-            return self._ticket(local, replace(request, shared=False))
-        cohort = local.cohort(request)
+            return self._ticket(resource, request)
+        if not (resource.hub.pushes and resource.hub.burst):
+            return self._ticket(resource, replace(request, shared=False))
+        cohort = resource.cohort(request)
         if request is self._default:
             self._cohort = cohort
         return cohort.acquire(request, current_task(cohort.loop))
 
-    def _ticket(self, local: Resource, request: Request) -> Coroutine[Any, Any, Lease | None]:
+    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Lease | None]:
         """Acquire by a ticket of its own."""
-        return acquire(local, request)
+        return acquire(resource, request)
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
         by_request = partial(self._acquire, request)

@@ -49,7 +49,7 @@ def _bury_the_dead() -> None:
     """End those whose loop was closed by itself, not by `asyncio.run` or another that lets generators end before."""
     for key, found in list(coordinators.items()):  # a copy: other threads have loops and coordinators, too
         if found.loop.is_closed() and (dead := coordinators.pop(key, None)) is not None:
-            dead.bury()
+            dead.close_without_loop()
 
 
 class _Idle:
@@ -68,7 +68,7 @@ class _Idle:
     def _look(self) -> None:
         _bury_the_dead()
         coordinator = self._coordinator
-        if coordinator.locals or coordinator.asking or coordinator.next_number() > self._number + 1:
+        if coordinator.resources or coordinator.asking or coordinator.next_number() > self._number + 1:
             self._look_later()
         else:
             coordinator.retire("it was idle")

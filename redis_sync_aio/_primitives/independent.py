@@ -44,7 +44,7 @@ async def check_independent(name: str, coordinators: Sequence[Coordinator], with
     A server is known by its run_id, which is asked for once and has ``within`` so many seconds to arrive. One that is
     out of reach is asked again at the next use. One that does not tell (an ACL, a proxy, a slow one) is not compared.
     """
-    unknown = [one for one in coordinators if one.server_id is None and one.trouble is None]
+    unknown = [one for one in coordinators if one.server_id is None and one.connection_error is None]
     if unknown:
         await asyncio.gather(*(_identify(one, within) for one in unknown))
     seen: dict[bytes, int] = {}

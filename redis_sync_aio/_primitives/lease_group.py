@@ -61,7 +61,7 @@ class GroupLease(Lease):
         """Return the error that says how this lease was lost."""
         if self.reason == "released":
             return super().loss()
-        self.told = True
+        self.loss_reported = True
         return self._bundle.loss()
 
     async def release(self) -> None:
@@ -98,8 +98,8 @@ class LeaseGroup:
         self.members = members
         self.shares: list[GroupLease] = []
         self.loop = asyncio.get_running_loop()
-        self.patience = members[0].patience
-        self.response_timeout = members[0]._keeper.response_timeout
+        self.response_timeout = members[0].response_timeout
+        self.asked_response_timeout = members[0]._keeper.asked_response_timeout
         self.exit_timeout = members[0]._keeper.exit_timeout
         self.retry_for = members[0]._keeper.retry_for
         self.client = members[0].client
@@ -137,7 +137,7 @@ class LeaseGroup:
 
     def enter(self, kind: type[S]) -> S:
         """Return one more share. Raises LeaseLost when a member is lost."""
-        self.check_place()
+        self.check_context()
         if self.lost is None and self.deadline() <= now():
             self._end(min(self.members, key=_deadline), "expired")
         if self.lost is not None:
@@ -169,9 +169,9 @@ class LeaseGroup:
 
     # -- Keeper, for shares ----------------------------------------------------------------------------
 
-    def check_place(self) -> None:
+    def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
-        self.members[0].check_place()
+        self.members[0].check_context()
 
     def forget(self, lease: Lease) -> None:
         """A share is lost. If it found out by itself, by the clock, then it tells the others."""

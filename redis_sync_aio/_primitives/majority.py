@@ -61,7 +61,7 @@ def why_no_answer(name: str, bids: Votes, quorum: int, within: float) -> SyncErr
 
 
 def _said(bid: Vote) -> str:
-    error = bid.error or bid.trouble
+    error = bid.error or bid.connection_error
     return "no answer" if error is None else said(error)
 
 

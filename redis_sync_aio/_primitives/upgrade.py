@@ -87,13 +87,13 @@ class Upgrader:
             upgrade=True,
             refused=lambda answer, _: self._refused(answer, lease),
         )
-        local = self._read._at_work().local(self._keys)
+        resource = self._read._at_work().resource(self._keys)
         try:
-            upgraded = await acquire(local, request)
+            upgraded = await acquire(resource, request)
         except AcquireTimeout as error:
             raise self._in_use(lease, error.remaining, error.answered) from error
         if upgraded is None:
-            raise self._in_use(lease, local.holder_remaining())
+            raise self._in_use(lease, resource.holder_remaining())
         return upgraded
 
     def _in_use(self, lease: Lease, remaining: float | None, answered: bool = True) -> AcquireTimeout:
@@ -114,14 +114,14 @@ class Upgrader:
 
     async def downgrade(self, lease: Lease) -> None:
         if lease.keys == self._keys and lease.reader is not None:
-            lease.check_place()
+            lease.check_context()
             lease.check()
             await lease.release()  # which is a downgrade: the reader's lease is underneath
             return
         self._check(lease, WHOLE, "writer")
         lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
-        local = self._read._known()
-        here = None if local is None else local.namesakes
+        resource = self._read._known()
+        here = None if resource is None else resource.namesakes
         if here is not None:
             here.release_sent(lease.wire_token, at_least=WHOLE)
         keeper = lease.permit._keeper
@@ -146,7 +146,7 @@ class Upgrader:
         )
 
     def _check(self, lease: Lease, weight: int, what: str) -> None:
-        lease.check_place()
+        lease.check_context()
         lease.check()
         if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
             use = "upgrade() takes one of read()" if weight == 1 else "downgrade() takes one of write() or upgrade()"

@@ -28,11 +28,11 @@ class Vote:
     used = False
     """Somebody has its lease: it is not withdrawn."""
 
-    def __init__(self, server: int, local: Resource, request: Request) -> None:
+    def __init__(self, server: int, resource: Resource, request: Request) -> None:
         self.server = server  # which of them it is, from 0 on
-        self.local = local
-        self.future: asyncio.Future[Lease | None] = local.hub.loop.create_future()
-        self._ticket = Acquisition(local, request, self.future)
+        self.resource = resource
+        self.future: asyncio.Future[Lease | None] = resource.hub.loop.create_future()
+        self._ticket = Acquisition(resource, request, self.future)
         self._ticket.ask()
 
     @property
@@ -55,13 +55,13 @@ class Vote:
         return lease if lease is not None and lease.remaining() > 0 else None
 
     @property
-    def trouble(self) -> Exception | None:
+    def connection_error(self) -> Exception | None:
         """Why there is no connection to the server, so that an answer is not to be expected."""
-        return self.local.hub.trouble_of(self.local.keys)
+        return self.resource.hub.connection_error_of(self.resource.keys)
 
     def withdraw(self) -> None:
         """Nobody wants it any more: undo it, in the background."""
-        undo_in(self.local.hub.loop, partial(self._ticket.task_cancelled, self.future))
+        undo_in(self.resource.hub.loop, partial(self._ticket.task_cancelled, self.future))
 
 
 async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
@@ -81,7 +81,7 @@ async def raise_fence(bid: Vote, lease: Lease, fence: int, within: float) -> boo
     It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
     """
     if lease.fence < fence:
-        reserving = bid.local.hub.renewals.reserve(lease, fence - lease.fence)
+        reserving = bid.resource.hub.renewals.reserve(lease, fence - lease.fence)
         if await in_time(reserving, within) is not None:
             return False
     return bid.lease is lease
@@ -105,9 +105,9 @@ class Votes:
             if not bid.used:
                 bid.withdraw()
 
-    def ask(self, server: int, local: Resource, request: Request) -> Vote:
+    def ask(self, server: int, resource: Resource, request: Request) -> Vote:
         """Ask one server more."""
-        bid = Vote(server, local, request)
+        bid = Vote(server, resource, request)
         self.all.append(bid)
         return bid
 
@@ -126,7 +126,7 @@ class Votes:
         ends = min(ends, now() + self._answer_within)
         while missing := [bid for bid in self.all if not bid.future.done()]:
             left = ends - now()
-            if left <= 0 or (self.suffice and all(bid.trouble is not None for bid in missing)):
+            if left <= 0 or (self.suffice and all(bid.connection_error is not None for bid in missing)):
                 return
             await asyncio.wait(
                 [bid.future for bid in missing], timeout=min(left, CHECK_INTERVAL), return_when=asyncio.FIRST_COMPLETED

@@ -97,7 +97,7 @@ class WorkRecord:
         """Take the place of the record that is there. It has until ``by`` (local clock)."""
 
         def answered(call: Call) -> SyncError | None:
-            error = self._trouble(lease, 0, None, call)
+            error = self._connection_error(lease, 0, None, call)
             return error if error is not None else self._adopted(lease, call.reply)
 
         words = (lease.fence, lease.ttl_ms, self.writer)
@@ -170,7 +170,7 @@ class WorkRecord:
         sent = self._keeper.sends(lease, ttl) if ttl else None
 
         def answered(call: Call) -> SyncError | None:
-            error = self._trouble(lease, ttl, sent, call)
+            error = self._connection_error(lease, ttl, sent, call)
             if not isinstance(error, (CommandRefused, StaleWriter)) or call.ambiguous:
                 self._sound = progress, steps
             elif number == self._seq:  # nothing was changed, and nothing that includes this was sent
@@ -181,7 +181,7 @@ class WorkRecord:
             lease, lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest), answered
         )
 
-    def _trouble(self, lease: Lease, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
+    def _connection_error(self, lease: Lease, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
         """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
         if sent is not None:
             self._keeper.heard(lease, sent, call)
@@ -198,7 +198,7 @@ class WorkRecord:
         return error
 
 
-async def adopting(granting: Awaitable[Lease | None], local: Resource, timeout: float | None) -> Lease | None:
+async def adopting(granting: Awaitable[Lease | None], resource: Resource, timeout: float | None) -> Lease | None:
     """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
 
     ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
@@ -207,34 +207,34 @@ async def adopting(granting: Awaitable[Lease | None], local: Resource, timeout: 
     lease = await granting
     if lease is None:
         return None
-    record = lease.book = WorkRecord(local.hub.renewals)
+    record = lease.book = WorkRecord(resource.hub.renewals)
     try:
-        await record.adopt(lease, max(ends, now() + lease.patience))
+        await record.adopt(lease, max(ends, now() + lease.response_timeout))
     except BaseException:
-        undo_in(local.hub.loop, partial(_not_adopted, local, lease, record))
+        undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
         raise
     return lease
 
 
-def _not_adopted(local: Resource, lease: Lease, record: WorkRecord) -> None:
+def _not_adopted(resource: Resource, lease: Lease, record: WorkRecord) -> None:
     """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
 
     The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
     """
-    lease.unfinished = True
+    lease.interrupted = True
     lease.joined |= record.superseded  # by another one of the identity, which has it still
     if lease.identity is not None:
-        _withdraw(local, lease, record)
-    local.decline(lease)
+        _withdraw(resource, lease, record)
+    resource.decline(lease)
 
 
-def _withdraw(local: Resource, lease: Lease, record: WorkRecord) -> None:
+def _withdraw(resource: Resource, lease: Lease, record: WorkRecord) -> None:
     """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
-    renewals, time = local.hub.renewals, now()
+    renewals, time = resource.hub.renewals, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
     expires = time + renewals.retry_for
     finished = renewals.under_way.finished
-    call = local.hub.engine.adopt(lease.keys, lease.wire_token, words, time, expires, finished)
+    call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, time, expires, finished)
     renewals.under_way.started(call)
 
 

@@ -96,7 +96,7 @@ class Recorded:
     def robust(self) -> WorkRecord:
         """Return the record for a write. Raises NotRobust, LeaseLost, NotHeld or StaleWriter."""
         lease = self._lease()
-        lease.check_place()
+        lease.check_context()
         if self.book is None:
             raise NotRobust(f"the lock {lease.name!r} keeps no record: make it with AsyncLock(..., robust=True)")
         lease.check()

@@ -55,7 +55,7 @@ class PendingGrant:
         self.wants = request
         self.limit = cohort.limit  # as it was then
         self.serial = serial
-        self.ticket = Acquisition(cohort.local, cohort.of_process(request), self)
+        self.ticket = Acquisition(cohort.resource, cohort.of_process(request), self)
 
     def done(self) -> bool:
         return self._done
@@ -83,8 +83,8 @@ class Cohort(Holdings):
     which it was taken often. Whoever waits has a base, or an opening, before him.
     """
 
-    def __init__(self, local: Resource, request: Request) -> None:
-        super().__init__(local, request)
+    def __init__(self, resource: Resource, request: Request) -> None:
+        super().__init__(resource, request)
         self._gone = 0
         self._asked = 0  # openings so far
         self.openings: list[PendingGrant] = []
@@ -103,7 +103,7 @@ class Cohort(Holdings):
             await asyncio.sleep(0)
             self.hub.check()
             # The name may have been forgotten meanwhile, and then known anew, as another object.
-            cohort = self.hub.local(self.local.keys, self.local).cohort(request)
+            cohort = self.hub.resource(self.resource.keys, self.resource).cohort(request)
         try:
             lease = await answer
         except BaseException:
@@ -112,7 +112,7 @@ class Cohort(Holdings):
         if lease is not None and task is not None:
             by = lease.acquirer = ref(task)
             if cohort.listed:
-                cohort.local.leases.note(by, lease)
+                cohort.resource.leases.note(by, lease)
         return lease
 
     def enter(self, request: Request, task: Task | None) -> Awaited | None:
@@ -153,17 +153,17 @@ class Cohort(Holdings):
         """Raise WouldDeadlock if ``task``, the current one, would wait for the end of a body of its own."""
         for base in self.bases:
             if base.upgrader is not None:  # all who read by it wait for one of them
-                self.local.check_waits(request)
+                self.resource.check_waits(request)
             elif not self._together and base.shares:  # one at most
                 body = base.shares[0].body
                 if body is not None and body() is task:
-                    self.local.check_waits(request)
+                    self.resource.check_waits(request)
 
     def _watch_line(self) -> None:
         if self._watch is None:
             self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
-        if self.local.waits is None:
-            self.local.waits = Waits(self.local)
+        if self.resource.waits is None:
+            self.resource.waits = Waits(self.resource)
 
     def _look(self) -> None:
         """Find out whether what is waited for is still held here: nobody has a ticket, which would look."""
@@ -265,7 +265,7 @@ class Cohort(Holdings):
         if request.wait:
             self._gone += 1
             self._trim()
-            self.local.forget_if_idle()
+            self.resource.forget_if_idle()
             return
         for opening in [opening for opening in self.openings if opening.only is future]:
             self._withdraw(opening)
@@ -275,7 +275,7 @@ class Cohort(Holdings):
         if future.done():
             return
         if self.openings and not self.bases:
-            self.local.look_last(partial(self._give_up, future, within))
+            self.resource.look_last(partial(self._give_up, future, within))
         else:
             self._give_up(future, within)
 
@@ -285,7 +285,7 @@ class Cohort(Holdings):
         if self.openings and not self.bases:
             future.set_exception(self.openings[0].ticket.timeout_error(within))
         else:
-            future.set_exception(timeout_error(self.local, within, self._weight, self.limit))
+            future.set_exception(timeout_error(self.resource, within, self._weight, self.limit))
         self._gone += 1
         self._trim()
 
@@ -318,13 +318,13 @@ class Cohort(Holdings):
 
     def _is_for(self, limit: int) -> bool:
         """Be the cohort of those who come with ``limit`` from now on; return False if another one is."""
-        key, cohorts = (self._weight, limit), self.local.cohorts
+        key, cohorts = (self._weight, limit), self.resource.cohorts
         found = cohorts.get(key)
         if found is not None and found is not self and found.in_use:
             return False
         # A new dict: somebody goes through this one.
-        self.local.cohorts = {known: cohort for known, cohort in cohorts.items() if cohort not in (self, found)}
-        self.local.cohorts[key] = self
+        self.resource.cohorts = {known: cohort for known, cohort in cohorts.items() if cohort not in (self, found)}
+        self.resource.cohorts[key] = self
         return True
 
     # -- what becomes of tickets -----------------------------------------------------------------------
@@ -349,8 +349,8 @@ class Cohort(Holdings):
             self._watch_line()
         if not base.takes_room:
             self._ask()
-        if opening.ticket.wanted:
-            self.local.told_wanted()
+        if opening.ticket.contended:
+            self.resource.on_contention()
         elif opening.ticket.unheard:
             base.look()
 
@@ -370,7 +370,7 @@ class Cohort(Holdings):
                     self._gone += 1
         self._trim()
         self._ask()
-        self.local.forget_if_idle()
+        self.resource.forget_if_idle()
 
     def give_up(self, error: SyncError) -> None:
         """End all who wait here."""

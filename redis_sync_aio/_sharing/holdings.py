@@ -37,16 +37,16 @@ class Holdings(ABC):
     Invariant: nobody is in ``line`` while a base rests, but for the rest of a turn in which it was taken often.
     """
 
-    def __init__(self, local: Resource, request: Request) -> None:
-        hub = local.hub
-        self.local = local
+    def __init__(self, resource: Resource, request: Request) -> None:
+        hub = resource.hub
+        self.resource = resource
         self.hub = hub
         self.loop = hub.loop
         self.thread = get_ident()
         """In which bases are handed on while the loop runs there; 0 when that has ended for good."""
         self.client: Client = hub.renewals.client
-        self.patience = hub.renewals.patience
         self.response_timeout = hub.renewals.response_timeout
+        self.asked_response_timeout = hub.renewals.asked_response_timeout
         self.exit_timeout = hub.renewals.exit_timeout
         self.retry_for = hub.renewals.retry_for
         self.line: deque[Waiting] = deque()
@@ -97,7 +97,7 @@ class Holdings(ABC):
         """Return whether another task may have it. What it looks at is looked at in `passed_on`, too."""
         if not base.sound or time >= base.deadline or base.next_fence > base.last_fence:
             return False
-        return not base.wanted or (base.budget > 0 and time < base.yield_at and not self._together)
+        return not base.contended or (base.budget > 0 and time < base.yield_at and not self._together)
 
     def passed_on(self, lease: TaskLease) -> bool:
         """End ``lease`` without a command, if another task has the base then, or it may rest; else change nothing."""
@@ -109,7 +109,7 @@ class Holdings(ABC):
             return False
         if len(shares) == 1:
             # Most often it may: there is none of what `_may_go_on` weighs, and the base lasts as long as the lease.
-            weigh = base.wanted or not base.sound or base.next_fence > base.last_fence
+            weigh = base.contended or not base.sound or base.next_fence > base.last_fence
             if weigh and not self._may_go_on(base, time):
                 return False
             if not (self.line and self._hand_on(base)):
@@ -126,14 +126,14 @@ class Holdings(ABC):
     # -- resting ---------------------------------------------------------------------------------------
 
     def _may_rest(self, base: ProcessGrant, linger: float) -> bool:
-        if base.wanted:
+        if base.contended:
             return not self._writes  # those who read get in once in a turn of theirs: a writer's is as short
         return linger > 0
 
     def _rest(self, base: ProcessGrant, linger: float, time: float) -> None:
         self.resting[base] = None
         base.rests_since = time
-        if base.wanted:
+        if base.contended:
             if not base.turning:
                 base.turning = True
                 self.loop.call_soon(self._end_of_turn, base)
@@ -160,16 +160,16 @@ class Holdings(ABC):
 
     # -- giving back -----------------------------------------------------------------------------------
 
-    def told_wanted(self) -> None:
+    def on_contention(self) -> None:
         """Somebody waits for the name at the server."""
         for base in list(self.bases):
             self._wanted(base)
         self._ask()
 
     def _wanted(self, base: ProcessGrant) -> None:
-        if base.wanted:
+        if base.contended:
             return
-        base.wanted = True
+        base.contended = True
         base.budget, base.yield_at = self.hub.burst, now() + self.hub.slice
         if self._together:  # nobody joins it: who comes now has to stand in the queue at the server
             self._leave_room(base)
@@ -190,7 +190,7 @@ class Holdings(ABC):
         shares = [share for base in self.bases for share in base.shares]
         for share in sorted(shares, key=lambda share: share.since):
             if share.acquirer is not None and not ended(share.acquirer):
-                self.local.leases.note(share.acquirer, share)
+                self.resource.leases.note(share.acquirer, share)
 
     def _leave_room(self, base: ProcessGrant) -> None:
         if base.takes_room:  # once: it may end after that, or be left behind when it has ended
@@ -225,9 +225,9 @@ class Holdings(ABC):
 
     # -- Keeper, for shares ----------------------------------------------------------------------------
 
-    def check_place(self) -> None:
+    def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
-        self.hub.renewals.check_place()
+        self.hub.renewals.check_context()
 
     def stalled_since(self, time: float) -> float:
         """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""

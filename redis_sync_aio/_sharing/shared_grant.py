@@ -38,7 +38,7 @@ class Sharing(LeaseManager, Protocol):
     """The keeper of shares: what both kinds of leases need of their cohort."""
 
     thread: int
-    local: Resource
+    resource: Resource
     listed: bool
 
     def passed_on(self, lease: TaskLease) -> bool: ...
@@ -56,7 +56,7 @@ class ProcessGrant(Lease):
 
     # What each grant looks at is an attribute of the object: one of the class takes the interpreter far longer to find.
     # (And so do all, if an object has more than 30 of its own.)
-    wanted: bool
+    contended: bool
     """Somebody else waits for it on the server."""
     sound: bool
     """It may be handed on; not when its cohort has parted with it, or a task overstayed its time."""
@@ -88,7 +88,7 @@ class ProcessGrant(Lease):
         self.step = 0 if request.reads else 1
         self._range = RANGE
         self.shares: list[TaskLease] = []
-        self.wanted, self.sound, self.share_ended = False, True, None
+        self.contended, self.sound, self.share_ended = False, True, None
         self._loose: dict[ReferenceType[TaskLease], None] = {}  # whose task has ended
         self._reserved(fence, RANGE)
 
@@ -121,9 +121,9 @@ class ProcessGrant(Lease):
             if fence:
                 self._reserved(fence, int(asked[0]))
             if waiting:
-                self.told_wanted()
+                self.on_contention()
             else:
-                self.wanted = False
+                self.contended = False
 
     def everybody(self) -> list[TaskLease]:
         """Return all shares, also those that only references keep."""
@@ -136,7 +136,7 @@ class ProcessGrant(Lease):
         for share in [share for share in self.shares if share.ownerless()]:
             self.cohort.part_with(self)
             self.shares.remove(share)
-            self.cohort.local.leases.discard(share)
+            self.cohort.resource.leases.discard(share)
             self._loose[weakly(share, self.cohort.loop, self._forgotten)] = None
 
     def tighten(self, share: TaskLease) -> None:
@@ -171,7 +171,7 @@ class ProcessGrant(Lease):
     def _unlisted(self) -> None:
         """Nobody calls us any more by our number."""
         if self.number:
-            self.cohort.local.hub.bases.pop(self.number, None)
+            self.cohort.resource.hub.bases.pop(self.number, None)
 
     def lose(self, reason: LossReason) -> None:
         """Note that it is gone, and with it its shares."""
@@ -185,9 +185,9 @@ class ProcessGrant(Lease):
         if self.shares:  # else no task had it
             logs.lease_lost(self.lost_as(), tasks=len(self.shares))
 
-    def told_wanted(self) -> None:
+    def on_contention(self) -> None:
         """Somebody else waits for the name."""
-        self.cohort.local.told_wanted()
+        self.cohort.resource.on_contention()
 
     def one_left(self) -> None:
         """A share has ended."""
@@ -239,7 +239,7 @@ class TaskLease(Lease):
         self._timer = None
         self.base = base
         base.shares.append(self)
-        if base.wanted:
+        if base.contended:
             base.budget -= 1
         self.fence = fence = base.next_fence
         base.next_fence = fence + base.step
@@ -354,7 +354,7 @@ class TaskLease(Lease):
     def leave(self) -> None:
         """End it: the base may have another one now."""
         if self._keeper.listed:
-            self._keeper.local.leases.discard(self)
+            self._keeper.resource.leases.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

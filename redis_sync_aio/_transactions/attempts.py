@@ -137,11 +137,11 @@ class Attempts:
             self._turn.give_back()
 
     def __del__(self) -> None:
-        unfinished = self._delay is not None
+        interrupted = self._delay is not None
         if not self._over:
             with suppress(WrongContext):  # in another thread, or after a fork: a turn ends with its lease
                 self._finish()
-        if unfinished:
+        if interrupted:
             warnings.warn(
                 f"a transaction on {self._shown()} was not committed, and not tried again: `return` or `break` inside "
                 "`async with attempt` leaves the loop before EXEC has its answer; do that after the loop",
@@ -190,7 +190,7 @@ class Attempts:
             outcome = await tx._commit()
         except SyncError as error:
             await tx._end(drop=False)
-            if error is not tx._trouble:
+            if error is not tx._connection_error:
                 self._give_up(error)
             self._pass(tx, error)
         except BaseException:
@@ -338,7 +338,7 @@ class Attempts:
 
 def _trouble_in(error: BaseException, tx: Transaction) -> SyncError | None:
     """Return why ``tx`` cannot commit, if ``error`` of its body is that, or a TaskGroup's group of nothing else."""
-    trouble = tx._trouble
+    trouble = tx._connection_error
     if error is trouble:
         return trouble
     if isinstance(error, BaseExceptionGroup):

@@ -100,9 +100,9 @@ class GuardedTransaction(Transaction):
             except SyncError as error:
                 delay = next(in_trouble)
                 late = now() + delay >= ends
-                if error is not self._trouble or not is_transient(error) or self._named() or late:
+                if error is not self._connection_error or not is_transient(error) or self._named() or late:
                     raise
-                self._trouble = None
+                self._connection_error = None
                 await self._begin_again()
                 await asyncio.sleep(delay)
                 continue
@@ -160,6 +160,6 @@ class GuardedTransaction(Transaction):
             reason = possession.loss(member.weight, [next(answers) for _ in possession.questions()], time)
             if reason is not None:
                 member.lose(reason)  # the lease hears of it as of any loss
-                self._trouble = self._lease.loss()
-                raise self._trouble
+                self._connection_error = self._lease.loss()
+                raise self._connection_error
         return True

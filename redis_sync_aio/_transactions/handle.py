@@ -89,7 +89,7 @@ class Transaction(AsyncCoreCommands):
         self._state = TransactionState.READING
         self._busy = False
         self._queue: list[Command] = []
-        self._trouble: SyncError | None = None
+        self._connection_error: SyncError | None = None
         """Why it cannot commit any more."""
         self._asked = now()
         """When it began to wait for the server, most recently."""
@@ -175,8 +175,8 @@ class Transaction(AsyncCoreCommands):
     # -- inside ----------------------------------------------------------------------------------------
 
     def _check_open(self, what: str) -> None:
-        if self._trouble is not None:
-            raise self._trouble
+        if self._connection_error is not None:
+            raise self._connection_error
         if self._state is TransactionState.NEW:
             raise TransactionMisuse(f"{what} before the beginning: `async with lease.transaction() as tx`")
         if self._state is TransactionState.ENDED:
@@ -381,11 +381,11 @@ class Transaction(AsyncCoreCommands):
 
     def _failed(self, error: Exception) -> SyncError:
         refused = answered(self._name, error)
-        self._trouble = refused or Unreachable(
+        self._connection_error = refused or Unreachable(
             f"the connection failed in a transaction on {self._shown()}: {type(error).__name__}: {error}; nothing was "
             "written. Check the server and the network"
         )
-        return self._trouble
+        return self._connection_error
 
     def _refused(self, error: redis.exceptions.ResponseError) -> SyncError:
         """Return the typed error for an answer after which nothing of the transaction was executed, nor can be."""
@@ -393,7 +393,7 @@ class Transaction(AsyncCoreCommands):
         assert trouble is not None
         if trouble.code in TRANSIENT and self._connection is not None:
             self._connection.in_step = False  # close it: the next one may lead to another server
-        self._trouble = trouble
+        self._connection_error = trouble
         return trouble
 
     def _shown(self) -> str:

@@ -64,7 +64,7 @@ class PoliteTransaction(Transaction):
         try:
             await self._take_turn()
         except SyncError as error:
-            self._trouble, self._asked = error, now()  # to wait for the turn is no trouble
+            self._connection_error, self._asked = error, now()  # to wait for the turn is no trouble
             raise
         self._turns = ()
         return False

@@ -85,7 +85,7 @@ class Call:
     # Most calls never change these; as class attributes they cost nothing to set up.
     reply: Reply = None
     error: SyncError | None = None
-    trouble: SyncError | None = None
+    connection_error: SyncError | None = None
     """Why it has not been answered yet."""
     attempts = 0
     ambiguous = False
@@ -226,11 +226,11 @@ class Executor(Protocol):
         ...
 
     @property
-    def trouble(self) -> Exception | None:
+    def connection_error(self) -> Exception | None:
         """Why there is no connection at the moment, if there is none and that is known."""
         ...
 
-    def trouble_of(self, keys: Keys) -> Exception | None:
+    def connection_error_of(self, keys: Keys) -> Exception | None:
         """Return the same, of the server that has ``keys``."""
         ...
 
@@ -248,7 +248,7 @@ class Executor(Protocol):
     def after_fork(self) -> None:
         """In a forked child: never use or close what belongs to the parent."""
 
-    def bury(self) -> None:
+    def close_without_loop(self) -> None:
         """The event loop was closed, so nothing runs any more: end the connection without it."""
 
     async def close(self) -> None:

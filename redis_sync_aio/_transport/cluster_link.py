@@ -94,10 +94,10 @@ class ClusterLink:
         link = self._links.get(shard)
         return self._known_as.at(shard.number) if link is None else link.known_as(keys)
 
-    def trouble_of(self, keys: Keys) -> Exception | None:
+    def connection_error_of(self, keys: Keys) -> Exception | None:
         """Return why there is no connection to who has ``keys``, if there is none."""
         link = self._links.get(self.shard_of(keys))
-        return None if link is None else link.trouble
+        return None if link is None else link.connection_error
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
@@ -105,9 +105,9 @@ class ClusterLink:
         return link is not None and link.answering(keys, stalled)
 
     @property
-    def trouble(self) -> Exception | None:
+    def connection_error(self) -> Exception | None:
         """Why there is no connection to some shard, if there is none."""
-        return next((trouble for link in self._links.values() if (trouble := link.trouble) is not None), None)
+        return next((trouble for link in self._links.values() if (trouble := link.connection_error) is not None), None)
 
     @property
     def alone(self) -> bool:
@@ -124,14 +124,14 @@ class ClusterLink:
     def redirected(self, address: str) -> None:
         """A slot is not where it was; perhaps at ``address``: ask the nodes about all of them."""
         self.cluster.moved(address)
-        self.look_soon()
+        self.refresh_soon()
 
     def down(self, shard: Shard) -> None:
         """The primary of ``shard`` says that the cluster is down: ask the others whether it is the primary still."""
         self.cluster.down(shard.address)
-        self.look_soon()
+        self.refresh_soon()
 
-    def look_soon(self) -> None:
+    def refresh_soon(self) -> None:
         """Ask the nodes, in the background, who has which slots."""
         if self._looking is None and not self._closed:
             self._looking = asyncio.Task(self._look(), name="redis_sync_aio cluster")
@@ -177,18 +177,18 @@ class ClusterLink:
             self._loop.call_later(RETIRING, self._retire, shard)
             return
         del self._links[shard]
-        for call in link.part():
+        for call in link.detach():
             self.send(call)
         self._left = {name: links for name, links in self._left.items() if link not in links}
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def part(self) -> list[Call]:
+    def detach(self) -> list[Call]:
         """End all connections and hand over all calls that were not answered."""
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        return [call for link in self._links.values() for call in link.part()]
+        return [call for link in self._links.values() for call in link.detach()]
 
     def after_fork(self) -> None:
         """In a forked child: never use or close what belongs to the parent."""
@@ -196,11 +196,11 @@ class ClusterLink:
         for link in self._links.values():
             link.after_fork()
 
-    def bury(self) -> None:
+    def close_without_loop(self) -> None:
         """The event loop is closed: end the connections without it."""
         self._closed = True
         for link in self._links.values():
-            link.bury()
+            link.close_without_loop()
 
     async def close(self) -> None:
         """Close all connections; calls that are still under way end with CoordinatorClosed."""
@@ -296,7 +296,7 @@ class ShardLink(Link):
     def _on_lost(self, wire: Connection, error: Exception | None) -> None:
         super()._on_lost(wire, error)
         if self._connecting is None and not self._closed:
-            self._links.look_soon()  # nothing is needed of it: perhaps it was removed for good
+            self._links.refresh_soon()  # nothing is needed of it: perhaps it was removed for good
 
     def calls(self) -> list[Call]:
         """Return all calls that are to be sent, or under way."""
@@ -318,7 +318,7 @@ class ShardLink(Link):
         if self._wire is not None and self._wire.leads_to != self._shard.address:
             self._drop("the primary of these slots is another node now")
         elif self._wire is None and self._connecting is None:
-            self._trouble = None  # it was with another node, perhaps
+            self._connection_error = None  # it was with another node, perhaps
         self._hand_on()
 
     def _hand_on(self) -> None:

@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
         dead_end(self._transport)
         self._adopted.leave()
 
-    def bury(self) -> None:
+    def close_without_loop(self) -> None:
         """End without the event loop, which is closed."""
         self.closed_by_us = True
         self.talks.end()

@@ -64,20 +64,20 @@ class Link:
         self._sending = False  # `_send_unsent` is in line
         self._retries = DeferredCalls(self._loop, self._send_again, self.send)
         self._ticking: asyncio.TimerHandle | None = None
-        self._trouble: Exception | None = None
+        self._connection_error: Exception | None = None
         self._outage = Outage(client)
         self._endpoint = EndpointWatch(client, self._drop)
         self._closed = False
         self.connections = 0
 
     @property
-    def trouble(self) -> Exception | None:
+    def connection_error(self) -> Exception | None:
         """Why there is no connection, if there is none."""
-        return None if self._wire is not None else self._trouble or self._outage.silence()
+        return None if self._wire is not None else self._connection_error or self._outage.silence()
 
-    def trouble_of(self, keys: Keys) -> Exception | None:
+    def connection_error_of(self, keys: Keys) -> Exception | None:
         """Return why there is no connection, if there is none."""
-        return self.trouble
+        return self.connection_error
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
@@ -148,7 +148,7 @@ class Link:
             call.attempts -= 1  # it was not executed
             self._wire.talks.add(call)
         elif code in TRANSIENT:
-            call.trouble = refusal(call.name, message)
+            call.connection_error = refusal(call.name, message)
             if now() >= call.expires:
                 call.fail(failures.time_is_up(call))
                 return
@@ -192,12 +192,12 @@ class Link:
                 try:
                     wire = await self._open()
                 except failures.REFUSED as error:
-                    self._trouble = error
+                    self._connection_error = error
                     self._refuse(error)
                     return
                 except (Exception, asyncio.CancelledError) as error:
                     error = failures.not_from_outside(error, self._closed)
-                    self._trouble = self._outage.failed(error, self._connect_timeout)
+                    self._connection_error = self._outage.failed(error, self._connect_timeout)
                     self._expire_calls()
                     if self._closed or not self._wanted():
                         return
@@ -233,7 +233,7 @@ class Link:
     def _established(self, wire: Connection) -> None:
         self._wire = wire
         self._outage.end()
-        self._trouble = None
+        self._connection_error = None
         self._since = now()
         self.connections += 1
         # Before anything else: every lease and every waiter looks whether it still is what it was.
@@ -286,7 +286,7 @@ class Link:
             self._introduction.fail(wire, Unreachable("the connection was lost while it was being set up"))
             return
         self._wire = None
-        self._trouble = error or ConnectionResetError("the server closed the connection")
+        self._connection_error = error or ConnectionResetError("the server closed the connection")
         self._put_back(wire)
         if wire.closed_by_client:
             self._owner.link_client_closed()
@@ -322,7 +322,7 @@ class Link:
         """Look for overdue answers, silent connections, calls whose time is up."""
         self._ticking = None
         wire, time = self._wire, now()
-        self._outage.look(self.trouble)
+        self._outage.look(self.connection_error)
         self._expire_calls()
         if wire is not None:
             oldest = wire.oldest(self._pinged)
@@ -347,7 +347,7 @@ class Link:
             if not call.over and time >= call.expires:
                 if call.undoes:
                     self._introduction.forget()
-                call.fail(failures.time_is_up(call, self.trouble))
+                call.fail(failures.time_is_up(call, self.connection_error))
         self._unsent = deque(call for call in self._unsent if not call.over)
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -356,9 +356,9 @@ class Link:
         """Forget the connection: it belongs to the parent process (after a fork)."""
         self._abandon(Connection.dead_end)
 
-    def bury(self) -> None:
+    def close_without_loop(self) -> None:
         """The event loop is closed: end the connection without it."""
-        self._abandon(Connection.bury)
+        self._abandon(Connection.close_without_loop)
 
     def _abandon(self, end: Callable[[Connection], None]) -> None:
         self._closed = True
@@ -380,7 +380,7 @@ class Link:
             wire.abort()
         return wire
 
-    def part(self) -> list[Call]:
+    def detach(self) -> list[Call]:
         """Close the connection, and hand over all calls that were not answered."""
         wire = self._end()
         if wire is not None:

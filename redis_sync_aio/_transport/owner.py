@@ -56,8 +56,8 @@ class WeakOwner:
 
 
 class _Link(Protocol):
-    def part(self) -> list[Call]: ...
-    def bury(self) -> None: ...
+    def detach(self) -> list[Call]: ...
+    def close_without_loop(self) -> None: ...
 
 
 class _Closable(Protocol):
@@ -104,7 +104,7 @@ def _dropped(shown: str, loop: asyncio.AbstractEventLoop, link: _Link | None) ->
     """Close the connection of a coordinator that was collected, in whatever thread, and warn."""
     if link is not None:
         try:
-            loop.call_soon_threadsafe(link.part)
+            loop.call_soon_threadsafe(link.detach)
         except RuntimeError:  # its loop is closed
-            link.bury()
+            link.close_without_loop()
     warnings.warn(logs.coordinator_dropped(shown), ResourceWarning, stacklevel=2)

@@ -43,7 +43,7 @@ class PoolExecutor:
     pushes = False
     alone = False
     connections = 0
-    trouble: Exception | None = None
+    connection_error: Exception | None = None
     """Why the latest attempt of all had no answer."""
 
     def __init__(self, servers: Topology, known_as: Endpoint, response_timeout: float, converse: Converse) -> None:
@@ -60,7 +60,7 @@ class PoolExecutor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def trouble_of(self, keys: Keys) -> Exception | None:
+    def connection_error_of(self, keys: Keys) -> Exception | None:
         """Return None: that is found out with each call."""
         return None
 
@@ -78,8 +78,8 @@ class PoolExecutor:
         if self._closed:
             too_late(call)
         elif queue is not None:
-            if (trouble := queue[0].trouble) is not None:
-                call.trouble = copy_error(trouble)
+            if (trouble := queue[0].connection_error) is not None:
+                call.connection_error = copy_error(trouble)
             queue.append(call)
             # The one before it may be retried for longer than this one has time.
             left = max(0.0, call.expires - now())
@@ -91,7 +91,7 @@ class PoolExecutor:
     def _expire(self, call: Call) -> None:
         del self._timers[call]
         if not call.over:
-            call.fail(self._queues[call.name][0].trouble or time_is_up(call))
+            call.fail(self._queues[call.name][0].connection_error or time_is_up(call))
 
     def _start(self, name: bytes) -> None:
         # Not by the loop's factory: an eager task would run inside `send`.
@@ -147,7 +147,7 @@ class PoolExecutor:
                 call.widen()
                 self._failed(call, await self._behind(call, error))
             else:
-                self._silent, self._logged, self.trouble = False, None, None
+                self._silent, self._logged, self.connection_error = False, None, None
                 call.answer(reply)
             if call.over:
                 return
@@ -247,17 +247,17 @@ class PoolExecutor:
     def _failed(self, call: Call, error: Exception) -> None:
         refused = answered(call.name, error, self._no_scripts, call.keys.all, call.ambiguous)
         call.ambiguous |= refused is None
-        self.trouble = error if refused is None else None
+        self.connection_error = error if refused is None else None
         if not isinstance(error, EXPECTED) and type(error) is not self._logged:
             self._logged = type(error)
             logs.connecting_failed(address_of(self._servers.clients()[0]), error)
         if call.over:
             return
         waited = round(now() - call.begun, 1)
-        call.trouble = refused or unanswered(call.name, error, call.trouble, within=waited)
+        call.connection_error = refused or unanswered(call.name, error, call.connection_error, within=waited)
         definite = refused is not None and refused.code not in TRANSIENT
         if definite or call.once:
-            call.fail(call.trouble)
+            call.fail(call.connection_error)
         elif now() >= call.expires:
             call.fail(time_is_up(call))
 
@@ -267,7 +267,7 @@ class PoolExecutor:
         for client in self._servers.clients():
             dead_end_pool(client)
 
-    def bury(self) -> None:
+    def close_without_loop(self) -> None:
         """The event loop is closed: the connections are the client's."""
         self._closed = True
 

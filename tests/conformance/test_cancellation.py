@@ -185,7 +185,7 @@ async def coroutine(operation: Operation, arena: Arena) -> object:
 async def finish(arena: Arena) -> None:
     """The operations release only when they are not cancelled in between: do it for them, then look."""
     await arena.settle()
-    local = arena.lock._local()
+    local = arena.lock._resource()
     for lease in local.held():
         await lease.release()
     local.forget_if_idle()

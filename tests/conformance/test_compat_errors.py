@@ -293,10 +293,10 @@ async def test_nothing_is_remembered(lock: RedisLock, client: Redis, redis: Redi
     await redis.delete(NAME)
     for _ in range(2):
         await lock.acquire()
-        assert coordinator_for(client).locals == {}
+        assert coordinator_for(client).resources == {}
         await lock.extend(10)
         await lock.release()
-        assert coordinator_for(client).locals == {}
+        assert coordinator_for(client).resources == {}
 
 
 async def test_a_key_of_another_type(lock: RedisLock, redis: Redis) -> None:

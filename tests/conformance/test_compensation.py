@@ -390,9 +390,9 @@ async def test_in_an_asynchronous_generator(work: Work) -> None:
             undo.push(work.undo, 2)
             yield 1
 
-    unfinished = generator()
-    assert await anext(unfinished) == 1
-    await unfinished.aclose()  # type: ignore[attr-defined]
+    interrupted = generator()
+    assert await anext(interrupted) == 1
+    await interrupted.aclose()  # type: ignore[attr-defined]
     assert work.done == [1, 2]
 
 

@@ -101,7 +101,7 @@ async def test_p7_exit_stack_entered_in_a_task_that_is_gone(lock: Exclusive) -> 
     """P7: a loss when the entering task is gone cancels nobody; closing the stack raises LeaseLost."""
     stack = AsyncExitStack()
     await in_other_task(lambda: stack.enter_async_context(lock))
-    (lease,) = lock._local().leases
+    (lease,) = lock._resource().leases
     lease.lose("expired")
     await assert_undisturbed()
     with pytest.raises(LeaseLost) as caught:
@@ -129,7 +129,7 @@ async def test_p7_cancelled_where_it_is_left_and_lost(lock: Exclusive) -> None:
     await entered.wait()
     left = asyncio.create_task(leave())
     await leaving.wait()
-    (lease,) = lock._local().leases
+    (lease,) = lock._resource().leases
     left.cancel()
     lease.lose("taken")
     with pytest.raises(asyncio.CancelledError):
@@ -249,7 +249,7 @@ async def test_p1_left_by_a_stranger_nothing_is_ended(kind: Kind, lock: Exclusiv
     staying = asyncio.create_task(enter_and_stay())
     await entered.wait()
     await kind.vanish(redis, NAME)
-    (lost,) = lock._local().leases
+    (lost,) = lock._resource().leases
     lost.lose("expired")
 
     async def hold() -> Lease:

@@ -120,7 +120,7 @@ async def test_p12_a_name_that_could_not_be_had_is_forgotten(
             await kind.make(redis, NAME).acquire(timeout=timeout)
         assert 0 < (caught.value.remaining or 0) <= 30
         coordinator = implicit.coordinator_for(redis)
-        await wait_until(lambda: not (coordinator.locals or coordinator.tickets), FAST, timeout=2)
+        await wait_until(lambda: not (coordinator.resources or coordinator.tickets), FAST, timeout=2)
 
 
 async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, sync: Coordinator) -> None:
@@ -129,5 +129,5 @@ async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, s
         for timeout in (0, 0.01):
             with pytest.raises(AcquireTimeout):
                 await rw.upgrade(reader, timeout=timeout).__aenter__()
-            known = implicit.coordinator_for(redis).locals
+            known = implicit.coordinator_for(redis).resources
             await wait_until(lambda: len(known) == 1, FAST, timeout=2)  # noqa: B023

@@ -125,7 +125,7 @@ async def test_p12_close_while_waiting_and_holding(kind: Kind, sync: Coordinator
     assert await kind.empty(observer, NAME)
     assert our_tasks() == []
     await assert_told(holding, waiting, "closed")
-    assert sync.locals == {}
+    assert sync.resources == {}
 
 
 async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Redis) -> None:
@@ -170,7 +170,7 @@ async def test_p12_close_again(kind: Kind, sync: Coordinator) -> None:
 
 async def test_p12_close_never_used(kind: Kind, client: Redis) -> None:
     sync = Coordinator(client)
-    assert (sync.trouble, sync.connections, sync.why_closed) == (None, 0, None)
+    assert (sync.connection_error, sync.connections, sync.why_closed) == (None, 0, None)
     await sync.close()
     with pytest.raises(CoordinatorClosed):
         await kind.make(sync, NAME).acquire()

@@ -365,7 +365,7 @@ async def test_p7(kind: Kind, sync: Coordinator, redis: Redis, body: Body, lease
         await assert_undisturbed()
     await asyncio.sleep(0)
     await wait_until(lambda: settled(kind, lease, redis), FAST, timeout=2)
-    await wait_until(lambda: not sync.locals, FAST, timeout=2)
+    await wait_until(lambda: not sync.resources, FAST, timeout=2)
 
 
 # -- a release that nobody answers -------------------------------------------------------------------------

@@ -217,8 +217,8 @@ async def test_p1_random_orders_of_random_names(sync: Coordinator, other: Coordi
             group.create_task(worker(jobs, (sync, other)[number % 2]))
     assert done == 20 * each
     assert await all_free(AsyncMultiLock(sync, pool))
-    assert not sync.locals
-    assert not other.locals
+    assert not sync.resources
+    assert not other.resources
 
 
 @pytest.mark.parametrize("way", ["link"], indirect=True)

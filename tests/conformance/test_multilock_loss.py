@@ -76,7 +76,7 @@ async def test_p6_one_is_lost(
 
 
 async def forgotten(sync: Coordinator) -> bool:
-    return not sync.locals and not sync.tickets
+    return not sync.resources and not sync.tickets
 
 
 @faults
@@ -103,7 +103,7 @@ async def test_one_of_them_is_not_released_by_its_own_name(sync: Coordinator, na
 
 async def test_p6_one_deadline_the_earliest(sync: Coordinator, redis: Redis, names: tuple[str, ...]) -> None:
     async with AsyncMultiLock(sync, names, auto_renew=False) as lease:
-        await next(iter(sync.locals[lock_keys(names[1].encode()).id].leases)).extend(5)
+        await next(iter(sync.resources[lock_keys(names[1].encode()).id].leases)).extend(5)
         assert lease.remaining() <= 5
 
 
@@ -116,7 +116,7 @@ async def test_p6_one_is_lost_while_the_next_is_waited_for(
     holder = await single.acquire()
     waiting = asyncio.create_task(lock.acquire(timeout=10))
     await wait_until(queued(single), FAST, timeout=5)
-    (early,) = sync.locals[lock_keys(names[0].encode()).id].leases
+    (early,) = sync.resources[lock_keys(names[0].encode()).id].leases
     await redis.delete(names[0])
     await asyncio.wait_for(early.lost.wait(), 5)
     await holder.release()
@@ -145,7 +145,7 @@ async def test_p6_one_is_lost_while_the_others_are_still_under_way(
             lost.lose("taken")
         return found, free
 
-    monkeypatch.setattr("redis_sync_aio.multilock.try_together", lose_one)
+    monkeypatch.setattr("redis_sync_aio.multilock.try_acquire_all", lose_one)
     assert await lock.try_acquire() is None
     await wait_until(lambda: all_free(lock), FAST, timeout=5)
     losses = 0

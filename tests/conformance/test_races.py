@@ -48,7 +48,7 @@ async def nothing_left(kind: Kind, sync: Coordinator, redis: Redis, name: str = 
     """Nobody holds it, nobody is queued, and the process has forgotten it."""
     assert await kind.empty(redis, name)
     assert not sync.tickets
-    await wait_until(lambda: not sync.locals, FAST, timeout=10 * kind.linger + 0.01)
+    await wait_until(lambda: not sync.resources, FAST, timeout=10 * kind.linger + 0.01)
 
 
 async def turns(number: int) -> None:
@@ -74,7 +74,7 @@ async def third_gets_it(third: asyncio.Task[Lease], first: asyncio.Task[Lease], 
 
 def expire(sync: Coordinator, number: int = 0) -> None:
     """Let the time of a waiter be up, now: what its timer does."""
-    for local in sync.locals.values():
+    for local in sync.resources.values():
         for cohort in local.cohorts.values():
             if cohort.waiting:
                 waiting = [future for future, _, _ in cohort.line if not future.done()]
@@ -404,7 +404,7 @@ async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis) -> None
     acquiring = time.monotonic() - begin
     await asyncio.gather(*(lease.release() for lease in leases))
     assert not sync.tickets
-    assert not sync.locals
+    assert not sync.resources
     assert await redis.dbsize() == MANY
     assert (after - before) / MANY < 8192
     print(

@@ -102,7 +102,7 @@ async def test_p5_a_cancelled_acquire_puts_the_record_back(arena: Arena, operati
     async def check(outcome: Outcome[object] | None, lease: object) -> None:
         if isinstance(lease, Lease):
             assert is_of(lease.abandoned, arena.left_by)
-            lease.unfinished = True
+            lease.interrupted = True
             await lease.release()
         await arena.settle()
         assert await arena.redis.hgetall(RECORD) == {**arena.record, b"seq": b"0", b"writers": b""} or (
@@ -179,7 +179,7 @@ async def test_p5_a_cancelled_twin_of_an_identity_leaves_the_lease_alone(
     async def check(outcome: Outcome[object]) -> None:
         nonlocal lease
         if isinstance(outcome.value, Lease):  # that one records from now on
-            sync.local(lease.keys).decline(lease)
+            sync.resource(lease.keys).decline(lease)
             lease = outcome.value
         await lease.record({"step": 1})  # the adoption of one that was cancelled is withdrawn
         await lease.extend(30)

@@ -46,7 +46,7 @@ async def granted(*tasks: asyncio.Task[Lease]) -> list[Lease]:
 
 async def assert_waiting(sem: AsyncSemaphore, *tasks: asyncio.Task[Lease]) -> None:
     """They are queued, and stay so when they ask again."""
-    for ticket in list(sem._local().tickets.values()):
+    for ticket in list(sem._resource().tickets.values()):
         if ticket.call is None:
             ticket.ask()
     await sem.statistics()  # answered after that: one round trip
@@ -211,7 +211,7 @@ async def test_p2_a_grant_lets_in_whoever_fits_behind_it(sync: Coordinator) -> N
     await sem.acquire(4)
     tasks = await line_up(sem, 2, 1, 1, 1)
     await sem._client.delete(sem._keys.all[0])
-    next(iter(sem._local().tickets.values())).ask()
+    next(iter(sem._resource().tickets.values())).ask()
     leases = await granted(*tasks[:3])
     await assert_waiting(sem, tasks[3])
     await leases[0].release()
@@ -240,7 +240,7 @@ async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinat
             await use(4)
         assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, None, 3)
     await all_free(sem)
-    assert not sync.locals
+    assert not sync.resources
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -58,9 +58,9 @@ class Arena:
         await asyncio.gather(*self.helpers, return_exceptions=True)
         self.helpers.clear()
         for sem in (self.sem, self.theirs):
-            for lease in list(sem._local().leases):
+            for lease in list(sem._resource().leases):
                 await lease.release()
-            sem._local().forget_if_idle()
+            sem._resource().forget_if_idle()
         await self.check_free()
 
     async def check_free(self) -> None:
@@ -201,7 +201,7 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator,
     assert (found.held, found.waiters) == (0, 0)
     assert ended["cancelled"] > 4 * rounds
     assert not sync.tickets
-    assert not sync.locals
+    assert not sync.resources
     print(f"\n{way}: {20 * rounds} acquires, {ended}, {entered} sections")
 
 

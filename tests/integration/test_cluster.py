@@ -277,7 +277,7 @@ async def test_a_node_without_slots(nodes: Nodes) -> None:
                 await sync.lock("a").acquire()
         async with Coordinator(client) as sync:
             waiting = asyncio.create_task(sync.lock("a").acquire(timeout=10))
-            await wait_until(lambda: sync.trouble, FAST, timeout=5)
+            await wait_until(lambda: sync.connection_error, FAST, timeout=5)
             await nodes.say(lone, "CLUSTER", "ADDSLOTS", *range(16384))
             await (await waiting).release()
         await client.aclose()

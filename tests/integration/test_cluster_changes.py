@@ -81,10 +81,10 @@ async def test_a_node_that_was_removed_for_good_is_forgotten() -> None:
         for shard in (1, 2):
             async with sync.lock(nodes.name_at(shard)):
                 pass
-        await wait_until(lambda: sync.trouble is None and alive(ShardLink) == links + 2, FAST, timeout=10)
+        await wait_until(lambda: sync.connection_error is None and alive(ShardLink) == links + 2, FAST, timeout=10)
         await wait_until(lambda: alive(Shard) == shards + 1, FAST, timeout=10)
         async with sync.lock(nodes.name_at(0)):
-            assert sync.trouble is None
+            assert sync.connection_error is None
 
 
 async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None:
@@ -102,7 +102,7 @@ async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None
         await old.aclose()
         target[0] = new.primaries[0]
         async with sync.lock("x").hold(timeout=10):
-            assert sync.trouble is None
+            assert sync.connection_error is None
 
 
 async def test_scattered_slots_do_not_stall_the_loop() -> None:

@@ -214,7 +214,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
 
 
 async def refused(call: Call) -> bool:
-    return call.trouble is not None
+    return call.connection_error is not None
 
 
 @pytest.mark.parametrize("share", [False, True])

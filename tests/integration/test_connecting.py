@@ -110,11 +110,11 @@ async def test_a_waiter_hears_of_the_release(place: Place, caplog: pytest.LogCap
         vault.fail()
         opened = sync.connections
         await place.cut()
-        await wait_until(lambda: isinstance(sync.trouble, KeyError), FAST, timeout=10)
+        await wait_until(lambda: isinstance(sync.connection_error, KeyError), FAST, timeout=10)
         asked = vault.asked
         await wait_until(lambda: vault.asked >= asked + 3, FAST, timeout=10)
         vault.times = 0
-        await wait_until(lambda: sync.connections > opened and sync.trouble is None, FAST, timeout=10)
+        await wait_until(lambda: sync.connections > opened and sync.connection_error is None, FAST, timeout=10)
         await holder.release()
         await (await asyncio.wait_for(waiting, 10)).release()
     (record,) = logged(caplog)
@@ -132,7 +132,7 @@ async def test_one_failure_is_retried(place: Place, push: Push, error: type[Base
         vault.fail(error, times=2)
         await (await AsyncLock(sync, place.name).acquire()).release()
         assert vault.times == 0
-        assert sync.trouble is None
+        assert sync.connection_error is None
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
@@ -148,7 +148,7 @@ async def test_it_is_told_as_what_it_is(place: Place, push: Push, caplog: pytest
         assert now() - begun >= 1.5
         assert "check the server" not in str(caught.value)
         assert isinstance(caught.value.__cause__, KeyError)
-        assert isinstance(sync.trouble, KeyError)
+        assert isinstance(sync.connection_error, KeyError)
         with pytest.raises(Unreachable, match="KeyError"):
             await AsyncLock(sync, place.name).acquire(timeout=0.5)
         vault.times = 0
@@ -180,13 +180,13 @@ async def test_somebody_cancels_the_tasks_of_the_link(place: Place) -> None:
         opened = sync.connections
         vault.fail()
         await place.cut()
-        await wait_until(lambda: isinstance(sync.trouble, KeyError), FAST, timeout=10)
+        await wait_until(lambda: isinstance(sync.connection_error, KeyError), FAST, timeout=10)
         tasks = [task for task in asyncio.all_tasks() if task.get_name() == "redis_sync_aio link"]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         vault.times = 0
-        await wait_until(lambda: sync.connections > opened and sync.trouble is None, FAST, timeout=10)
+        await wait_until(lambda: sync.connections > opened and sync.connection_error is None, FAST, timeout=10)
         await holder.release()
         await (await asyncio.wait_for(waiting, 10)).release()
 

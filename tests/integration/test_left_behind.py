@@ -96,7 +96,7 @@ async def test_p12_names_that_were_taken_are_forgotten(sync: Coordinator, other:
             with pytest.raises(TimeoutError):
                 await AsyncMultiLock(sync, names).acquire(timeout=0)
     async with asyncio.timeout(2):
-        while sync.locals:
+        while sync.resources:
             await asyncio.sleep(0.001)
 
 

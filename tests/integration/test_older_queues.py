@@ -83,7 +83,7 @@ async def free(lock: Exclusive) -> None:
 
 
 def connected(sync: Coordinator, count: int) -> Callable[[], bool]:
-    return lambda: sync.connections >= count and sync.trouble is None
+    return lambda: sync.connections >= count and sync.connection_error is None
 
 
 def as_it_is(lock: Exclusive, _: int) -> Any:

@@ -413,7 +413,9 @@ async def test_e9_two_of_five_are_gone(one: list[Coordinator], servers: list[Emb
     for _ in range(3):
         async with lock as lease:
             assert lease.held_on == 3
-    await wait_until(lambda: one[0].trouble is not None and one[4].trouble is not None, FAST, timeout=3)
+    await wait_until(
+        lambda: one[0].connection_error is not None and one[4].connection_error is not None, FAST, timeout=3
+    )
     took, lease = await timed(lock.acquire)
     assert took < 0.05, "nobody waits for what is known to be out of reach"
     await lease.release()
@@ -547,7 +549,7 @@ async def test_p1_what_ends_before_it_is_had_is_not_had(
     assert await redlock(one, ttl=0.3).try_acquire() is None
     await nothing_left(servers)
     await asyncio.sleep(0.3)
-    assert not any(coordinator.locals for coordinator in one)
+    assert not any(coordinator.resources for coordinator in one)
     assert not left_on(servers)
 
 

@@ -268,7 +268,7 @@ async def test_d10_out_of_memory(mode: str) -> None:
             await AsyncLock(s.sync, "another", robust=True).acquire()
         with pytest.raises(OutOfMemory):
             await FenceGate(s.sync, NAME).accept(lease)
-        lease.unfinished = True
+        lease.interrupted = True
         await lease.release()
         following = await asyncio.wait_for(waiting, 2)
         assert following.abandoned is not None

@@ -288,7 +288,7 @@ async def test_no_right_to_release(rules: str, push: Any) -> None:
         await user(s, rules)
         if pushless and push != "never":
             await s.kill_ours()
-            await wait_until(lambda: s.sync.trouble is not None or not s.sync.pushes, SOON, timeout=1)
+            await wait_until(lambda: s.sync.connection_error is not None or not s.sync.pushes, SOON, timeout=1)
         if not pushless or push == "always":
             with pytest.raises(PushUnavailable if pushless else PermissionDenied):
                 await lease.release()

@@ -140,7 +140,7 @@ async def test_least_rights_for_sharing(what: str) -> None:
         waiting = asyncio.create_task(other.acquire(timeout=5))
         first = lease.deadline
         await wait_until(lambda: lease.deadline > first, SOON, timeout=2)
-        await wait_until(lambda: bool(elsewhere.local(other._keys).tickets), SOON, timeout=2)
+        await wait_until(lambda: bool(elsewhere.resource(other._keys).tickets), SOON, timeout=2)
         await lease.release()
         again = asyncio.create_task(ours.acquire(timeout=5))
         await (await waiting).release()

@@ -221,7 +221,7 @@ async def test_p1_p2_told_and_released(redis: Redis, other: Coordinator, order: 
         await lease.release()
         if order != "released first":
             lease = await soon(mine[1])
-            assert not base_of(lease).wanted
+            assert not base_of(lease).contended
             await lease.release()
 
 
@@ -302,7 +302,7 @@ async def test_p3_the_word_is_lost_and_a_renewal_says_it(redis: Redis, other: Co
         tasks = await waiters(lock, sync, 2)
         theirs = asyncio.create_task(shared(other).acquire())
         await wait_until(lambda: bool(swallowed), FAST, timeout=5)
-        assert not base_of(lease).wanted
+        assert not base_of(lease).contended
         await told(base_of(lease))
         for task in (*tasks, theirs):
             await lease.release()
@@ -323,7 +323,7 @@ async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, r
         lost = proxy.on_push(anything, DROP)
         theirs = asyncio.create_task(shared(other).acquire())
         await lost.fired.wait()
-        assert not base_of(lease).wanted
+        assert not base_of(lease).contended
         await proxy.cut()
         await told(base_of(lease))
         await lease.release()
@@ -345,6 +345,6 @@ async def test_p2_the_word_comes_before_the_grant(
     if holder is not None:
         await holder.release()
     lease = await soon(acquiring)
-    assert base_of(lease).wanted
+    assert base_of(lease).contended
     await lease.release()
     await gets_free(redis)

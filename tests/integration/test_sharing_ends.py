@@ -263,7 +263,7 @@ async def test_p5_the_last_one_withdraws_the_ticket(
     await in_queue(redis, 0)
     await theirs.release()
     await gets_free(redis)
-    await wait_until(lambda: not sync.locals, FAST, timeout=5)
+    await wait_until(lambda: not sync.resources, FAST, timeout=5)
 
 
 async def waiters_more(sync: Coordinator, number: int) -> asyncio.Task[Any]:
@@ -305,7 +305,7 @@ async def test_p5_cancelled_while_it_is_handed_on(redis: Redis, sync: Coordinato
     assert after.fence > lease.fence
     await after.release()
     await gets_free(redis)
-    await wait_until(lambda: not sync.locals, FAST, timeout=5)
+    await wait_until(lambda: not sync.resources, FAST, timeout=5)
 
 
 async def test_p5_all_who_wait_are_cancelled_while_it_is_handed_on(redis: Redis, sync: Coordinator) -> None:
@@ -318,7 +318,7 @@ async def test_p5_all_who_wait_are_cancelled_while_it_is_handed_on(redis: Redis,
     await asyncio.wait(tasks)
     assert all(task.cancelled() for task in tasks)
     await gets_free(redis)
-    await wait_until(lambda: not (sync.locals or sync.bases or sync.tickets), FAST, timeout=5)
+    await wait_until(lambda: not (sync.resources or sync.bases or sync.tickets), FAST, timeout=5)
 
 
 async def test_p5_what_is_granted_to_nobody_may_be_lost(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
@@ -326,7 +326,7 @@ async def test_p5_what_is_granted_to_nobody_may_be_lost(redis: Redis, sync: Coor
     theirs = await shared(other).acquire()
     (waiting,) = await waiters(shared(sync), sync, 1)
     (ticket,) = sync.tickets.values()
-    lease = ticket._local.hold(ticket._request, b"of nobody~", 1, now() + 5, 5.0)
+    lease = ticket._resource.hold(ticket._request, b"of nobody~", 1, now() + 5, 5.0)
     lease.lose("expired")
     assert lease.is_lost()
     await theirs.release()

@@ -188,7 +188,7 @@ async def test_p3_a_crowd_of_readers_lets_a_writer_in(redis: Redis, sync: Coordi
     await turns(1)
     assert any(task.done() for task in crowd)
     assert not all(task.done() for task in crowd)
-    base_of(first).told_wanted()
+    base_of(first).on_contention()
     writing = asyncio.create_task(AsyncReadWriteLock(other, NAME).write().acquire())
     early = [task.result() for task in crowd if task.done()]
     for lease in [first, *early]:
@@ -249,7 +249,7 @@ async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync
     await asyncio.gather(waiting, return_exceptions=True)
     assert waiting.cancelled()
     await turns(3)
-    (cohort,) = next(iter(sync.locals.values())).cohorts.values()
+    (cohort,) = next(iter(sync.resources.values())).cohorts.values()
     assert (list(cohort.resting), cohort.waiting) == ([base], 0)
     async with lock as lease:
         assert base_of(lease) is base
@@ -280,7 +280,7 @@ async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
         for weight in range(4, 300):
             async with semaphore.hold(weight):
                 pass
-        (local,) = sync.locals.values()
+        (local,) = sync.resources.values()
         assert len(local.cohorts) < 20
         async with semaphore.hold(3) as again:
             assert again.weight == 3

@@ -54,7 +54,7 @@ async def test_permits_are_handed_on_without_a_command(sync: Coordinator, redis:
     await asyncio.gather(*(work() for _ in range(20)))
     assert most == 5
     assert await scripts(redis) <= 10 + 5 * 5
-    await wait_until(lambda: not sync.locals, FAST, timeout=2)
+    await wait_until(lambda: not sync.resources, FAST, timeout=2)
     assert (await sem.statistics()).held == 0
 
 
@@ -128,7 +128,7 @@ async def test_p3_word_of_what_is_on_its_way_back(sync: Coordinator, other: Coor
     assert not giving_back.done()
     assert number in sync.bases
     words[0]()
-    assert base_of(second).wanted
+    assert base_of(second).contended
     await giving_back
     assert number not in sync.bases
     await second.release()
@@ -164,7 +164,7 @@ async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
         lease = await task
         assert (await sem.statistics()).held <= 3
         await lease.release()
-    await wait_until(lambda: not sync.locals, FAST, timeout=2)
+    await wait_until(lambda: not sync.resources, FAST, timeout=2)
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
@@ -260,7 +260,7 @@ async def test_readers_of_a_process_share_one_permit(sync: Coordinator, redis: R
         await lease.release()
     assert (await rw.statistics()).readers == 0
     assert await scripts(redis) <= 4
-    assert not sync.locals
+    assert not sync.resources
 
 
 async def test_p2_readers_do_not_join_while_a_writer_waits(sync: Coordinator, other: Coordinator) -> None:

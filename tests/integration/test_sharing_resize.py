@@ -53,7 +53,7 @@ async def turn_by_turn(sem: AsyncSemaphore, leases: list[Lease], tasks: list[asy
 
 async def all_free(sem: AsyncSemaphore, sync: Coordinator) -> None:
     """Nothing is held, and nobody waits."""
-    await wait_until(lambda: not sync.locals, FAST, timeout=5)
+    await wait_until(lambda: not sync.resources, FAST, timeout=5)
     found = await sem.statistics()
     assert (found.held, found.waiters) == (0, 0)
 
@@ -173,7 +173,7 @@ async def test_back_and_forth(sync: Coordinator) -> None:
     for limit in (3, 2, 1, 2, 5, 1, 2):
         tasks += await line(sem, 2, before=(await sem.statistics()).waiters)
         await sem.resize(limit)
-    assert list(sync.locals[sem._keys.id].cohorts) == [(1, 2)]
+    assert list(sync.resources[sem._keys.id].cohorts) == [(1, 2)]
     await turn_by_turn(sem, leases, tasks, 2)
     await all_free(sem, sync)
 
@@ -262,7 +262,7 @@ async def test_two_lines_of_one_limit(sync: Coordinator, other: Coordinator) -> 
     leases += await hold(new, 2)
     tasks += await line(new, 2, before=2)
     await old.resize(4)
-    assert list(sync.locals[new._keys.id].cohorts) == [(1, 2), (1, 4)]
+    assert list(sync.resources[new._keys.id].cohorts) == [(1, 2), (1, 4)]
     for lease in leases:
         await lease.release()
     for task in tasks:

@@ -153,7 +153,7 @@ async def test_p3_what_rests_goes_after_linger(redis: Redis, sync: Coordinator) 
     assert await foreign.acquire(blocking_timeout=5)
     assert 0.05 < time.monotonic() - began < 2
     await foreign.release()
-    await wait_until(lambda: not (sync.locals or sync.bases), FAST, timeout=5)
+    await wait_until(lambda: not (sync.resources or sync.bases), FAST, timeout=5)
 
 
 async def test_p2_linger_begins_anew(redis: Redis, sync: Coordinator) -> None:
@@ -255,7 +255,7 @@ async def test_p12_names_that_are_used_once(redis: Redis, sync: Coordinator) -> 
                 pass
 
         await asyncio.gather(*(one(number) for number in range(chunk, chunk + size)))
-    assert (len(sync.locals), len(sync.bases), len(sync.tickets)) == (0, 0, 0)
+    assert (len(sync.resources), len(sync.bases), len(sync.tickets)) == (0, 0, 0)
     keys: list[bytes] = [key async for key in redis.scan_iter(count=10_000)]
     assert all(key.endswith(b":fence") for key in keys), [key for key in keys if not key.endswith(b":fence")][:5]
     assert len(keys) <= NAMES
@@ -347,7 +347,7 @@ async def test_p1_what_is_not_shared(redis: Redis, case: str) -> None:
         await held.release()
         await gets_free(redis)
         await wait_until(lambda: is_queued(redis, 0), FAST, timeout=5)
-        await wait_until(lambda: not (sync.locals or sync.tickets), FAST, timeout=5)
+        await wait_until(lambda: not (sync.resources or sync.tickets), FAST, timeout=5)
 
 
 async def is_queued(redis: Redis, number: int) -> bool:

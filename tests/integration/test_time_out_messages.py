@@ -33,7 +33,7 @@ async def test_a_server_out_of_reach(share: bool) -> None:
         with pytest.raises(Unreachable, match="check the server and the network") as caught:
             await AsyncLock(sync, NAME, share=share).acquire(timeout=0.2)
         assert f"{NAME!r} within 0.2 seconds: ConnectionError: Error" in str(caught.value)
-        cause, trouble = caught.value.__cause__, sync.trouble  # by now perhaps that of one attempt more
+        cause, trouble = caught.value.__cause__, sync.connection_error  # by now perhaps that of one attempt more
         assert type(cause) is type(trouble) is OutOfReach
         assert str(cause) == str(trouble)
 

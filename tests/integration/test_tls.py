@@ -164,7 +164,7 @@ async def test_a_lease_is_lost_in_time(server: EmbeddedServer, tls: Tls) -> None
         assert lease is not None
         assert lease.deadline <= now() < lease.deadline + 0.5
         w.proxy.black_hole = False
-        await wait_until(lambda: w.sync.trouble is None, SOON, timeout=5)
+        await wait_until(lambda: w.sync.connection_error is None, SOON, timeout=5)
 
 
 # Of transports whose loop nobody ended.

@@ -179,8 +179,8 @@ async def test_a_server_that_refuses_to_tell_is_not_asked_for_twenty_seconds(
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit where the client has none is short, so that no test has to wait for its end."""
-    for module in ("client", "borrow"):
-        monkeypatch.setattr(f"redis_sync_aio._link.{module}.DEFAULT_TIMEOUT", 0.3, raising=False)
+    for module in ("settings", "checkout"):
+        monkeypatch.setattr(f"redis_sync_aio._client.{module}.DEFAULT_TIMEOUT", 0.3, raising=False)
 
 
 @pytest.mark.usefixtures("hurry")

@@ -49,7 +49,7 @@ async def gap(w: Wired) -> None:
     """Lose the connection; there is no other until `refuse` is False again."""
     w.proxy.refuse = True
     await w.proxy.cut()
-    await wait_until(lambda: w.sync.trouble is not None, SOON, timeout=2)
+    await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=2)
 
 
 # -- reconnecting ------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ async def test_idle_coordinator_stays_away(server: EmbeddedServer) -> None:
         await (await w.lock().acquire()).release()
         opened = w.proxy.connections
         await w.proxy.cut()
-        await wait_until(lambda: w.sync.trouble is not None, SOON, timeout=2)
+        await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=2)
         lease = await w.lock().acquire()
         assert w.proxy.connections == opened + 1
         await lease.release()

@@ -310,7 +310,7 @@ async def test_black_holed_idle_link_is_noticed(server: EmbeddedServer) -> None:
         await w.queued()
         await part(w, "black hole")
         start = now()
-        await wait_until(lambda: w.sync.trouble is not None, SOON, timeout=2)
+        await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=2)
         assert now() - start <= 2 * RESPONSE_TIMEOUT + 0.3
         heal(w)
         await holder.release()
@@ -486,12 +486,12 @@ async def test_the_error_of_who_waited_in_the_process(server: EmbeddedServer) ->
         waiting = asyncio.create_task(w.lock(share=True).acquire(timeout=60))
         elsewhere = asyncio.create_task(w.elsewhere().acquire())
         base = base_of(lease)
-        await wait_until(lambda: base.wanted, SOON, timeout=5)
+        await wait_until(lambda: base.contended, SOON, timeout=5)
         base.budget = 0  # the process has had its turn
         asked = w.proxy.on(ACQUIRE, HOLD)
         await lease.release()
         await asked.fired.wait()
-        cohort = w.sync.local(w.lock()._keys).cohort(w.lock(share=True)._default)
+        cohort = w.sync.resource(w.lock()._keys).cohort(w.lock(share=True)._default)
         ((answer, request, _),) = cohort.line
         assert request.timeout is not None
         cohort._time_out(answer, request.timeout)  # that time has passed

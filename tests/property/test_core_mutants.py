@@ -40,10 +40,15 @@ MUTANTS: Mapping[str, Mutant] = {
     "the claim is all that a lease without renewals gets": Mutant(
         Acquisition, "_name_request", "if request.auto_renew else request.ttl_ms", ""
     ),
-    "a claim is renewed after a third, as a ttl": Mutant(Acquisition, "_granted", "local.hub.renewals.claimed(lease)"),
+    "a claim is renewed after a third, as a ttl": Mutant(
+        Acquisition, "_granted", "resource.hub.renewals.claimed(lease)"
+    ),
     # P4 replay
     "GONE is lost, whatever happened before": Mutant(
-        renewals, "release_error", "((call.ambiguous or lease.doubtful) and call.sent < lease.deadline)", "False"
+        renewals,
+        "release_error",
+        "((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline)",
+        "False",
     ),
     "a lost connection is no doubt": Mutant(Link, "_put_back", "call.ambiguous |= perhaps"),
     "a lost connection is no doubt, without a link": Mutant(
@@ -57,7 +62,7 @@ MUTANTS: Mapping[str, Mutant] = {
     # P5 cancellation
     "nothing is undone": Mutant(Acquisition, "undo", "self._undo_all()"),
     "an identity's grant is not undone": Mutant(
-        Acquisition, "_decline", "self._local.undo(self.token, self._member)", "pass"
+        Acquisition, "_decline", "self._resource.undo(self.token, self._member)", "pass"
     ),
     "who asks again does not ask behind the undoing": Mutant(
         IdentityRequests, "defer", "it.withdrawn and it.call is not None", "False"
@@ -65,10 +70,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "what a namesake is about to join is undone": Mutant(
         IdentityRequests, "pass_on", "not self._under_way(token)", "True"
     ),
-    "what no namesake got is kept": Mutant(IdentityRequests, "settle", 'self._local.undo(identity, b"")', "pass"),
+    "what no namesake got is kept": Mutant(IdentityRequests, "settle", 'self._resource.undo(identity, b"")', "pass"),
     "a ticket stays when its time is up": Mutant(Acquisition, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
-        Acquisition, "task_cancelled", "self._local.decline(self._lease)", "pass"
+        Acquisition, "task_cancelled", "self._resource.decline(self._lease)", "pass"
     ),
     "clean-ups overtake, without a link": Mutant(PoolExecutor, "send", "if queue is not None:", "if False:"),
     # P6 leases

@@ -153,7 +153,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "the undo leaves no tombstone": ("lock", leave_no_tombstone),
     "a grant that meets the cancellation stays": (
         "lock",
-        Mutant(Acquisition, "task_cancelled", "self._local.decline(self._lease)").apply,
+        Mutant(Acquisition, "task_cancelled", "self._resource.decline(self._lease)").apply,
     ),
     "the budget of a shared lock does not count": (
         "shared lock",

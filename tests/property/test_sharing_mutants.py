@@ -35,11 +35,11 @@ MUTANTS: Mapping[str, Mutant] = {
     "the budget is never counted": Mutant(TaskLease, "__init__", "base.budget -= 1"),
     "the budget does not count": Mutant(Holdings, "_may_go_on", "base.budget > 0", "True"),
     "the slice does not count": Mutant(Holdings, "_may_go_on", "time < base.yield_at", "True"),
-    "nobody is told": Mutant(ProcessGrant, "told_wanted", "self.cohort.local.told_wanted()"),
+    "nobody is told": Mutant(ProcessGrant, "on_contention", "self.cohort.resource.on_contention()"),
     "the word does not arrive": Mutant(
-        Hub, "_dispatch", "self.locals.get(base.keys.id, base.cohort.local).told_wanted()"
+        Hub, "_dispatch", "self.resources.get(base.keys.id, base.cohort.resource).on_contention()"
     ),
-    "each word begins anew": Mutant(Holdings, "_wanted", "if base.wanted:", "if False:"),
+    "each word begins anew": Mutant(Holdings, "_wanted", "if base.contended:", "if False:"),
     "who waits is not asked for": Mutant(Holdings, "give_back", "self._ask()"),
     "its room is counted twice": Mutant(Holdings, "_leave_room", "if base.takes_room:", "if True:"),
     "what is left behind is handed on": Mutant(Holdings, "part_with", "base.sound = False"),
@@ -49,10 +49,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if answer.done():", "if True:"),
     "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
     # P3 wake-up
-    "a renewal tells nothing": Mutant(ProcessGrant, "renewed", "self.told_wanted()"),
+    "a renewal tells nothing": Mutant(ProcessGrant, "renewed", "self.on_contention()"),
     "who asked again does not look": Mutant(Cohort, "opened", "base.look()"),
     "a loss asks for nothing": Mutant(Holdings, "lost", "self._ask()"),
-    "it rests although others wait": Mutant(Holdings, "_rest", "if base.wanted:", "if False:"),
+    "it rests although others wait": Mutant(Holdings, "_rest", "if base.contended:", "if False:"),
     "it rests for ever": Mutant(Holdings, "_end_of_rest", "self.give_back(base)"),
     "its rest does not begin anew": Mutant(Holdings, "_rest", "base.rests_since = time"),
     # P5 cancellation

@@ -44,7 +44,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "one attempt more": Mutant(Attempts, "_again", "self._attempts >=", "self._attempts >"),
     "the deadline is ignored": Mutant(Attempts, "_again", "late or self._attempts", "self._attempts"),
-    "trouble before EXEC is final": Mutant(Attempts, "_pass", "passing(error) and", "False and"),
+    "trouble before EXEC is final": Mutant(Attempts, "_pass", "is_transient(error) and", "False and"),
     "what is not known is done again": Mutant(
         Attempts, "_unanswered", "elif executed is None and not self._terms.idempotent:", "elif False:"
     ),
@@ -66,7 +66,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "the marker is not written": Mutant(Attempts, "_transaction", "(marker.key,), (marker.done,)", "(marker.key,), ()"),
     "the marker is only looked at": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', '("PING",)'),
     "void goes over done": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', "self._set(VOID)"),
-    "a marker is trusted for ever": Mutant(CommitMarker, "find_out", "False if now() < sent + KEPT else None", "False"),
+    "a marker is trusted for ever": Mutant(
+        CommitMarker, "find_out", "False if now() < sent + MARKER_TTL else None", "False"
+    ),
     # the connection
     "it goes back watching": Mutant(
         CheckedOut, "_give_back", "if self.watching or not self.in_step:", "if not self.in_step:"

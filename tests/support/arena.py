@@ -62,7 +62,7 @@ class Arena:
         async def free() -> bool:
             found = [await lock.statistics() for lock in self.rivals]
             nobody = all((one.holder, one.waiters) == (None, 0) for one in found)
-            return nobody and not self.sync.locals and not self.sync.tickets
+            return nobody and not self.sync.resources and not self.sync.tickets
 
         await wait_until(free, FAST, timeout=5)
         await self.sync.renewals.under_way.drained(5)

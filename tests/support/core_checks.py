@@ -349,7 +349,7 @@ async def check_a_cancellation_from_outside_leaves(sim: Sim) -> None:
             await asyncio.sleep(1)
             if not loss_first:
                 losing.cancel()
-            lease = AsyncLock(sim.sync, "l")._local().leases
+            lease = AsyncLock(sim.sync, "l")._resource().leases
             next(iter(lease)).lose("taken")
             if loss_first:
                 losing.cancel()

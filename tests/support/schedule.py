@@ -70,7 +70,7 @@ async def settled(sync: Coordinator) -> None:
         await sync.renewals.under_way.drained(60)
         # An identity's request that was given up is undone once its answer is there.
         async with asyncio.timeout(60):
-            while sync.tickets or sync.locals:
+            while sync.tickets or sync.resources:
                 await asyncio.sleep(0.1)
         await sync.renewals.under_way.drained(60)  # what had lingered
 

@@ -55,7 +55,7 @@ async def in_line(sync: Coordinator, number: int, name: bytes = KEYS.id) -> None
     """Wait until so many tasks of ``sync`` wait."""
 
     async def so_many() -> bool:
-        local = sync.locals.get(name)
+        local = sync.resources.get(name)
         return number == (0 if local is None else sum(cohort.waiting for cohort in local.cohorts.values()))
 
     await wait_until(so_many, FAST, timeout=5)
@@ -70,7 +70,7 @@ async def waiters(lock: AsyncLock, sync: Coordinator, number: int, **options: An
 
 async def told(base: ProcessGrant) -> None:
     """Wait until its process knows that others wait."""
-    await wait_until(lambda: base.wanted, FAST, timeout=5)
+    await wait_until(lambda: base.contended, FAST, timeout=5)
 
 
 async def soon(task: asyncio.Future[Lease]) -> Lease:

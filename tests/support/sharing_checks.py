@@ -256,7 +256,7 @@ async def check_the_word_that_was_lost(sim: Sim) -> None:
         sim.on("lock/acquire", sim.cut)  # the other one's
         other = await theirs(sim)
         await asyncio.sleep(2)
-        assert base_of(lease).wanted, "P3"
+        assert base_of(lease).contended, "P3"
         await lease.release()
         await (await in_time(other)).release()
 
@@ -278,7 +278,7 @@ async def check_the_word_that_was_lost_with_the_grant(sim: Sim) -> None:
         sim.gate.refuse = False
         lease = await in_time(asking, 5)
         await asyncio.sleep(0.5)
-        assert base_of(lease).wanted, "P3"
+        assert base_of(lease).contended, "P3"
         await lease.release()
         await (await in_time(other, 20)).release()
 
