@@ -278,7 +278,7 @@ class Coordinator(Hub):
 
     def lock(self, name: str | bytes, *, ttl: Seconds | None = 30.0) -> AsyncLock:
         """Return ``AsyncLock(self, name, ttl=ttl)``, with its errors; use the class for more options."""
-        from .lock import AsyncLock  # the layer above: a coordinator can not import it earlier
+        from .lock import AsyncLock  # noqa: PLC0415  (the layer above: a coordinator can not import it earlier)
 
         return AsyncLock(self, name, ttl=ttl)
 

@@ -166,7 +166,7 @@ async def _about(client: Redis, connection: CheckedOut, *names: str) -> _About |
 
 
 def _text(word: object) -> str:
-    """Return a word as it is sent, as text. (`str` of a member of an enumeration would be another one.)"""
+    """Return a word as it is sent, as text: `str` of a member of an enumeration may be another one."""
     if isinstance(word, str):
         word = word.encode("utf-8", "surrogatepass")
     return bytes(word).decode("latin-1") if isinstance(word, (bytes, bytearray, memoryview)) else str(word)
