@@ -36,6 +36,7 @@ from redis.exceptions import LockError, LockNotOwnedError, RedisError
 from ._acquire.acquisition import acquire
 from ._acquire.request import Request
 from ._acquire.resource import LAST_LOOK
+from ._client.resp import Reply
 from ._client.settings import Client, check_client, encode
 from ._core.arguments import real_seconds, ttl_ms
 from ._core.cancellation import give_up_on, leaving, patience_of, redeliver_cancellation
@@ -44,7 +45,7 @@ from ._core.display import text
 from ._core.keys import lock_keys
 from ._engine.commands import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
 from ._primitives.implicit import coordinator_for
-from ._transport.call import Call, Reply
+from ._transport.call import Call
 from .errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 
 __all__ = ["Lock"]

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 from ._acquire.hub import Hub
 from ._client.cluster import Cluster
 from ._client.redis_py import CloseObserver, close_idle
+from ._client.resp import Reply
+from ._client.retry import RETRY_FOR
 from ._client.settings import (
     Client,
     address_of,
@@ -44,8 +46,9 @@ from ._core.keys import Endpoint, Keys
 from ._engine.commands import Commands, Send
 from ._engine.watch import talk
 from ._leases.renewals import Renewals
-from ._transport.call import RETRY_FOR, Call, Executor, LinkOptions, Reply
+from ._transport.call import Call
 from ._transport.cluster_link import ClusterLink
+from ._transport.executor import Executor, LinkOptions
 from ._transport.link import Link
 from ._transport.owner import Unclosed, WeakOwner
 from ._transport.pool_executor import PoolExecutor

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ._client.resp import Reply
 from ._client.settings import Client, encode
 from ._core.arguments import Name, Seconds, ttl_ms
 from ._core.display import shown, text
 from ._core.keys import gate_keys
 from ._leases.lease import Lease
 from ._primitives.implicit import client_of, coordinator_for
-from ._transport.call import Reply
 from .coordinator import Coordinator
 from .errors import StaleFence
 from .multilock import MultiLease

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ._client.retry import RETRY_FOR
 from ._client.settings import Client, encode
 from ._client.topology import servers_of
 from ._core.arguments import Name, Seconds, count, require_bool, timeout_seconds
@@ -32,7 +33,6 @@ from ._primitives.implicit import client_of
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
 from ._transactions.options import Committed, TransactionOptions
-from ._transport.call import RETRY_FOR
 from .coordinator import Coordinator
 from .multilock import AsyncMultiLock
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .._client.resp import Argument
 from .._engine.commands import WHOLE, Answer
-from .._transport.call import Argument
 from ..errors import SyncError
 
 

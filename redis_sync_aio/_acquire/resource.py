@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
+from .._client.resp import Argument
 from .._core.backoff import Backoff
 from .._core.clock import EARLY, now
 from .._core.display import text
@@ -27,7 +28,7 @@ from .._leases.held import HeldLeases
 from .._leases.lease import Lease
 from .._sharing.cohort import Cohort
 from .._sharing.shared_grant import ProcessGrant, TaskLease
-from .._transport.call import Argument, Call
+from .._transport.call import Call
 from ..errors import CoordinatorClosed, copy_error
 from .identities import IdentityRequests
 from .waits import Waits

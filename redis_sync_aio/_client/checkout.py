@@ -15,17 +15,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Container, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
-import hiredis
 import redis.exceptions
 from redis.asyncio import Redis
 
 from .._core.cancellation import wait_shielded
-from .._transport.call import Reply
 from ..errors import TransactionMisuse
+from . import resp
 from .redis_py import pooled, stream, write
+from .resp import Reply
 from .settings import DEFAULT_TIMEOUT
 
 Encodables: TypeAlias = Sequence[Any]
@@ -192,13 +192,12 @@ def packer(client: Redis) -> Pack:
         first, *rest = words
         name = name_words(first)
         arguments = [encode(word) for word in rest]
-        return _pack((*name, *(bytes(it) if isinstance(it, (bytearray, memoryview)) else it for it in arguments)))
+        return resp.pack((*name, *(bytes(it) if isinstance(it, (bytearray, memoryview)) else it for it in arguments)))
 
     return pack
 
 
-_pack: Callable[[tuple[bytes, ...]], bytes] = cast("Any", hiredis).pack_command
-MULTI, EXEC, UNWATCH = (_pack((word,)) for word in (b"MULTI", b"EXEC", b"UNWATCH"))
+MULTI, EXEC, UNWATCH = (resp.pack((word,)) for word in (b"MULTI", b"EXEC", b"UNWATCH"))
 
 
 async def checkout(client: Redis, response_timeout: float | None = None) -> CheckedOut:

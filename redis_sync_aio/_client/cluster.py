@@ -29,9 +29,9 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from .._core.clock import now
 from .._core.display import listed
-from .._transport.connection import pack
 from .primary_pool import Address, SlotPool, following
 from .redis_py import bared, close_idle, opening, write
+from .resp import pack
 
 FRESH = 0.1
 """Seconds for which an answer of the nodes is good for opening connections: several shards do so at the same time."""
@@ -116,6 +116,10 @@ class Shard:
         if self.cluster.shard_at(answer.slot_id) is self:  # else it is of a key that should not have been sent here
             self.cluster.moved(f"{answer.host}:{answer.port}")
         return error
+
+    def down(self, node: Address) -> None:
+        """Note that ``node`` said that the cluster is down."""
+        self.cluster.down(node)
 
     async def locate(self) -> Address:
         """Return where its primary is, as a node says now. Raises as redis-py does when none can be reached."""

@@ -7,8 +7,8 @@ import re
 import redis.exceptions
 
 from .._core.display import text
-from .._transport.call import ReplyError
 from ..errors import CommandRefused, OutOfMemory, PermissionDenied, SyncError, Unreachable, WrongKeyType
+from .resp import ReplyError
 
 # Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})

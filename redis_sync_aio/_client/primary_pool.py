@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import redis.exceptions
-from redis.asyncio import ConnectionPool
+from redis.asyncio import ConnectionPool, Redis
 
 from .redis_py import close_idle
-
-if TYPE_CHECKING:
-    from .cluster import Cluster, Shard
 
 
 class Address(NamedTuple):
@@ -22,14 +19,47 @@ class Address(NamedTuple):
     port: int
 
 
+class Primary(Protocol):
+    """The primary of a shard, whichever node that is."""
+
+    client: Redis
+    """The client whose pool has the connections to it."""
+    address: Address | None
+    gone: bool
+    connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop]
+
+    async def locate(self) -> Address:
+        """Return where it is; raise as redis-py does when no node can be reached."""
+        ...
+
+    def elsewhere(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
+        """Return the error for such an answer of it."""
+        ...
+
+    def down(self, node: Address) -> None:
+        """Note that ``node`` said that the cluster is down."""
+
+
+class Primaries(Protocol):
+    """The primaries of a cluster, by hash slot."""
+
+    def shard_at(self, slot: int) -> Primary:
+        """Return the one that has ``slot``, as far as is known."""
+        ...
+
+    async def owner(self, slot: int) -> Primary:
+        """Return the one that has ``slot``; ask the nodes if that is not known, or was wrong."""
+        ...
+
+
 class _Following:
     """What makes a connection class of redis-py's lead to the primary of a shard; None: to one node, whatever it is."""
 
     host: str
     port: int
-    shard: Shard | None
+    shard: Primary | None
 
-    def __init__(self, *, shard: Shard | None, **options: Any) -> None:
+    def __init__(self, *, shard: Primary | None, **options: Any) -> None:
         super().__init__(**options)
         self.shard = shard
 
@@ -44,7 +74,7 @@ class _Following:
                 return
         await above.connect()
 
-    async def _connect_to_primary(self, shard: Shard) -> None:
+    async def _connect_to_primary(self, shard: Primary) -> None:
         above: Any = super()
         self.host, self.port = await shard.locate()
         async with asyncio.timeout(None) as limit:
@@ -64,7 +94,7 @@ class _Following:
             answer = error
         except redis.exceptions.ClusterDownError:
             if self.shard is not None:
-                self.shard.cluster.down(Address(self.host, self.port))
+                self.shard.down(Address(self.host, self.port))
             raise
         # Not inside: it would be taken for what was tried before.
         if self.shard is None:
@@ -80,7 +110,7 @@ def following(kind: type[Any]) -> type[Any]:
 class SlotPool(ConnectionPool):
     """Takes connections from the pool of the shard that has the slot when they are taken."""
 
-    def __init__(self, cluster: Cluster, slot: int, options: dict[str, Any]) -> None:
+    def __init__(self, cluster: Primaries, slot: int, options: dict[str, Any]) -> None:
         super().__init__(**options)
         self._cluster = cluster
         self.slot = slot
@@ -102,5 +132,5 @@ class SlotPool(ConnectionPool):
         return _pool(self._cluster.shard_at(self.slot)).make_connection()
 
 
-def _pool(shard: Shard) -> Any:
+def _pool(shard: Primary) -> Any:
     return shard.client.connection_pool

@@ -27,7 +27,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .._core.cancellation import heeded, wait_shielded
-from .._transport.call import Reply, Words
+from .resp import Reply, Words
 
 T = TypeVar("T")
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from .._client.resp import Argument, Reply
 from .._core.keys import Family, Keys, LockKeys, PermitKeys
 from .._scripts import Script, load
-from .._transport.call import Argument, Call, Executor, Reply
+from .._transport.call import Call
+from .._transport.executor import Executor
 from .outcomes import ASK_AGAIN as ASK_AGAIN
 from .outcomes import FOR_EVER as FOR_EVER
 from .outcomes import OPEN

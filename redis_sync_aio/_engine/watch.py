@@ -30,7 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._transport.call import NOWHERE, Call, Dialogue, LocalInbox, Words
+from .._client.resp import Words
+from .._transport.call import Call
+from .._transport.dialogues import NOWHERE, Dialogue, LocalInbox
 from . import watch_lock as lock
 from . import watch_narrow as narrow
 from . import watch_permits as permits

@@ -11,7 +11,8 @@ from itertools import compress
 from typing import Any, Protocol, TypeAlias
 
 from .._client.error_replies import error_code
-from .._transport.call import CONFLICT, Argument, Dialogue, LocalInbox, Reply, ReplyError, Words
+from .._client.resp import Argument, Reply, ReplyError, Words
+from .._transport.dialogues import CONFLICT, Dialogue, LocalInbox
 from .snapshot import Message
 
 WINDOW = 16

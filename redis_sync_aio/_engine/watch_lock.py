@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .._transport.call import Dialogue, Reply, Words
+from .._client.resp import Reply, Words
+from .._transport.dialogues import Dialogue
 from . import lock_rules as rules
 from .outcomes import OPEN, Outcome
 from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .._transport.call import Argument, Dialogue, Reply, ReplyError, Words
+from .._client.resp import Argument, Reply, ReplyError, Words
+from .._transport.dialogues import Dialogue
 from . import lock_rules, permit_rules
 from .outcomes import Renewed
 from .snapshot import LockSnapshot, PermitSnapshot

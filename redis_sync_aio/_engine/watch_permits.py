@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from .._transport.call import Dialogue, Reply, Words
+from .._client.resp import Reply, Words
+from .._transport.dialogues import Dialogue
 from . import permit_rules as rules
 from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from .._client.settings import Client
 
 if TYPE_CHECKING:
+    from .._client.resp import Argument
     from .._core.keys import Keys
-    from .._transport.call import Argument
     from .lease import Lease
 
 

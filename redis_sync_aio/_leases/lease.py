@@ -33,8 +33,8 @@ from .loss import ExplainedLoss, cause_of
 from .loss_event import LossEvent
 
 if TYPE_CHECKING:
+    from .._client.resp import Argument, Reply
     from .._core.keys import Keys
-    from .._transport.call import Argument, Reply
 
 
 _ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .._client.resp import Reply, Words
 from .._core.keys import Keys, PermitKeys
 from .._engine.outcomes import WHOLE
-from .._transport.call import Reply, Words
 from ..errors import LossReason
 
 

@@ -14,6 +14,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+from .._client.resp import Argument
 from .._client.settings import Client
 from .._core import logs
 from .._core.cancellation import outcome_of
@@ -22,7 +23,7 @@ from .._core.keys import Keys
 from .._core.slices import Slices
 from .._core.stalls import SHORTEST, Stalls
 from .._engine.commands import WHOLE, Commands, Released, Renewed, Send, read_renew
-from .._transport.call import Argument, Call
+from .._transport.call import Call
 from ..errors import CommandRefused, LossReason, SyncError
 from .deadlines import Deadlines, changed_nothing
 from .in_flight_counter import InFlightCounter

@@ -19,6 +19,7 @@ from .._acquire.acquisition import acquire
 from .._acquire.request import Request, never_refused
 from .._acquire.resource import Resource
 from .._acquire.waits import data_instead
+from .._client.resp import Argument, Reply
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
 from .._core.cancellation import undo_in
@@ -29,7 +30,7 @@ from .._leases.choice import current_ref, to_release
 from .._leases.hold import Hold, LeaseContext, OnLost
 from .._leases.lease import Lease
 from .._sharing.cohort import Cohort
-from .._transport.call import Argument, Call, Reply, understood
+from .._transport.call import Call, understood
 from ..coordinator import Coordinator
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 from .implicit import client_of, coordinator_for

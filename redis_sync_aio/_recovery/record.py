@@ -22,12 +22,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .._client.resp import Argument, Reply
 from .._core.arguments import Json
 from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._core.display import text
 from .._leases.keeper import HELD, LeaseState
-from .._transport.call import Argument, Call, Reply
+from .._transport.call import Call
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from ..errors import LeaseLost, LossReason
 if TYPE_CHECKING:
     from .._acquire.request import Request
     from .._acquire.resource import Resource
+    from .._client.resp import Argument, Reply
     from .._core.keys import Keys
     from .._leases.renewals import Renewals
-    from .._transport.call import Argument, Reply
 
 Task: TypeAlias = asyncio.Task[object]
 

@@ -17,9 +17,9 @@ from redis.asyncio import Redis
 
 from .._client.checkout import Encodables
 from .._client.error_replies import is_transient
+from .._client.retry import RETRY
 from .._core.clock import now
 from .._core.display import listed, text
-from .._transport.call import RETRY
 from ..errors import (
     AcquireTimeout,
     CommandRefused,

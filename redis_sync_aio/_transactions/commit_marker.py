@@ -24,10 +24,10 @@ from redis.asyncio import Redis
 
 from .._client.checkout import OUT_OF_REACH, Encodables, checkout, packer
 from .._client.error_replies import TRANSIENT, answered
+from .._client.retry import RETRY
 from .._client.settings import client_response_timeout
 from .._core.clock import now
 from .._core.keys import marker_key
-from .._transport.call import RETRY
 
 DONE, VOID = b"done", b"void"
 MARKER_TTL = 60.0

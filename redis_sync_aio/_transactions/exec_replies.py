@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import redis.exceptions
 
 from .._client.checkout import NEVER_DECODE, CheckedOut, Encodables, Packed
-from .._transport.call import Reply
+from .._client.resp import Reply
 from ..errors import PartiallyApplied
 from .command_flags import first_word
 

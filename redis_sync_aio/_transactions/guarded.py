@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from .._client.checkout import Encodables
 from .._client.error_replies import is_transient
+from .._client.resp import Reply
+from .._client.retry import AFTER_CONFLICT, RETRY
 from .._client.topology import Topology
 from .._core.clock import now
 from .._core.display import listed, text
 from .._engine.watch_dialogue import microseconds
 from .._leases.ownership import Ownership
-from .._transport.call import RETRY, Reply
-from .._transport.dialogues import AFTER_CONFLICT
 from ..errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
 from .body import BodyScope
 from .exec_replies import ExecUnanswered, Replies

@@ -19,12 +19,12 @@ from redis.crc import key_slot
 from .._client.checkout import EXEC, MULTI, NEVER_DECODE, OUT_OF_REACH, CheckedOut, Encodables, checkout, packer
 from .._client.cluster import SlotMoved
 from .._client.error_replies import TRANSIENT, answered
+from .._client.resp import Reply
 from .._client.settings import encode
 from .._client.topology import slot_of
 from .._core.arguments import Name
 from .._core.clock import now
 from .._core.display import listed, text
-from .._transport.call import Reply
 from ..errors import SyncError, TransactionMisuse, Unreachable
 from .command_flags import CONTROL, blocks, changes_session, first_word, known_to_read, only_reads, without_effect
 from .exec_replies import Command, ExecUnanswered, Replies, read_replies, without_multi

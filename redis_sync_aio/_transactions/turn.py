@@ -12,8 +12,8 @@ from typing import Protocol
 from redis.asyncio import Redis
 
 from .._client.checkout import Encodables
+from .._client.resp import Reply
 from .._core.clock import now
-from .._transport.call import Reply
 from ..errors import SyncError
 from .handle import Transaction
 

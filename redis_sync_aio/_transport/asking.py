@@ -17,11 +17,12 @@ from .._client.cluster import Cluster
 from .._client.error_replies import error_answer
 from .._client.primary_pool import Address
 from .._client.redis_py import write
+from .._client.resp import Reply, ReplyError, Words, pack
+from .._client.retry import MIN_ATTEMPT
 from .._core.cancellation import cancel_repeatedly
 from .._core.clock import now
-from .call import CONFLICT, MIN_ATTEMPT, Call, Reply, ReplyError, Words
-from .connection import pack
-from .dialogues import Converse, advance
+from .call import Call
+from .dialogues import CONFLICT, Converse, advance
 
 
 class Asking:

@@ -1,73 +1,20 @@
-"""One command on its way to the server, and what carries it there."""
+"""One command on its way to the server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from .._client.resp import Reply, Words
+from .._client.retry import MIN_ATTEMPT
 from .._core import logs
-from .._core.backoff import Backoff
 from .._core.display import text
-from .._core.keys import Endpoint, Keys
+from .._core.keys import Keys
 from .._scripts import Script
 from ..errors import SyncError
 
 T = TypeVar("T")
-
-Reply: TypeAlias = Any
-"""What hiredis made of the server's answer: int, bytes, None, list, dict …; decoded by the engine."""
-
-Argument: TypeAlias = bytes | int
-Words: TypeAlias = tuple[Argument, ...]
-
-Dialogue: TypeAlias = Generator[list[Words], list[Reply], Reply]
-"""A conversation under WATCH: yields commands that leave in one write, is sent their replies, error answers as
-`ReplyError` among them; returns the outcome. While it lasts no other talk may begin on the same connection."""
-
-
-class LocalInbox(NamedTuple):
-    """Our own inbox, if we have one, and what takes the messages that a talk has for it."""
-
-    inbox: bytes
-    deliver: Callable[[bytes], object]
-
-
-class LinkOptions(NamedTuple):
-    """How a link is to behave."""
-
-    response_timeout: float  # seconds; an answer that takes longer means that the connection is dead
-    connect_timeout: float  # seconds
-    converse: Callable[[Call, LocalInbox], Dialogue]
-    """Returns one attempt at a call where scripts are not allowed."""
-
-
-RETRY_FOR = 10.0
-"""Seconds for which a command is repeated while Redis is out of reach, unless the caller says otherwise."""
-RETRY = Backoff(initial=0.01, cap=0.5)
-"""The pauses between those, where there is no link that connects again."""
-MIN_ATTEMPT = 0.05
-"""So many seconds an attempt has at least, even if the time of its call is up: cut short, nobody knows what it did."""
-
-NOWHERE = LocalInbox(b"", id)
-"""No inbox is called so."""
-
-
-class _Conflict(Enum):
-    CONFLICT = "conflict"
-
-
-CONFLICT: Final = _Conflict.CONFLICT
-"""What a talk returns when a watched key was changed: nothing was executed."""
-
-
-ANSWERING = 0.25
-"""Seconds since a server was last heard within which it counts as one that answers."""
-
-
-class ReplyError(Exception):
-    """An error answer of the server, verbatim."""
 
 
 class Call:
@@ -207,61 +154,3 @@ def understood(read: Callable[[Reply], T], name: bytes, reply: Reply) -> T:
         return read(reply)
     except (ValueError, TypeError) as error:
         raise not_understood(name, error) from error
-
-
-class Executor(Protocol):
-    """What carries calls to the server. Calls that share a name are executed in the order of ``send``."""
-
-    pushes: bool
-    """Whether grants are pushed; if not, waiters poll."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether no command can be left on a connection other than the present one."""
-        ...
-
-    @property
-    def connections(self) -> int:
-        """How many connections of its own were opened so far."""
-        ...
-
-    @property
-    def connection_error(self) -> Exception | None:
-        """Why there is no connection at the moment, if there is none and that is known."""
-        ...
-
-    def connection_error_of(self, keys: Keys) -> Exception | None:
-        """Return the same, of the server that has ``keys``."""
-        ...
-
-    def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
-        ...
-
-    def known_as(self, keys: Keys) -> Endpoint:
-        """Return what the server that has ``keys`` knows us as."""
-        ...
-
-    def send(self, call: Call) -> None:
-        """Send ``call``. Returns at once, never raises; ``call.done`` runs later, never inside."""
-
-    def after_fork(self) -> None:
-        """In a forked child: never use or close what belongs to the parent."""
-
-    def close_without_loop(self) -> None:
-        """The event loop was closed, so nothing runs any more: end the connection without it."""
-
-    async def close(self) -> None:
-        """Fail whatever is under way and close connections and tasks."""
-
-
-class LinkOwner(Protocol):
-    """What the link tells its coordinator. All of it is called from the event loop, none of it raises."""
-
-    def link_pushed(self, payload: bytes) -> None: ...
-    def link_up(self, concerns: Callable[[Keys], bool]) -> None: ...
-    def link_moved(self) -> None: ...
-    def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None: ...
-    async def link_closing(self) -> None: ...
-    def link_client_closed(self) -> None: ...
-    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool: ...

@@ -21,14 +21,16 @@ from redis.crc import key_slot
 
 from .._client.cluster import Cluster, Shard, not_now
 from .._client.error_replies import error_code
+from .._client.resp import ReplyError
 from .._core import logs
 from .._core.cancellation import cancelled
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
 from .asking import Asking
-from .call import Call, LinkOptions, LinkOwner, ReplyError
+from .call import Call
 from .connection import Connection
 from .deferred import DeferredCalls
+from .executor import LinkOptions, LinkOwner
 from .failures import MAYBE_LATER, REFUSED, not_possible, too_late
 from .link import Link
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import hiredis
 
 from .._client.redis_py import AdoptedConnection, dead_end, hang_up
+from .._client.resp import Reply, ReplyError, Words, pack
 from .._core.clock import now
-from .call import Call, Reply, ReplyError, Words, not_understood
+from .call import Call, not_understood
 from .dialogues import Converse, DialogueQueue, Exchange
 
 FULL = 50
@@ -20,10 +20,10 @@ FULL = 50
 BURST = 250
 """So many replies are taken in one turn of the loop: what they wake comes in between."""
 
-_NOTHING = object()
+ANSWERING = 0.25
+"""Seconds since a server was last heard within which it counts as one that answers."""
 
-PackCommand = Callable[[Words], bytes]
-pack: PackCommand = cast("PackCommand", hiredis.pack_command)
+_NOTHING = object()
 
 
 class Connection(asyncio.Protocol):

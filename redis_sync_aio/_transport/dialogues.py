@@ -12,17 +12,44 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
 
-from .._core.backoff import Backoff
+from .._client.resp import Reply, ReplyError, Words
+from .._client.retry import AFTER_CONFLICT
 from .._core.clock import now
 from ..errors import SyncError
-from .call import CONFLICT, Call, Dialogue, Reply, ReplyError, Words, not_understood
+from .call import Call, not_understood
 
-Converse = Callable[[Call], Dialogue]
-"""Returns one attempt at a call."""
+Dialogue: TypeAlias = Generator[list[Words], list[Reply], Reply]
+"""A conversation under WATCH, which returns the outcome of a call.
 
-AFTER_CONFLICT = Backoff(initial=0.0005, cap=0.02)
+It yields commands that leave in one write, and is sent their replies, error replies as `ReplyError` among them. While
+it lasts, no other dialogue may begin on the same connection.
+"""
+
+Converse: TypeAlias = Callable[[Call], Dialogue]
+"""Starts one attempt at a call."""
+
+
+class LocalInbox(NamedTuple):
+    """Our inbox and the callback for messages that a dialogue addresses to it."""
+
+    inbox: bytes
+    deliver: Callable[[bytes], object]
+
+
+NOWHERE = LocalInbox(b"", id)
+"""Stands for "no inbox": no inbox has an empty name."""
+
+
+class _Conflict(Enum):
+    CONFLICT = "conflict"
+
+
+CONFLICT: Final = _Conflict.CONFLICT
+"""Outcome of a dialogue whose watched keys were changed: nothing was executed."""
 
 
 def advance(talk: Dialogue, name: bytes, replies: list[Reply] | None) -> list[Words]:

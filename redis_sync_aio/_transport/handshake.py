@@ -14,10 +14,10 @@ import re
 from collections import deque
 from contextlib import suppress
 
+from .._client.resp import Reply, ReplyError
 from .._core.display import text
 from .._core.keys import INBOX_PREFIX, Endpoint
 from . import failures
-from .call import Reply, ReplyError
 from .connection import Connection
 
 FORMER = 8

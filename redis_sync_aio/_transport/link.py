@@ -26,17 +26,19 @@ from redis.asyncio import Redis
 
 from .._client.error_replies import TRANSIENT, error_code, refusal, scripts_refused
 from .._client.redis_py import open_connection
+from .._client.resp import Reply
 from .._core import logs
 from .._core.cancellation import cancelled
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
 from ..errors import Unreachable, copy_error
 from . import failures
-from .call import ANSWERING, Call, LinkOptions, LinkOwner, LocalInbox, Reply
-from .connection import BURST, Connection
+from .call import Call
+from .connection import ANSWERING, BURST, Connection
 from .deferred import DeferredCalls
-from .dialogues import Converse
+from .dialogues import Converse, LocalInbox
 from .endpoint import EndpointWatch
+from .executor import LinkOptions, LinkOwner
 from .handshake import Introduction
 from .outage import RECONNECT, RESPITE, Outage
 
@@ -336,8 +338,7 @@ class Link:
             self._start_ticking()
 
     def _expire_calls(self) -> None:
-        time = now()
-        wire = self._wire
+        time, wire = now(), self._wire
         under_way: list[Call] = []
         for call, perhaps in wire.unanswered() if wire else ():
             if not perhaps or call.had_its_time(time):

@@ -17,7 +17,8 @@ from weakref import ReferenceType, finalize, ref
 from .._core import logs
 from .._core.keys import Keys
 from ..errors import SyncError
-from .call import Call, LinkOwner
+from .call import Call
+from .executor import LinkOwner
 
 
 class WeakOwner:

@@ -22,6 +22,8 @@ from .._client.checkout import checkout
 from .._client.cluster import Cluster
 from .._client.error_replies import TRANSIENT, answered, error_answer, error_code, scripts_refused
 from .._client.redis_py import bare, dead_end_pool, probe, send_once
+from .._client.resp import Reply, ReplyError, pack
+from .._client.retry import AFTER_CONFLICT, MIN_ATTEMPT, RETRY
 from .._client.settings import address_of
 from .._client.topology import OneServer, Topology
 from .._core import logs
@@ -30,9 +32,8 @@ from .._core.clock import now
 from .._core.keys import Endpoint, Keys
 from ..errors import SyncError, copy_error
 from .asking import ask
-from .call import CONFLICT, MIN_ATTEMPT, RETRY, Call, Reply, ReplyError
-from .connection import pack
-from .dialogues import AFTER_CONFLICT, Converse, advance
+from .call import Call
+from .dialogues import CONFLICT, Converse, advance
 from .endpoint import EndpointWatch
 from .failures import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
 

@@ -33,7 +33,8 @@ from redis_sync_aio._core.keys import Endpoint, lock_keys, permit_keys
 from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.watch import talk
 from redis_sync_aio._scripts import load
-from redis_sync_aio._transport.call import Call, Dialogue
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.dialogues import Dialogue
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -13,10 +13,11 @@ import pytest
 import redis
 from redis.exceptions import TryAgainError
 
+from redis_sync_aio._client.resp import Argument, ReplyError
 from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, robust_keys
 from redis_sync_aio._engine.watch import talk
 from redis_sync_aio._scripts import Script, load
-from redis_sync_aio._transport.call import Argument, Call, ReplyError
+from redis_sync_aio._transport.call import Call
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.executions import conduct

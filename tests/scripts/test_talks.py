@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from redis_sync_aio._client.resp import Argument, ReplyError, Words
 from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, upgrade_keys
 from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._engine.outcomes import Outcome
@@ -18,7 +19,8 @@ from redis_sync_aio._engine.permit_rules import CALLED
 from redis_sync_aio._engine.watch import DECISIONS, talk
 from redis_sync_aio._engine.watch_dialogue import microseconds
 from redis_sync_aio._scripts import load
-from redis_sync_aio._transport.call import CONFLICT, Argument, Call, ReplyError, Words
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.dialogues import CONFLICT
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.executions import conduct

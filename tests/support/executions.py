@@ -8,10 +8,12 @@ from typing import Any, TypeAlias
 import redis
 import redis.exceptions
 
+from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words
 from redis_sync_aio._core.keys import Keys
 from redis_sync_aio._engine.watch import talk
 from redis_sync_aio._scripts import load
-from redis_sync_aio._transport.call import CONFLICT, Argument, Call, Dialogue, Reply, ReplyError, Words
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
 
 SECOND = 1_000_000
 
