@@ -27,14 +27,7 @@ from ._client.cluster import Cluster
 from ._client.redis_py import CloseObserver, close_idle
 from ._client.resp import Reply
 from ._client.retry import RETRY_FOR
-from ._client.settings import (
-    Client,
-    address_of,
-    check_client,
-    client_connect_timeout,
-    client_response_timeout,
-    running_loop,
-)
+from ._client.settings import Client, address_of, check_client, connect_timeout_of, response_timeout_of, running_loop
 from ._client.topology import servers_of
 from ._core import logs
 from ._core.arguments import Seconds, count, one_of, positive_seconds, seconds, ttl_ms
@@ -139,7 +132,7 @@ class Coordinator(Hub):
             raise TypeError(f"poll must be a Backoff or None, not {shown(poll)}")
         self.poll = poll if poll is not None else Backoff(initial=0.01, cap=0.1)
         self._exit_timeout = positive_seconds(exit_timeout, "exit_timeout")
-        self._response_timeout = client_response_timeout(client, response_timeout)
+        self._response_timeout = response_timeout_of(client, response_timeout)
         self._drain_timeout = min(self._exit_timeout, self._response_timeout)
         self.asked_response_timeout = None if response_timeout is None else self._response_timeout
         self._closing: asyncio.Task[None] | None = None
@@ -183,7 +176,7 @@ class Coordinator(Hub):
         living.add(self)
 
     def _new_link(self) -> Link | ClusterLink:
-        connect_timeout = client_connect_timeout(self._client, self._response_timeout)
+        connect_timeout = connect_timeout_of(self._client, self._response_timeout)
         options = LinkOptions(self._response_timeout, connect_timeout, talk)
         servers = self._servers
         if isinstance(servers, Cluster):

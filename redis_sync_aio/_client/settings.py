@@ -113,7 +113,7 @@ def uses_tls(client: Client) -> bool:
     return issubclass(client.connection_pool.connection_class, SSLConnection)
 
 
-def client_response_timeout(client: Client, given: Seconds | None) -> float:
+def response_timeout_of(client: Client, given: Seconds | None) -> float:
     """Return how long an answer may take, in seconds."""
     if given is not None:
         return positive_seconds(given, "response_timeout")
@@ -121,7 +121,7 @@ def client_response_timeout(client: Client, given: Seconds | None) -> float:
     return float(configured) if configured else DEFAULT_TIMEOUT
 
 
-def client_connect_timeout(client: Client, response_timeout: float) -> float:
+def connect_timeout_of(client: Client, response_timeout: float) -> float:
     """Return how long connecting may take, in seconds."""
     configured = _options(client).get("socket_connect_timeout")
     return float(configured) if configured else response_timeout

@@ -25,7 +25,7 @@ from redis.asyncio import Redis
 from .._client.checkout import OUT_OF_REACH, Encodables, checkout, packer
 from .._client.error_replies import TRANSIENT, answered
 from .._client.retry import RETRY
-from .._client.settings import client_response_timeout
+from .._client.settings import response_timeout_of
 from .._core.clock import now
 from .._core.keys import marker_key
 
@@ -41,7 +41,7 @@ class CommitMarker:
 
     def __init__(self, client: Redis, key: bytes, response_timeout: float | None = None) -> None:
         self._client = client
-        self._response_timeout = client_response_timeout(client, response_timeout)
+        self._response_timeout = response_timeout_of(client, response_timeout)
         self.key = marker_key(key, secrets.token_hex(8).encode())
         self.done: Encodables = self._set(DONE)
 
