@@ -37,7 +37,7 @@ from ._core.clock import now
 from ._core.display import shown
 from ._core.keys import Endpoint, Keys
 from ._engine.commands import Commands, Send
-from ._engine.watch import talk
+from ._engine.watch import converse
 from ._leases.renewals import Renewals
 from ._transport.call import Call
 from ._transport.cluster_link import ClusterLink
@@ -146,7 +146,7 @@ class Coordinator(Hub):
         """Bind to the running loop. Nothing is sent before the first use."""
         self._loop = self.loop = loop
         self._thread = get_ident()
-        self._known_as = Endpoint.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
+        self._endpoint = Endpoint.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
         self.asking = 0
         self._numbers = itertools.count(1)
         self.next_number = self._numbers.__next__
@@ -177,20 +177,20 @@ class Coordinator(Hub):
 
     def _new_link(self) -> Link | ClusterLink:
         connect_timeout = connect_timeout_of(self._client, self._response_timeout)
-        options = LinkOptions(self._response_timeout, connect_timeout, talk)
+        options = LinkOptions(self._response_timeout, connect_timeout, converse)
         servers = self._servers
         if isinstance(servers, Cluster):
-            return ClusterLink(servers, self._known_as, WeakOwner(self), options)
-        return Link(servers.clients()[0], self._known_as, WeakOwner(self), options)
+            return ClusterLink(servers, self._endpoint, WeakOwner(self), options)
+        return Link(servers.clients()[0], self._endpoint, WeakOwner(self), options)
 
     def _new_plain(self) -> PoolExecutor:
-        return PoolExecutor(self._servers, self._known_as, self._response_timeout, talk)
+        return PoolExecutor(self._servers, self._endpoint, self._response_timeout, converse)
 
     def _use(self, executor: Executor) -> None:
         self._executor = executor
         self.engine = Commands(executor)
         self.pushes = executor.pushes
-        self.known_as = executor.known_as
+        self.endpoint_of = executor.endpoint_of
         self.connection_error_of = executor.connection_error_of
         # For how long a polling waiter's ticket stays alive between two looks.
         self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))

@@ -84,17 +84,17 @@ class Acquisition:
 
     def _name_request(self) -> None:
         """Take a new number, and with it a new token unless the caller chose one."""
-        hub, request, known_as = self._resource.hub, self._request, self._resource.known_as
+        hub, request, endpoint = self._resource.hub, self._request, self._resource.endpoint
         self.number = hub.next_number()
         self._placed = False
         own = b"%b%d~" if request.shared else b"%b%d"
-        self.token = request.identity or request.token or own % (known_as.token_prefix, self.number)
+        self.token = request.identity or request.token or own % (endpoint.token_prefix, self.number)
         if request.upgrade:
-            self._attempt = b"%b|%d" % (known_as.inbox or known_as.token_prefix, self.number)  # see permit_queue.lua
+            self._attempt = b"%b|%d" % (endpoint.inbox or endpoint.token_prefix, self.number)  # see permit_queue.lua
         self._member = b""
         if request.wait:
             claim_ms = min(request.ttl_ms, hub.claim_ms) if request.auto_renew else request.ttl_ms
-            self._member = ticket_member(known_as.inbox, self.number, claim_ms, self.token, request.weight)
+            self._member = ticket_member(endpoint.inbox, self.number, claim_ms, self.token, request.weight)
         self._resource.add(self)
         if request.identity is not None:
             self._resource.by_identity().add(self)

@@ -85,7 +85,7 @@ class Hub(ABC):
             hub = cast(HubServices, self)
             if spare is not None and spare.hub is hub:
                 resource = spare
-                resource.known_as = hub.known_as(keys)
+                resource.endpoint = hub.endpoint_of(keys)
             else:
                 resource = Resource(hub, keys)
             self.resources[keys.id] = resource
@@ -177,9 +177,9 @@ class Hub(ABC):
     def _reroute(self) -> Iterator[None]:
         hub = cast(HubServices, self)
         for resource in self._every_name():
-            known_as = hub.known_as(resource.keys)
-            if known_as != resource.known_as:
-                resource.known_as = known_as
+            endpoint = hub.endpoint_of(resource.keys)
+            if endpoint != resource.endpoint:
+                resource.endpoint = endpoint
                 yield from resource.reroute()
             yield
 

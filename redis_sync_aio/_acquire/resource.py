@@ -64,7 +64,7 @@ class HubServices(Protocol):
     retry_for: float
 
     def connection_error_of(self, keys: Keys) -> Exception | None: ...
-    def known_as(self, keys: Keys) -> Endpoint: ...
+    def endpoint_of(self, keys: Keys) -> Endpoint: ...
     def next_number(self) -> int: ...
     def check(self) -> None: ...
     def resource(self, keys: Keys, spare: Resource | None = None) -> Resource: ...
@@ -83,10 +83,10 @@ class Resource:
         "_many",
         "_polls",
         "cohorts",
+        "endpoint",
         "held_until",
         "hub",
         "keys",
-        "known_as",
         "leases",
         "name",
         "namesakes",
@@ -97,7 +97,7 @@ class Resource:
     def __init__(self, hub: HubServices, keys: Keys) -> None:
         self.hub = hub
         self.keys = keys
-        self.known_as = hub.known_as(keys)
+        self.endpoint = hub.endpoint_of(keys)
         """What the server knows us as."""
         self.name = text(keys.name)
         self.tickets: dict[int, Acquisition] = {}  # oldest first

@@ -123,7 +123,7 @@ class Shard:
 
     async def locate(self) -> Address:
         """Return where its primary is, as a node says now. Raises as redis-py does when none can be reached."""
-        await self.cluster.look()
+        await self.cluster.refresh()
         assert self.address is not None
         return self.address
 
@@ -163,7 +163,7 @@ class Cluster:
         closing = vars(client).get("aclose")
         return closing.cluster if isinstance(closing, _Closing) else Cluster(client)
 
-    def tell(self, member: Member) -> None:
+    def subscribe(self, member: Member) -> None:
         """Tell ``member`` of changes, as long as it lives."""
         with self._learning:
             self._members.add(member)
@@ -196,7 +196,7 @@ class Cluster:
     async def owner(self, slot: int) -> Shard:
         """Return who has ``slot``; ask the nodes if that is not known, or was wrong."""
         if self._looked == NEVER:
-            await self.look()
+            await self.refresh()
         return self._owners[slot]
 
     def moved(self, address: str) -> None:
@@ -219,7 +219,7 @@ class Cluster:
         if node is not None:
             self._failed[node] = now()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Ask the nodes who has which slots, until one answers. Raises as redis-py does when none does."""
         begun, doubts = now(), self._doubts
         if begun - self._looked < FRESH:

@@ -61,6 +61,6 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
 """By the name of the script that decides the same."""
 
 
-def talk(call: Call, here: LocalInbox = NOWHERE) -> Dialogue:
+def converse(call: Call, inbox: LocalInbox = NOWHERE) -> Dialogue:
     """Return one attempt at ``call``: it ends with the reply, with CONFLICT, or with the server's error."""
-    return attempt(DECISIONS[call.script.name](call.keys.all, call.arguments), here)
+    return attempt(DECISIONS[call.script.name](call.keys.all, call.arguments), inbox)

@@ -135,12 +135,12 @@ def commit(writes: Sequence[Words]) -> Dialogue:
     return None if replies is None else checked(replies)
 
 
-def attempt(decide: Decide, here: LocalInbox) -> Dialogue:
+def attempt(decide: Decide, inbox: LocalInbox) -> Dialogue:
     """Read, decide, execute; return the reply, or CONFLICT."""
     mute = full = False
     while True:
         plan: WritePlan = yield from decide(mute, full)
-        away = [message.inbox != here.inbox for message in plan.messages]
+        away = [message.inbox != inbox.channel for message in plan.messages]
         published: list[Words] = [(b"PUBLISH", *message) for message in compress(plan.messages, away)]
         try:
             done = yield from commit([*plan.writes, *published])
@@ -159,8 +159,8 @@ def attempt(decide: Decide, here: LocalInbox) -> Dialogue:
         if plan.more:
             continue
         for message in plan.messages:
-            if message.inbox == here.inbox:
-                here.deliver(message.payload)
+            if message.inbox == inbox.channel:
+                inbox.deliver(message.payload)
         # Who died between our look and its grant keeps that until it ends by itself (P1). To take it back would be
         # another transaction: by then it may have come back, and seen that it holds the lock.
         return plan.reply

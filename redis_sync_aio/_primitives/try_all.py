@@ -44,7 +44,7 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
         sent = now()
         numbers = [ticket.number for ticket in tickets]
         done = _deal_out(tickets, free)
-        prefix = names[0].known_as.token_prefix
+        prefix = names[0].endpoint.token_prefix
         call = hub.engine.acquire_all(keys, prefix, numbers, request.ttl_ms, sent, sent + hub.retry_for, done)
         for ticket in tickets:
             ticket.sent, ticket.call = sent, call

@@ -86,11 +86,11 @@ async def ask(cluster: Cluster, node: Address, call: Call, converse: Converse | 
             if isinstance(reply, ReplyError):
                 raise reply
             return reply
-        talk = converse(call)
+        dialogue = converse(call)
         try:
-            commands = advance(talk, call.name, None)
+            commands = advance(dialogue, call.name, None)
             while True:
-                commands = advance(talk, call.name, await _say(connection, commands))
+                commands = advance(dialogue, call.name, await _say(connection, commands))
         except StopIteration as end:
             if end.value is CONFLICT:
                 raise ReplyError("TRYAGAIN the keys were changed by others meanwhile") from None

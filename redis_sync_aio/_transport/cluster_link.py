@@ -46,21 +46,21 @@ class ClusterLink:
     def __init__(
         self,
         cluster: Cluster,
-        known_as: Endpoint,
+        endpoint: Endpoint,
         owner: LinkOwner,
         options: LinkOptions,
     ) -> None:
         self.cluster = cluster
-        self._known_as = known_as
+        self._endpoint = endpoint
         self._owner = owner
         self._options = options
         self._links: dict[Shard, ShardLink] = {}
         self._left: dict[bytes, list[ShardLink]] = {}  # by name: what may still have calls about one that has moved
-        self._looking: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        cluster.tell(self)
+        cluster.subscribe(self)
 
     def send(self, call: Call) -> None:
         """Send ``call`` to whoever has its keys."""
@@ -82,19 +82,19 @@ class ClusterLink:
         """Return the link to ``shard``."""
         link = self._links.get(shard)
         if link is None:
-            known_as = self._known_as.at(shard.number)
-            link = self._links[shard] = ShardLink(self, shard, known_as, self._owner, self._options)
+            endpoint = self._endpoint.at(shard.number)
+            link = self._links[shard] = ShardLink(self, shard, endpoint, self._owner, self._options)
         return link
 
     def shard_of(self, keys: Keys) -> Shard:
         """Return who has ``keys``, as far as is known."""
         return self.cluster.shard_at(key_slot(keys.all[0]))
 
-    def known_as(self, keys: Keys) -> Endpoint:
+    def endpoint_of(self, keys: Keys) -> Endpoint:
         """Return what the server that has ``keys`` knows us as."""
         shard = self.shard_of(keys)
         link = self._links.get(shard)
-        return self._known_as.at(shard.number) if link is None else link.known_as(keys)
+        return self._endpoint.at(shard.number) if link is None else link.endpoint_of(keys)
 
     def connection_error_of(self, keys: Keys) -> Exception | None:
         """Return why there is no connection to who has ``keys``, if there is none."""
@@ -109,7 +109,7 @@ class ClusterLink:
     @property
     def connection_error(self) -> Exception | None:
         """Why there is no connection to some shard, if there is none."""
-        return next((trouble for link in self._links.values() if (trouble := link.connection_error) is not None), None)
+        return next((error for link in self._links.values() if (error := link.connection_error) is not None), None)
 
     @property
     def alone(self) -> bool:
@@ -135,16 +135,16 @@ class ClusterLink:
 
     def refresh_soon(self) -> None:
         """Ask the nodes, in the background, who has which slots."""
-        if self._looking is None and not self._closed:
-            self._looking = asyncio.Task(self._look(), name="redis_sync_aio cluster")
-            self._looking.add_done_callback(self._look_ended)
+        if self._refreshing is None and not self._closed:
+            self._refreshing = asyncio.Task(self._refresh(), name="redis_sync_aio cluster")
+            self._refreshing.add_done_callback(self._refresh_ended)
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         async with asyncio.timeout(self._options.connect_timeout):
-            await self.cluster.look()
+            await self.cluster.refresh()
 
-    def _look_ended(self, task: asyncio.Task[None]) -> None:
-        self._looking = None
+    def _refresh_ended(self, task: asyncio.Task[None]) -> None:
+        self._refreshing = None
         if not task.cancelled() and (error := task.exception()) is not None:  # the next MOVED asks again
             logs.slots_unknown(error, expected=isinstance(error, (*MAYBE_LATER, *REFUSED)))
 
@@ -188,8 +188,8 @@ class ClusterLink:
     def detach(self) -> list[Call]:
         """End all connections and hand over all calls that were not answered."""
         self._closed = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         return [call for link in self._links.values() for call in link.detach()]
 
     def after_fork(self) -> None:
@@ -207,8 +207,8 @@ class ClusterLink:
     async def close(self) -> None:
         """Close all connections; calls that are still under way end with CoordinatorClosed."""
         self._closed = True
-        if self._looking is not None:
-            await cancelled(self._looking)
+        if self._refreshing is not None:
+            await cancelled(self._refreshing)
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
 
@@ -219,11 +219,11 @@ class ShardLink(Link):
         self,
         links: ClusterLink,
         shard: Shard,
-        known_as: Endpoint,
+        endpoint: Endpoint,
         owner: LinkOwner,
         options: LinkOptions,
     ) -> None:
-        super().__init__(shard.client, known_as, owner, options)
+        super().__init__(shard.client, endpoint, owner, options)
         self._links = links
         self._shard = shard
         self._asking = Asking(links.cluster, self._converse, self._response_timeout, self._not_answered)
@@ -237,8 +237,8 @@ class ShardLink(Link):
         self._links.link_of(call.keys).send(call)
 
     def _on_error(self, call: Call, message: str) -> None:
-        code, wire = error_code(message), self._wire
-        if code in ("TRYAGAIN", "ASK") and wire is not None and not call.over:
+        code, connection = error_code(message), self._connection
+        if code in ("TRYAGAIN", "ASK") and connection is not None and not call.over:
             watch = self._no_scripts != "" or call.keys.engine == "watch"
             if code == "ASK" and call.narrowed:
                 self._asking.follow(call, message, watch)
@@ -247,9 +247,9 @@ class ShardLink(Link):
                 call.sent = now()
                 call.attempts -= 1  # it was not executed
                 if watch:
-                    self._send_watching(wire, call)
+                    self._send_watching(connection, call)
                 else:
-                    wire.send(call)
+                    connection.send(call)
                 return
         if code != "NOSCRIPT":
             call.widen()  # after MOVED the new node has all keys
@@ -275,34 +275,34 @@ class ShardLink(Link):
             self._links.redirected(address)
         return f"TRYAGAIN {not_now(code, slot, address)}"
 
-    async def _introduce(self, wire: Connection) -> None:
-        await super()._introduce(wire)
+    async def _introduce(self, connection: Connection) -> None:
+        await super()._introduce(connection)
         try:
-            await wire.ask((b"PUBSUB", b"NUMSUB", self._introduction.inbox))  # as scripts do before they publish
+            await connection.ask((b"PUBSUB", b"NUMSUB", self._introduction.inbox))  # as scripts do before they publish
         except ReplyError as error:
             raise not_possible(str(error), "PUBSUB NUMSUB") from error
 
     async def _open(self) -> Connection:
-        wire = await super()._open()
-        if wire.leads_to != self._shard.address:
-            wire.abort()
+        connection = await super()._open()
+        if connection.leads_to != self._shard.address:
+            connection.abort()
             raise ConnectionResetError("the primary of these slots became another node meanwhile")
-        return wire
+        return connection
 
-    def _put_back(self, wire: Connection) -> None:
-        for call, _ in wire.unanswered():
+    def _put_back(self, connection: Connection) -> None:
+        for call, _ in connection.unanswered():
             call.widen()
-        super()._put_back(wire)
+        super()._put_back(connection)
         self._hand_on()
 
-    def _on_lost(self, wire: Connection, error: Exception | None) -> None:
-        super()._on_lost(wire, error)
+    def _on_lost(self, connection: Connection, error: Exception | None) -> None:
+        super()._on_lost(connection, error)
         if self._connecting is None and not self._closed:
             self._links.refresh_soon()  # nothing is needed of it: perhaps it was removed for good
 
     def calls(self) -> list[Call]:
         """Return all calls that are to be sent, or under way."""
-        under_way = () if self._wire is None else self._wire.unanswered()
+        under_way = () if self._connection is None else self._connection.unanswered()
         calls = [*self._retries.calls(), *self._unsent, *(call for call, _ in under_way)]
         return [call for call in calls if not call.over]
 
@@ -317,9 +317,9 @@ class ShardLink(Link):
 
     def settle(self) -> None:
         """Slots have moved: use another connection if the primary is another one, and part with calls of others."""
-        if self._wire is not None and self._wire.leads_to != self._shard.address:
+        if self._connection is not None and self._connection.leads_to != self._shard.address:
             self._drop("the primary of these slots is another node now")
-        elif self._wire is None and self._connecting is None:
+        elif self._connection is None and self._connecting is None:
             self._connection_error = None  # it was with another node, perhaps
         self._hand_on()
 

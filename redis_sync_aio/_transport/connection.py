@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         self._known = set[bytes]()  # scripts that were sent in full
         self._company = 0  # how many commands were sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
-        self.talks = DialogueQueue(converse, self._say, self._on_error)
+        self.dialogues = DialogueQueue(converse, self._say, self._on_error)
         self.heard = now()  # when the server last said anything
         self.leads_to = adopted.leads_to
         self.closed_by_us = False
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         for receiver in self.pending:
             if isinstance(receiver, Call):
                 yield receiver, True
-        yield from self.talks.unanswered()
+        yield from self.dialogues.unanswered()
 
     def oldest(self, asked: float) -> float | None:
         """Return when the oldest command without an answer was sent; ``asked``: when that is, of what is asked for."""
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
         while self._behind and not self.closed_by_us:
             self._read_on()
         self._behind = False
-        self.talks.end()
+        self.dialogues.end()
         self._adopted.lost(exc)
         if not self.gone.done():
             self.gone.set_result(None)
@@ -204,14 +204,14 @@ class Connection(asyncio.Protocol):
     def dead_end(self) -> None:
         """Lead nowhere (in a forked child)."""
         self.closed_by_us = True
-        self.talks.end()
+        self.dialogues.end()
         dead_end(self._transport)
         self._adopted.leave()
 
     def close_without_loop(self) -> None:
         """End without the event loop, which is closed."""
         self.closed_by_us = True
-        self.talks.end()
+        self.dialogues.end()
         hang_up(self._transport)
         self._adopted.leave()
 

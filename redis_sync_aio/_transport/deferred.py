@@ -42,8 +42,8 @@ class DeferredCalls:
         found = self.delayed.get(call.name)
         if found is None:
             return False
-        if found.refused and (trouble := found.refused[0].connection_error) is not None:
-            call.connection_error = copy_error(trouble)
+        if found.refused and (error := found.refused[0].connection_error) is not None:
+            call.connection_error = copy_error(error)
         found.behind.append(call)
         return True
 

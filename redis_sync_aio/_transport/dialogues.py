@@ -1,6 +1,6 @@
-"""Talks (see `call.Dialogue`) over a connection that carries other commands, too: one at a time, in turn by name.
+"""Dialogues over a connection that carries other commands, too: one at a time, in turn by name.
 
-EXEC ends every WATCH of its connection, so a second talk has to wait for the end of the first. Scripts and other
+EXEC ends every WATCH of its connection, so a second dialogue has to wait for the end of the first. Scripts and other
 commands may go in between: a key that they change is a conflict like any other.
 
 The calls of one name are executed in the order in which they were sent. That is what keeps a clean-up behind the
@@ -36,7 +36,7 @@ Converse: TypeAlias = Callable[[Call], Dialogue]
 class LocalInbox(NamedTuple):
     """Our inbox and the callback for messages that a dialogue addresses to it."""
 
-    inbox: bytes
+    channel: bytes
     deliver: Callable[[bytes], object]
 
 
@@ -52,14 +52,14 @@ CONFLICT: Final = _Conflict.CONFLICT
 """Outcome of a dialogue whose watched keys were changed: nothing was executed."""
 
 
-def advance(talk: Dialogue, name: bytes, replies: list[Reply] | None) -> list[Words]:
-    """Return the next commands of a talk about ``name``.
+def advance(dialogue: Dialogue, name: bytes, replies: list[Reply] | None) -> list[Words]:
+    """Return the next commands of a dialogue about ``name``.
 
     Raises StopIteration with its outcome, ReplyError, or SyncError when it could not make use of ``replies``.
     """
     try:
         # A generator that has not begun takes nothing but None.
-        return talk.send(replies)  # type: ignore[arg-type]
+        return dialogue.send(replies)  # type: ignore[arg-type]
     except (StopIteration, ReplyError):
         raise
     except Exception as error:
@@ -106,7 +106,7 @@ class Exchange:
 
 
 class DialogueQueue:
-    """The talks of one connection. Its state ends with the connection: what is left then is begun anew on another."""
+    """The dialogues of one connection. What is left when the connection ends starts again on the next one."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class DialogueQueue:
         self._ready: deque[bytes] = deque()  # the names whose first call may be tried; each once
         self._begun: dict[Call, Iterator[float]] = {}  # the back-off of each call that was tried already
         self._current: Call | None = None
-        self._talk: Dialogue
+        self._dialogue: Dialogue
         self._ended_with_connection = False
 
     def end(self) -> None:
@@ -145,7 +145,7 @@ class DialogueQueue:
                 yield call, call is self._current
 
     def _begin(self) -> None:
-        """Begin the next talk, unless one is under way."""
+        """Begin the next dialogue, unless one is under way."""
         while self._current is None and self._ready:
             call = self._calls[self._ready.popleft()][0]
             if call.over:  # nobody wants it any more, and nothing was executed
@@ -156,14 +156,14 @@ class DialogueQueue:
                 call.attempts += 1
             self._current = call
             call.sent = now()
-            self._talk = self._converse(call)
+            self._dialogue = self._converse(call)
             self._go_on(None)
 
     def _go_on(self, replies: list[Reply] | None) -> None:
         call = self._current
         assert call is not None
         try:
-            batch = advance(self._talk, call.name, replies)
+            batch = advance(self._dialogue, call.name, replies)
         except StopIteration as end:
             self._current = None
             self._ended(call, end.value)

@@ -57,16 +57,16 @@ class EndpointWatch:
         self._leads_to: tuple[str | None, int | None] = None, None
         self._named = frozenset[str]()  # the addresses of the host name since the connection was opened
         self._due = NEVER  # local clock
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         pool: Any = client.connection_pool
         options = pool.connection_kwargs
         self._by_sentinel = isinstance(pool, SentinelConnectionPool) and pool.is_master
         of_one_server = not self._by_sentinel and "shard" not in options
         self._host = _name(options.get("host")) if of_one_server else None
 
-    def look(self, connection: object, leads_to: tuple[str | None, int | None], needed: Callable[[], bool]) -> None:
+    def check(self, connection: object, leads_to: tuple[str | None, int | None], needed: Callable[[], bool]) -> None:
         """Look again if that is due and ``needed``. ``connection`` stands for the present one, which ``leads_to``."""
-        if not (self._by_sentinel or self._host) or self._looking is not None:
+        if not (self._by_sentinel or self._host) or self._checking is not None:
             return
         first = connection is not self._connection
         if first:
@@ -74,10 +74,10 @@ class EndpointWatch:
         # The first answer of a name is what later ones are compared with, so it is needed in any case.
         if (first and self._host) or (now() >= self._due and needed()):
             self._due = now() + LOOK
-            self._looking = asyncio.Task(self._look(connection), name="redis_sync_aio endpoint")
-            self._looking.add_done_callback(self._ended)
+            self._checking = asyncio.Task(self._check(connection), name="redis_sync_aio endpoint")
+            self._checking.add_done_callback(self._ended)
 
-    async def _look(self, connection: object) -> None:
+    async def _check(self, connection: object) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
                 with cancel_repeatedly(PATIENCE):
@@ -91,7 +91,7 @@ class EndpointWatch:
             self._moved(why)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._looking = None
+        self._checking = None
         if not task.cancelled() and task.exception() is not None:
             self._due = now() + AFTER_FAILURE  # of a connection class, or a resolver, of the caller's
 
@@ -128,13 +128,13 @@ class EndpointWatch:
 
     async def close(self) -> None:
         """Look no more."""
-        if (looking := self._looking) is not None:
-            await cancelled(looking)
+        if (checking := self._checking) is not None:
+            await cancelled(checking)
 
     def stop(self) -> None:
         """Cancel the present look, without waiting for its end."""
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
 
 
 def _name(host: str | None) -> str | None:

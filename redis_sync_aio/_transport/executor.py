@@ -54,7 +54,7 @@ class Executor(Protocol):
         """
         ...
 
-    def known_as(self, keys: Keys) -> Endpoint:
+    def endpoint_of(self, keys: Keys) -> Endpoint:
         """Return the endpoint by which the server that has ``keys`` knows us."""
         ...
 

@@ -105,10 +105,10 @@ def too_slow(name: bytes, duration: float, claimed: bool) -> Unreachable:
 
 def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     """Return the error for a call that is not sent again: why, or that nobody knows what became of it."""
-    trouble = call.connection_error
-    if trouble is None or (call.ambiguous and isinstance(trouble, CommandRefused)):
-        return unanswered(call.name, cause, trouble, within=round(now() - call.begun, 1))
-    return trouble
+    error = call.connection_error
+    if error is None or (call.ambiguous and isinstance(error, CommandRefused)):
+        return unanswered(call.name, cause, error, within=round(now() - call.begun, 1))
+    return error
 
 
 def not_possible(message: str, what: str) -> Exception:

@@ -32,41 +32,41 @@ class Introduction:
     alone = True
     """Whether no command can be left on another connection than the newest."""
 
-    def __init__(self, known_as: Endpoint) -> None:
-        self.known_as = known_as
-        self.inbox = known_as.inbox
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.inbox = endpoint.inbox
         self._former: deque[bytes] = deque(maxlen=FORMER)  # inboxes; the connections that heard them may live yet
         self._history = b""  # of the data behind the previous connection; empty: not known
         self._newest: tuple[object, int | None] | None = None  # connection: where it led to, and its id there
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def introduce(self, wire: Connection) -> None:
+    async def introduce(self, connection: Connection) -> None:
         """Switch to RESP3, subscribe the inbox and prove that it hears; retire the previous connection."""
-        hello, client_id = wire.ask((b"HELLO", 3)), wire.ask((b"CLIENT", b"ID"))
-        history = wire.ask((b"INFO", b"replication"))
+        hello, client_id = connection.ask((b"HELLO", 3)), connection.ask((b"CLIENT", b"ID"))
+        history = connection.ask((b"INFO", b"replication"))
         if self._newest is not None:  # else no server knows us: there is no need to wait for the answer
             await self._follow(history)
-        listeners = await self._subscribe(wire, hello)
+        listeners = await self._subscribe(connection, hello)
         if self._newest is None:
             self._history = await _history(history)
         else:
-            self.alone = (listeners == 1 and not self._former) or await self._retire(wire, self._newest)
-        self._newest = wire.leads_to, await _client_id(client_id)
+            self.alone = (listeners == 1 and not self._former) or await self._retire(connection, self._newest)
+        self._newest = connection.leads_to, await _client_id(client_id)
 
     async def _follow(self, answer: asyncio.Future[Reply]) -> None:
         """Take a new inbox unless the server goes on with the data that were behind the previous connection."""
         history = await _history(answer)
         if not history or history != self._history:
             self._former.append(self.inbox)
-            self.known_as = self.known_as.again()
-            self.inbox = self.known_as.inbox
+            self.endpoint = self.endpoint.again()
+            self.inbox = self.endpoint.inbox
         self._history = history
 
-    async def _subscribe(self, wire: Connection, hello: asyncio.Future[Reply]) -> int:
+    async def _subscribe(self, connection: Connection, hello: asyncio.Future[Reply]) -> int:
         """Subscribe the inbox; return how many connections hear it."""
         self._heard = asyncio.get_running_loop().create_future()
-        subscribed = wire.ask((b"SUBSCRIBE", self.inbox))
-        published = wire.ask((b"PUBLISH", self.inbox, b""))
+        subscribed = connection.ask((b"SUBSCRIBE", self.inbox))
+        published = connection.ask((b"PUBLISH", self.inbox, b""))
         rights = f"SUBSCRIBE and PUBLISH on {text(INBOX_PREFIX)}*"
         for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (published, rights)):
             try:
@@ -77,25 +77,25 @@ class Introduction:
         listeners: int = await published
         return listeners
 
-    async def _retire(self, wire: Connection, newest: tuple[object, int | None]) -> bool:
+    async def _retire(self, connection: Connection, newest: tuple[object, int | None]) -> bool:
         """Kill the previous connection if it lives on this very server; return whether none is left but this one.
 
         Only then can no command of ours be executed any more that was sent before.
         """
         leads_to, client_id = newest
         with suppress(ReplyError):
-            listeners = await self._listeners(wire)
+            listeners = await self._listeners(connection)
             # At another server the id would be somebody else's. If none of ours are left, this may be another one,
             # after a restart.
-            if listeners > 1 and client_id is not None and leads_to == wire.leads_to:
-                await wire.ask((b"CLIENT", b"KILL", b"ID", client_id))
-                listeners = await self._listeners(wire)
+            if listeners > 1 and client_id is not None and leads_to == connection.leads_to:
+                await connection.ask((b"CLIENT", b"KILL", b"ID", client_id))
+                listeners = await self._listeners(connection)
             return listeners == 1
         return False
 
-    async def _listeners(self, wire: Connection) -> int:
+    async def _listeners(self, connection: Connection) -> int:
         """Return how many connections hear this inbox, or a former one; without those of patterns."""
-        answer = await wire.ask((b"PUBSUB", b"NUMSUB", self.inbox, *self._former))
+        answer = await connection.ask((b"PUBSUB", b"NUMSUB", self.inbox, *self._former))
         return sum(answer[1::2])
 
     def forget(self) -> None:
@@ -107,9 +107,9 @@ class Introduction:
         if not self._heard.done():
             self._heard.set_result(None)
 
-    def fail(self, wire: Connection, error: Exception) -> None:
-        """End the introduction on ``wire``, which was lost."""
-        for future in (*wire.pending, self._heard):
+    def fail(self, connection: Connection, error: Exception) -> None:
+        """End the introduction on ``connection``, which was lost."""
+        for future in (*connection.pending, self._heard):
             if isinstance(future, asyncio.Future) and not future.done():
                 future.set_exception(error)
                 future.exception()

@@ -48,15 +48,15 @@ class Link:
 
     pushes = True
 
-    def __init__(self, client: Redis, known_as: Endpoint, owner: LinkOwner, options: LinkOptions) -> None:
+    def __init__(self, client: Redis, endpoint: Endpoint, owner: LinkOwner, options: LinkOptions) -> None:
         self._client = client
-        self._introduction = Introduction(known_as)
+        self._introduction = Introduction(endpoint)
         self._owner = owner
         self._response_timeout, self._connect_timeout, converse = options
         self._converse: Converse = lambda call: converse(call, LocalInbox(self._introduction.inbox, owner.link_pushed))
         self._no_scripts = ""  # how the server refused them
         self._loop = asyncio.get_running_loop()
-        self._wire: Connection | None = None
+        self._connection: Connection | None = None
         self._opening: Connection | None = None  # while it is set up
         self._pinged = 0.0
         self._respites = iter(RESPITE)
@@ -68,14 +68,14 @@ class Link:
         self._ticking: asyncio.TimerHandle | None = None
         self._connection_error: Exception | None = None
         self._outage = Outage(client)
-        self._endpoint = EndpointWatch(client, self._drop)
+        self._endpoint_watch = EndpointWatch(client, self._drop)
         self._closed = False
         self.connections = 0
 
     @property
     def connection_error(self) -> Exception | None:
         """Why there is no connection, if there is none."""
-        return None if self._wire is not None else self._connection_error or self._outage.silence()
+        return None if self._connection is not None else self._connection_error or self._outage.silence()
 
     def connection_error_of(self, keys: Keys) -> Exception | None:
         """Return why there is no connection, if there is none."""
@@ -83,11 +83,11 @@ class Link:
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
-        return self._wire is not None and (stalled or now() - self._wire.heard < ANSWERING)
+        return self._connection is not None and (stalled or now() - self._connection.heard < ANSWERING)
 
-    def known_as(self, keys: Keys) -> Endpoint:
+    def endpoint_of(self, keys: Keys) -> Endpoint:
         """Return what the server knows us as."""
-        return self._introduction.known_as
+        return self._introduction.endpoint
 
     @property
     def alone(self) -> bool:
@@ -114,24 +114,24 @@ class Link:
         """Send ``call`` now, or as soon as there is a connection."""
         if self._retries.delayed and self._retries.keeps_behind(call):
             return
-        wire = self._wire
-        if wire is None and self._closed:
+        connection = self._connection
+        if connection is None and self._closed:
             failures.too_late(call)
-        elif wire is None or self._sending:
+        elif connection is None or self._sending:
             self._unsent.append(call)
             self.connect()
         elif self._no_scripts or call.keys.engine == "watch":
-            self._send_watching(wire, call)
+            self._send_watching(connection, call)
         else:
-            wire.send(call)
+            connection.send(call)
 
-    def _send_watching(self, wire: Connection, call: Call) -> None:
+    def _send_watching(self, connection: Connection, call: Call) -> None:
         # Those that follow scripts that will be refused must be refused, too: else they would come before them.
-        refused_soon = call.keys.engine == "auto" and any(type(earlier) is Call for earlier in wire.pending)
+        refused_soon = call.keys.engine == "auto" and any(type(earlier) is Call for earlier in connection.pending)
         if call.keys.engine == "lua" or refused_soon:
-            wire.send(call)
+            connection.send(call)
         else:
-            wire.talks.add(call)
+            connection.dialogues.add(call)
 
     def _on_error(self, call: Call, message: str) -> None:
         """An error answer: nothing was executed."""
@@ -139,16 +139,16 @@ class Link:
         code = error_code(message)
         if call.over:
             return
-        if code == "NOSCRIPT" and self._wire is not None:
+        if code == "NOSCRIPT" and self._connection is not None:
             call.sent = now()
             call.attempts -= 1  # it was not executed
-            self._wire.send(call, with_source=True)
-        elif call.keys.engine == "auto" and scripts_refused(message) and self._wire is not None:
+            self._connection.send(call, with_source=True)
+        elif call.keys.engine == "auto" and scripts_refused(message) and self._connection is not None:
             if not self._no_scripts:
                 self._no_scripts = message
                 logs.watch_instead(message)
             call.attempts -= 1  # it was not executed
-            self._wire.talks.add(call)
+            self._connection.dialogues.add(call)
         elif code in TRANSIENT:
             call.connection_error = refusal(call.name, message)
             if now() >= call.expires:
@@ -164,7 +164,7 @@ class Link:
 
     def connect(self) -> None:
         """Start connecting, unless that is done or under way."""
-        if self._wire is None and self._connecting is None and not self._closed:
+        if self._connection is None and self._connecting is None and not self._closed:
             # Not by the loop's factory: an eager task may be over before it is known here.
             self._outage.begin()
             self._connecting = asyncio.Task(self._connect(), loop=self._loop, name="redis_sync_aio link")
@@ -192,7 +192,7 @@ class Link:
                 self._respites = iter(RESPITE)
             for delay in RECONNECT:
                 try:
-                    wire = await self._open()
+                    connection = await self._open()
                 except failures.REFUSED as error:
                     self._connection_error = error
                     self._refuse(error)
@@ -205,7 +205,7 @@ class Link:
                         return
                     await asyncio.sleep(delay)
                 else:
-                    self._established(wire)
+                    self._established(connection)
                     return
         finally:
             self._connecting = None
@@ -216,41 +216,42 @@ class Link:
         async with asyncio.timeout(self._connect_timeout):
             adopted = await open_connection(self._client)
             adopted.before_closing = self._owner.link_closing
-            wire = self._opening = Connection(adopted, self._on_error, self._on_push, self._on_lost, self._converse)
+            events = self._on_error, self._on_push, self._on_lost
+            connection = self._opening = Connection(adopted, *events, self._converse)
             try:
                 if self._closed:  # redis-py may swallow a cancellation on Python < 3.12
                     raise asyncio.CancelledError
-                await self._introduce(wire)
+                await self._introduce(connection)
             except BaseException:
-                wire.abort()
+                connection.abort()
                 raise
             finally:
                 self._opening = None
-        return wire
+        return connection
 
-    async def _introduce(self, wire: Connection) -> None:
-        await self._introduction.introduce(wire)
-        self._outage.leads_to = wire.leads_to
+    async def _introduce(self, connection: Connection) -> None:
+        await self._introduction.introduce(connection)
+        self._outage.leads_to = connection.leads_to
 
-    def _established(self, wire: Connection) -> None:
-        self._wire = wire
+    def _established(self, connection: Connection) -> None:
+        self._connection = connection
         self._outage.end()
         self._connection_error = None
         self._since = now()
         self.connections += 1
         # Before anything else: every lease and every waiter looks whether it still is what it was.
         self._owner.link_up(self.concerns)
-        self._send_unsent(wire)
+        self._send_unsent(connection)
 
-    def _send_unsent(self, wire: Connection) -> None:
+    def _send_unsent(self, connection: Connection) -> None:
         self._sending = False
-        for _ in range(min(BURST, len(self._unsent)) if wire is self._wire else 0):
+        for _ in range(min(BURST, len(self._unsent)) if connection is self._connection else 0):
             if not (call := self._unsent.popleft()).over:
                 call.sent = now()
                 self._send_again(call)
-        if wire is self._wire and self._unsent:
+        if connection is self._connection and self._unsent:
             self._sending = True
-            self._loop.call_soon(self._send_unsent, wire)
+            self._loop.call_soon(self._send_unsent, connection)
 
     def _wanted(self) -> bool:
         return bool(self._unsent or self._retries.delayed) or self._needed()
@@ -282,23 +283,23 @@ class Link:
             else:
                 self._introduction.hear()
 
-    def _on_lost(self, wire: Connection, error: Exception | None) -> None:
+    def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         """The connection is gone without our doing."""
-        if wire is not self._wire:
-            self._introduction.fail(wire, Unreachable("the connection was lost while it was being set up"))
+        if connection is not self._connection:
+            self._introduction.fail(connection, Unreachable("the connection was lost while it was being set up"))
             return
-        self._wire = None
+        self._connection = None
         self._connection_error = error or ConnectionResetError("the server closed the connection")
-        self._put_back(wire)
-        if wire.closed_by_client:
+        self._put_back(connection)
+        if connection.closed_by_client:
             self._owner.link_client_closed()
-        if self._unsent or (not wire.closed_by_client and self._needed()):
+        if self._unsent or (not connection.closed_by_client and self._needed()):
             self.connect()  # after the client's end for what gives back only
 
-    def _put_back(self, wire: Connection) -> None:
+    def _put_back(self, connection: Connection) -> None:
         """Let what was not answered be sent again."""
         resend: list[Call] = []
-        for call, perhaps in wire.unanswered():
+        for call, perhaps in connection.unanswered():
             if call.over:
                 continue
             call.ambiguous |= perhaps
@@ -310,11 +311,9 @@ class Link:
 
     def _drop(self, why: str) -> None:
         """Give up the connection and open another."""
-        if self._wire is not None:
+        if self._connection is not None:
             self._outage.dropped(why)
-            self._wire.drop(ConnectionAbortedError(why))
-
-    # -- every tick ------------------------------------------------------------------------------------
+            self._connection.drop(ConnectionAbortedError(why))
 
     def _start_ticking(self) -> None:
         if self._ticking is None and not self._closed:
@@ -323,24 +322,24 @@ class Link:
     def _tick(self) -> None:
         """Look for overdue answers, silent connections, calls whose time is up."""
         self._ticking = None
-        wire, time = self._wire, now()
+        connection, time = self._connection, now()
         self._outage.look(self.connection_error)
         self._expire_calls()
-        if wire is not None:
-            oldest = wire.oldest(self._pinged)
-            if oldest is not None and time - max(oldest, wire.heard) > self._response_timeout:
+        if connection is not None:
+            oldest = connection.oldest(self._pinged)
+            if oldest is not None and time - max(oldest, connection.heard) > self._response_timeout:
                 self._drop(f"no answer for {self._response_timeout} seconds")
-            elif oldest is None and self._needed() and time - wire.heard > self._response_timeout:
+            elif oldest is None and self._needed() and time - connection.heard > self._response_timeout:
                 self._pinged = time
-                wire.ask((b"PING",))
-            self._endpoint.look(wire, wire.leads_to, self._needed)
-        if self._wire is not None or self._connecting is not None or self._retries.delayed:
+                connection.ask((b"PING",))
+            self._endpoint_watch.check(connection, connection.leads_to, self._needed)
+        if self._connection is not None or self._connecting is not None or self._retries.delayed:
             self._start_ticking()
 
     def _expire_calls(self) -> None:
-        time, wire = now(), self._wire
+        time, connection = now(), self._connection
         under_way: list[Call] = []
-        for call, perhaps in wire.unanswered() if wire else ():
+        for call, perhaps in connection.unanswered() if connection else ():
             if not perhaps or call.had_its_time(time):
                 under_way.append(call)
                 call.ambiguous |= perhaps
@@ -363,38 +362,38 @@ class Link:
 
     def _abandon(self, end: Callable[[Connection], None]) -> None:
         self._closed = True
-        for wire in (self._wire, self._opening):
-            if wire is not None:
-                end(wire)
-        self._wire = self._opening = None
+        for connection in (self._connection, self._opening):
+            if connection is not None:
+                end(connection)
+        self._connection = self._opening = None
 
     def _end(self) -> Connection | None:
         """End for good; return the connection, which is being closed."""
         self._closed = True
-        self._endpoint.stop()
+        self._endpoint_watch.stop()
         if self._ticking is not None:
             self._ticking.cancel()
         if self._connecting is not None and self._connecting is not asyncio.current_task():  # which was refused
             self._connecting.cancel()
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.abort()
-        return wire
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        return connection
 
     def detach(self) -> list[Call]:
         """Close the connection, and hand over all calls that were not answered."""
-        wire = self._end()
-        if wire is not None:
-            self._put_back(wire)
+        connection = self._end()
+        if connection is not None:
+            self._put_back(connection)
         return self.take_unsent()
 
     async def close(self) -> None:
         """Close the connection; calls that are still under way end with CoordinatorClosed."""
-        connecting, wire = self._connecting, self._end()
-        left = [*self.take_unsent(), *(call for call, _ in (wire.unanswered() if wire is not None else ()))]
+        connecting, connection = self._connecting, self._end()
+        left = [*self.take_unsent(), *(call for call, _ in (connection.unanswered() if connection is not None else ()))]
         for call in left:
             call.fail(failures.closed(call))
         await cancelled(connecting)
-        await self._endpoint.close()
-        if wire is not None:
-            await wire.gone
+        await self._endpoint_watch.close()
+        if connection is not None:
+            await connection.gone

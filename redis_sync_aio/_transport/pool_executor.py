@@ -47,12 +47,12 @@ class PoolExecutor:
     connection_error: Exception | None = None
     """Why the latest attempt of all had no answer."""
 
-    def __init__(self, servers: Topology, known_as: Endpoint, response_timeout: float, converse: Converse) -> None:
+    def __init__(self, servers: Topology, endpoint: Endpoint, response_timeout: float, converse: Converse) -> None:
         self._servers = servers
-        self._known_as = known_as._replace(inbox=b"")
+        self._endpoint = endpoint._replace(inbox=b"")
         self._response_timeout = response_timeout
         self._converse = converse
-        self._endpoint = EndpointWatch(servers.clients()[0]) if isinstance(servers, OneServer) else None
+        self._endpoint_watch = EndpointWatch(servers.clients()[0]) if isinstance(servers, OneServer) else None
         self._no_scripts = ""  # how the server refused them
         self._silent = False  # the last attempt of all ended without a sign of the server
         self._logged: type[Exception] | None = None  # the latest unexpected error that the log knows of
@@ -69,9 +69,9 @@ class PoolExecutor:
         """Return False: that is found out with each call."""
         return False
 
-    def known_as(self, keys: Keys) -> Endpoint:
+    def endpoint_of(self, keys: Keys) -> Endpoint:
         """Return what servers know us as."""
-        return self._known_as
+        return self._endpoint
 
     def send(self, call: Call) -> None:
         """Send ``call`` after the earlier calls about the same name."""
@@ -79,8 +79,8 @@ class PoolExecutor:
         if self._closed:
             too_late(call)
         elif queue is not None:
-            if (trouble := queue[0].connection_error) is not None:
-                call.connection_error = copy_error(trouble)
+            if (error := queue[0].connection_error) is not None:
+                call.connection_error = copy_error(error)
             queue.append(call)
             # The one before it may be retried for longer than this one has time.
             left = max(0.0, call.expires - now())
@@ -160,8 +160,8 @@ class PoolExecutor:
                 return
 
     async def _execute(self, call: Call) -> Reply:
-        if self._endpoint is not None:
-            await self._endpoint.follow()
+        if self._endpoint_watch is not None:
+            await self._endpoint_watch.follow()
         try:
             return await self._decide(call)
         except (ReplyError, redis.exceptions.ResponseError) as error:
@@ -201,22 +201,22 @@ class PoolExecutor:
     async def _watch(self, call: Call) -> Reply:
         for delay in AFTER_CONFLICT:
             call.sent = now()
-            reply = await self._talk_once(call)
+            reply = await self._converse_once(call)
             if reply is not CONFLICT or call.over:  # over: nobody wants it any more, and nothing was executed
                 return reply
             await asyncio.sleep(delay)
 
-    async def _talk_once(self, call: Call) -> Reply:
+    async def _converse_once(self, call: Call) -> Reply:
         connection = await checkout(self._client_of(call), self._response_timeout)
-        connection.watching = True  # until the talk has come to its end, which is EXEC
-        talk = self._converse(call)
+        connection.watching = True  # until the dialogue has come to its end, which is EXEC
+        dialogue = self._converse(call)
         try:
             await connection.prove()
-            commands = advance(talk, call.name, None)
+            commands = advance(dialogue, call.name, None)
             while True:
                 replies = await connection.exchange([pack(words) for words in commands], raw=range(len(commands)))
                 replies = [error_answer(it) if isinstance(it, Exception) else it for it in replies]
-                commands = advance(talk, call.name, replies)
+                commands = advance(dialogue, call.name, replies)
         except StopIteration as end:
             connection.watching = False
             return end.value

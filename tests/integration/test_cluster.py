@@ -420,7 +420,7 @@ async def test_one_client_in_two_threads(nodes: Nodes) -> None:
         async with Coordinator(client) as sync:
             for _ in range(turns):
                 Cluster.of(client).moved("")
-                await Cluster.of(client).look()
+                await Cluster.of(client).refresh()
                 for shard in EVERY_SHARD:
                     async with sync.lock(nodes.name_at(shard, "threads")):
                         pass

@@ -59,7 +59,7 @@ async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: boo
         assert isinstance(sync._link, ClusterLink)
         sync._link.redirected("")
         await asyncio.sleep(0)
-        asking = sync._link._looking
+        asking = sync._link._refreshing
         assert asking is not None
         assert not asking.done()
         closing = asyncio.create_task(sync.close())

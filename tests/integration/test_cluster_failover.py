@@ -164,8 +164,8 @@ async def test_d6_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
         introduced, go_on = asyncio.Event(), asyncio.Event()
         introduce = ShardLink._introduce
 
-        async def slowly(link: ShardLink, wire: Connection) -> None:
-            await introduce(link, wire)
+        async def slowly(link: ShardLink, connection: Connection) -> None:
+            await introduce(link, connection)
             introduced.set()
             await go_on.wait()
 
@@ -189,7 +189,7 @@ async def is_replica(nodes: Nodes, node: EmbeddedServer) -> bool:
 
 async def leads_to(known: Cluster, slot: int, node: EmbeddedServer) -> bool:
     known.moved("")
-    await known.look()
+    await known.refresh()
     address = known.shard_at(slot).address
     return address is not None and address.port == node.port
 
@@ -213,9 +213,9 @@ async def test_an_answer_that_is_older_than_another_counts_for_nothing(
 
         monkeypatch.setattr(Cluster, "_ask", slowly)
         known.moved("")
-        first = asyncio.create_task(known.look())
+        first = asyncio.create_task(known.refresh())
         await wait_until(lambda: enough(late, 1), FAST, timeout=5)
-        await known.look()
+        await known.refresh()
         answers.set()
         await first
         address = known.shard_at(slot).address

@@ -230,7 +230,7 @@ async def test_p3_who_waits_follows_the_slot(nodes: Nodes, share: bool) -> None:
         await nodes.move(slot, a, b)
         assert isinstance(other.client, RedisCluster)
         await learn_of_moves(other.client, f"{b.host}:{b.port}")
-        inbox = other.known_as(lock_keys(name.encode())).inbox
+        inbox = other.endpoint_of(lock_keys(name.encode())).inbox
 
         async def stands_there_now() -> bool:
             tickets = await nodes.say(b, "ZRANGE", f"{{{name}}}:queue", 0, -1)

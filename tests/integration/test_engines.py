@@ -31,7 +31,7 @@ from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import Endpoint, lock_keys, permit_keys
 from redis_sync_aio._engine.outcomes import Outcome
-from redis_sync_aio._engine.watch import talk
+from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._scripts import load
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.dialogues import Dialogue
@@ -168,7 +168,7 @@ async def test_p1_a_connection_that_is_closed_between_reading_and_exec(redis: Re
     closed: list[int] = []
 
     def interrupted(call: Call) -> Dialogue:
-        said, replies = talk(call), None
+        said, replies = converse(call), None
         while True:
             try:
                 batch = said.send(replies)  # type: ignore[arg-type]

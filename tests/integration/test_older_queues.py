@@ -263,7 +263,7 @@ async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinat
     mine, theirs = AsyncLock(sync, NAME), AsyncLock(other, NAME)
 
     async def again(fence: int, number: bytes) -> None:
-        inbox = sync.known_as(lock_keys(NAME.encode())).inbox
+        inbox = sync.endpoint_of(lock_keys(NAME.encode())).inbox
         assert await redis.publish(inbox, b"%b %d 1000000 2000" % (number, fence)) == 1
         await (await sync.lock("something else").acquire()).release()  # and whatever that led to was executed
 

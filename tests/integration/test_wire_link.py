@@ -375,10 +375,10 @@ async def test_p3_what_woken_tasks_send_leaves_in_the_turn_that_wakes_them(
     seen: list[str | int] = []
     flush = Connection._flush
 
-    def spy(wire: Connection) -> None:
-        if wire._out:
-            seen.append(len(wire._out))
-        flush(wire)
+    def spy(connection: Connection) -> None:
+        if connection._out:
+            seen.append(len(connection._out))
+        flush(connection)
 
     async with server.client() as client, Coordinator(client) as sync:
         locks = [AsyncLock(sync, f"turn:{number}") for number in range(5)]

@@ -31,7 +31,7 @@ from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._engine import commands, watch_dialogue
 from redis_sync_aio._engine.commands import Commands
-from redis_sync_aio._engine.watch import talk as converse
+from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._sharing.cohort import Cohort
 from redis_sync_aio._sharing.holdings import Holdings
@@ -114,7 +114,7 @@ def elsewhere(
     executor: Any = self.executor
     if ticket:
         servers = executor._servers if isinstance(executor, PoolExecutor) else servers_of(executor._client)
-        executor = PoolExecutor(servers, executor._known_as, 2, converse)
+        executor = PoolExecutor(servers, executor._endpoint, 2, converse)
     executor.send(call)
     return call
 

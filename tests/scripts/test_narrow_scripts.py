@@ -15,7 +15,7 @@ from redis.exceptions import TryAgainError
 
 from redis_sync_aio._client.resp import Argument, ReplyError
 from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, robust_keys
-from redis_sync_aio._engine.watch import talk
+from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio.embedded import EmbeddedServer
@@ -123,7 +123,7 @@ def test_p4_as_the_whole_script_and_twice(client: Any, case: tuple[str, Keys, tu
     if keys is not ROBUST:
         prepare(client, keys)
         call = Call(fewer, narrow, arguments, 0.0, 0.0, lambda _: None)
-        assert outcome(conduct(client, talk(call))) == expected
+        assert outcome(conduct(client, converse(call))) == expected
         assert left(client, keys) == after
 
 
@@ -135,7 +135,7 @@ def test_p8_no_fences_are_reserved(client: Any, script: str) -> None:
     narrow, fewer = narrowed(script, keys)
     arguments = (b"a", TTL, *size, 128)
     assert run(client, narrow, fewer, *arguments)[2:] == [0, 0]
-    assert conduct(client, talk(Call(fewer, narrow, arguments, 0.0, 0.0, lambda _: None)))[2:] == (0, 0)
+    assert conduct(client, converse(Call(fewer, narrow, arguments, 0.0, 0.0, lambda _: None)))[2:] == (0, 0)
 
 
 @pytest.mark.parametrize("arguments", [(b"a", b"rsa:x|1|9|a", b"0"), (b"a", b"", b"1")], ids=["ticket", "pending"])
@@ -149,7 +149,7 @@ def test_p5_what_has_to_be_written_elsewhere_waits(client: Any, script: str, arg
         run(client, narrow, fewer, *arguments)
     if keys is not ROBUST:
         with pytest.raises(ReplyError, match=r"^TRYAGAIN"):
-            conduct(client, talk(Call(fewer, narrow, arguments, 0.0, 0.0, lambda _: None)))
+            conduct(client, converse(Call(fewer, narrow, arguments, 0.0, 0.0, lambda _: None)))
     assert left(client, keys) == before
 
 

@@ -16,7 +16,7 @@ from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, upgrade_keys
 from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.permit_rules import CALLED
-from redis_sync_aio._engine.watch import DECISIONS, talk
+from redis_sync_aio._engine.watch import DECISIONS, converse
 from redis_sync_aio._engine.watch_dialogue import microseconds
 from redis_sync_aio._scripts import load
 from redis_sync_aio._transport.call import Call
@@ -120,9 +120,9 @@ def test_overtaken(client: Any, name: str, change: Callable[[Any, Keys], object]
             change(client, keys)
             after.append(everything(client))
 
-    assert conduct(client, talk(said(keys, script, *arguments)), meanwhile=overtake) is CONFLICT
+    assert conduct(client, converse(said(keys, script, *arguments)), meanwhile=overtake) is CONFLICT
     assert [everything(client)] == after, "something was written"
-    assert conduct(client, talk(said(keys, script, *arguments))) is not CONFLICT
+    assert conduct(client, converse(said(keys, script, *arguments))) is not CONFLICT
 
 
 @pytest.mark.parametrize("asked", ["lock/renew", "lock/acquire", "lock/release"])
@@ -136,11 +136,11 @@ def test_over_between_reading_and_exec(client: Any, asked: str) -> None:
             pass
 
     call = said(*_call(TALKS[asked]))
-    assert conduct(client, talk(call), meanwhile=wait) is CONFLICT
+    assert conduct(client, converse(call), meanwhile=wait) is CONFLICT
     again: Any = CONFLICT
     for _ in range(2):  # Redis 6.2 takes it for a change once more, when our own GET removes the key
         if again is CONFLICT:
-            again = conduct(client, talk(call))
+            again = conduct(client, converse(call))
     assert again > 0 if asked == "lock/acquire" else again == 0 or again[0] == 0
 
 
@@ -167,7 +167,7 @@ def test_a_waiter_dies_between_the_look_and_its_grant(client: Any, keys: Keys) -
                 told.append(run(client, keys, acquire, *asked[b"b"])[0])
 
         release = said(keys, "lock/release" if keys is LOCK else "permits/release", b"a", b"", b"0")
-        assert conduct(client, talk(release), meanwhile=die_and_come_back) == 1
+        assert conduct(client, converse(release), meanwhile=die_and_come_back) == 1
         told.append(run(client, keys, acquire, *asked[b"b"])[0])
         assert told == [3]  # OWN: from now on it is used
         assert [run(client, keys, *renewal(keys, token))[0] == 1 for token in (b"b", b"c")] == [True, False]
@@ -187,7 +187,7 @@ def test_a_key_of_another_type(client: Any, name: str) -> None:
         if script in ("lock/inspect", "permits/inspect") and key == keys.all[-1]:
             continue  # those that poll are not shown
         with pytest.raises(ReplyError, match="WRONGTYPE"):
-            conduct(client, talk(said(keys, script, *arguments)))
+            conduct(client, converse(said(keys, script, *arguments)))
         assert everything(client) == before
 
 
@@ -196,7 +196,7 @@ def test_two_thousand_that_are_over(client: Any) -> None:
     for number in range(2000):
         run(client, SEM, "permits/acquire", b"o%d" % number, TTL, b"", 0, 1, 3000)
     client.zadd(SEM.all[0], {b"o%d" % number: 1 for number in range(2000)}, xx=True)
-    fence = conduct(client, talk(said(SEM, "permits/acquire", b"b", TTL, b"", 0, 3000, 3000)))
+    fence = conduct(client, converse(said(SEM, "permits/acquire", b"b", TTL, b"", 0, 3000, 3000)))
     assert fence > 0
     assert client.zcard(SEM.all[0]) == 1
     assert int(client.hget(SEM.all[1], "used")) == 3000
@@ -216,10 +216,10 @@ def test_two_thousand_that_are_over_and_no_memory(client: Any, waits: bool) -> N
     try:
         said_so = said(*ask(SEM, b"b", ours)[:2], *ask(SEM, b"b", ours)[2])
         if waits:
-            assert conduct(client, talk(said_so))[0] == Outcome.QUEUED
+            assert conduct(client, converse(said_so))[0] == Outcome.QUEUED
         else:
             with pytest.raises(ReplyError, match="OOM"):
-                conduct(client, talk(said_so))
+                conduct(client, converse(said_so))
     finally:
         client.config_set("maxmemory", 0)
     assert everything(client) == before
@@ -229,10 +229,10 @@ def test_two_thousand_that_are_over_and_no_memory(client: Any, waits: bool) -> N
 def test_what_was_undone_does_not_tell_when_to_look(client: Any, undone: int) -> None:
     """As the scripts: a tombstone frees nothing. By a talk as it is written, and as it is read."""
     for number in range(undone):
-        conduct(client, talk(said(SEM, "permits/release", b"undone%d" % number, b"", b"1")))
+        conduct(client, converse(said(SEM, "permits/release", b"undone%d" % number, b"", b"1")))
     words = (b"", 0, 1, 1)
-    conduct(client, talk(said(SEM, "permits/acquire", b"a", 3_600_000, *words)))
-    lefts = [conduct(client, talk(said(SEM, "permits/acquire", b"b", TTL, *words)))[2]]
+    conduct(client, converse(said(SEM, "permits/acquire", b"a", 3_600_000, *words)))
+    lefts = [conduct(client, converse(said(SEM, "permits/acquire", b"b", TTL, *words)))[2]]
     lefts.append(run(client, SEM, "permits/acquire", b"b", TTL, *words)[2])
     assert all(left > 3_000_000 for left in lefts), lefts
 
@@ -244,7 +244,7 @@ def test_a_long_queue_of_the_dead(client: Any) -> None:
         token = b"d%d" % number
         dead = ticket(LOCK, token, b"rsa:nobody", number)
         run(client, *ask(LOCK, token)[:2], *ask(LOCK, token, dead)[2])
-    assert conduct(client, talk(said(LOCK, "lock/release", b"a", b"", b"0"))) == 1
+    assert conduct(client, converse(said(LOCK, "lock/release", b"a", b"", b"0"))) == 1
     assert client.zcard(LOCK.queue) == 0
     assert client.get(LOCK.name) is None
 
@@ -261,22 +261,22 @@ def test_out_of_memory(client: Any, keys: Keys) -> None:
         client.config_set("maxmemory", 1)
         try:
             with pytest.raises(ReplyError, match="OOM"):
-                conduct(client, talk(said(*_call(ask(keys, b"c", ticket(keys, b"c", INBOX, 2))))))
-            assert conduct(client, talk(said(*_call(ask(keys, b"b", mine)))))[:2] == (2, 0), "it goes on waiting"
+                conduct(client, converse(said(*_call(ask(keys, b"c", ticket(keys, b"c", INBOX, 2))))))
+            assert conduct(client, converse(said(*_call(ask(keys, b"b", mine)))))[:2] == (2, 0), "it goes on waiting"
             if keys is SEM or client.info("server")["redis_version"].startswith("6."):  # 6.2 refuses all in MULTI
                 release = said(keys, "lock/release" if keys is LOCK else "permits/release", b"a", b"", b"0")
                 for call in (said(keys, *renewal(keys, b"a")), release):
                     with pytest.raises(ReplyError, match="OOM"):
-                        conduct(client, talk(call))
+                        conduct(client, converse(call))
                 return
-            assert conduct(client, talk(said(keys, "lock/renew", b"a", TTL)))[0] == 1
-            assert conduct(client, talk(said(keys, "lock/release", b"a", b"", b"0"))) == 1
+            assert conduct(client, converse(said(keys, "lock/renew", b"a", TTL)))[0] == 1
+            assert conduct(client, converse(said(keys, "lock/release", b"a", b"", b"0"))) == 1
             assert client.get(LOCK.name) is None
             assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"1", b"-1"]
-            assert conduct(client, talk(said(*_call(ask(keys, b"b", mine)))))[0] == 2
+            assert conduct(client, converse(said(*_call(ask(keys, b"b", mine)))))[0] == 2
         finally:
             client.config_set("maxmemory", 0)
-        assert conduct(client, talk(said(*_call(ask(keys, b"b", mine))))) > 0
+        assert conduct(client, converse(said(*_call(ask(keys, b"b", mine))))) > 0
 
 
 SHARER, SHARED = b"host:1:ab:7~", b"rsa:ab"
@@ -298,11 +298,11 @@ def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: b
 
         # Its ticket has the inbox and the number of the holder.
         call = said(*_call(ask(keys, b"b", ticket(keys, b"b", SHARED, 7))))
-        assert conduct(client, talk(call), meanwhile=die)[0] == 2
+        assert conduct(client, converse(call), meanwhile=die)[0] == 2
         if not dies:
             assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
         assert run(client, keys, *renewal(keys, SHARER), 0)[::2] == [1, 0], "it holds what it held"
-        code, _, more, waiting = conduct(client, talk(said(keys, *renewal(keys, SHARER), 9)))
+        code, _, more, waiting = conduct(client, converse(said(keys, *renewal(keys, SHARER), 9)))
         assert (code, more > 0, waiting) == (1, True, 1)
 
 
@@ -315,7 +315,7 @@ def test_who_shares_is_told_although_others_end_first(client: Any) -> None:
         pubsub.subscribe(SHARED, b"rsa:cd")
         assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
         words = (b"b", TTL, ticket(SEM, b"b"), 0, 1, 3)
-        assert conduct(client, talk(said(SEM, "permits/acquire", *words)))[0] == Outcome.QUEUED
+        assert conduct(client, converse(said(SEM, "permits/acquire", *words)))[0] == Outcome.QUEUED
         client.publish(SHARED, "the end")
         assert pubsub.get_message(timeout=5)["data"].split()[:2] == [b"7", b"-2"]
         assert pubsub.get_message(timeout=5)["data"] == b"the end"
@@ -324,7 +324,7 @@ def test_who_shares_is_told_although_others_end_first(client: Any) -> None:
 def heard(client: Any, call: Call) -> list[bytes]:
     """Carry out a talk and return the commands of it that read."""
     found: list[bytes] = []
-    conduct(client, talk(call), meanwhile=lambda words: found.append(bytes(words[0])))
+    conduct(client, converse(call), meanwhile=lambda words: found.append(bytes(words[0])))
     return found[: found.index(b"MULTI")]
 
 
@@ -362,7 +362,7 @@ def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> 
         pubsub.subscribe(*inboxes)
         for _ in inboxes:
             assert pubsub.get_message(timeout=5)["type"] == "subscribe"
-        reply = conduct(client, talk(call), meanwhile=told.append)
+        reply = conduct(client, converse(call), meanwhile=told.append)
     assert reply[0] == 2
     assert [words[1] for words in told if words[0] == b"PUBLISH"] == inboxes[:CALLED]
 

@@ -210,7 +210,7 @@ async def learn_of_moves(client: RedisCluster, answer: str = "") -> Cluster:
     """Let all that use ``client`` know where the slots are now; ``answer``: whom to ask first."""
     known = Cluster.of(client)
     known.moved(answer)
-    await known.look()
+    await known.refresh()
     return known
 
 

@@ -80,7 +80,7 @@ class Sim:
 
     def pipes(self) -> list[Pipe]:
         assert isinstance(self.other._link, Link)
-        other = self.other._link._wire
+        other = self.other._link._connection
         return [pipe for pipe in self.gate.pipes if not (other and other._transport is pipe)]
 
     def refuse(self, _: Pipe) -> bool:

@@ -1,4 +1,4 @@
-"""Both ways to execute a decision on a server, with a clock of the test's own: a script, or a talk under WATCH."""
+"""Both ways to execute a decision on a server, with a clock of the test's own: a script, or a dialogue under WATCH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis.exceptions
 
 from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words
 from redis_sync_aio._core.keys import Keys
-from redis_sync_aio._engine.watch import talk
+from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._scripts import load
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
@@ -35,15 +35,15 @@ def by_script(client: Any, script: str, keys: Keys, arguments: tuple[Argument, .
 
 
 def by_watch(client: Any, script: str, keys: Keys, arguments: tuple[Argument, ...], now: int) -> Reply:
-    """Execute a talk; nobody else changes anything meanwhile, so there is no conflict."""
+    """Execute a dialogue; nobody else changes anything meanwhile, so there is no conflict."""
     words = tuple(b"%d" % word if isinstance(word, int) else word for word in arguments)
-    reply = conduct(client, talk(Call(keys, load(script), words, 0.0, 0.0, lambda _: None)), now)
+    reply = conduct(client, converse(Call(keys, load(script), words, 0.0, 0.0, lambda _: None)), now)
     assert reply is not CONFLICT
     return reply
 
 
 def conduct(client: Any, said: Dialogue, now: int | None = None, meanwhile: Callable[[Words], object] = id) -> Reply:
-    """Carry a talk on one connection of ``client``; ``meanwhile`` is called with each command before it is sent."""
+    """Carry a dialogue on one connection of ``client``; ``meanwhile`` is called with each command before it is sent."""
     connection = client.connection_pool.get_connection()
     try:
         replies: Any = None

@@ -27,7 +27,7 @@ SLICES = (0.005, 1.0, LEASE)
 
 
 def prefix(sync: Coordinator) -> bytes:
-    return sync.known_as(KEYS).token_prefix
+    return sync.endpoint_of(KEYS).token_prefix
 
 
 class SharedLock(Lock):
@@ -96,7 +96,7 @@ class Sharings(Acquisitions):
         token = lease.wire_token
         self.happened["handed on"] += token in self.entered
         self.entered.add(token)
-        sync = next(sync for sync in self.syncs if hasattr(sync, "known_as") and token.startswith(prefix(sync)))
+        sync = next(sync for sync in self.syncs if hasattr(sync, "endpoint_of") and token.startswith(prefix(sync)))
         if self.knows(sync):
             self.known[token] += 1
             self.happened["in turn"] += 1
@@ -108,7 +108,7 @@ class Sharings(Acquisitions):
         if all(found and found.token.startswith(prefix(sync)) for found in map(Ticket.of_lock, tickets)):
             return False
         assert isinstance(sync._link, Link)
-        pipe = sync._link._wire and sync._link._wire._transport
+        pipe = sync._link._connection and sync._link._connection._transport
         return isinstance(pipe, Pipe) and pipe.subscribed and not (pipe.lost or pipe.ended or pipe.up or pipe.down)
 
 
