@@ -25,7 +25,7 @@ from redis_sync_aio import (
 from redis_sync_aio._scripts import load
 
 from ..support.body import assert_undisturbed, for_ever
-from .test_robust import KEYS, NAME, RECORD, crash, is_of, lock, way
+from ..support.robust import KEYS, NAME, RECORD, crash, is_of, lock, way
 
 __all__ = ["lock", "way"]  # fixtures
 

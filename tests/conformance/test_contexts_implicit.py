@@ -16,8 +16,8 @@ from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
+from ..support.contexts import connections, nothing_left, observer, our_tasks, same
 from ..support.factories import Kind, holder
-from .test_contexts_life import connections, nothing_left, observer, our_tasks, same
 
 __all__ = ["nothing_left", "observer"]  # fixtures
 

@@ -6,13 +6,12 @@ Whoever waited or held gets a clear error at once, what was held is free again, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Literal
 
 import anyio
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -30,33 +29,10 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
+from ..support.contexts import NAME, connections, our_tasks, same
+from ..support.contexts import nothing_left as nothing_left
+from ..support.contexts import observer as observer
 from ..support.factories import Exclusive, Kind
-
-NAME = "life"
-
-
-@pytest_asyncio.fixture
-async def observer(make_client: MakeClient) -> Redis:
-    """Looks at the server, whatever becomes of the client under test."""
-    return make_client()
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def nothing_left(kind: Kind, no_task_left: None, observer: Redis) -> AsyncIterator[None]:
-    """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
-    yield
-    assert await observer.exists(kind.queue(NAME)) == 0
-    assert all(found.why_closed is None for found in implicit.coordinators.values())
-
-
-def our_tasks() -> list[str]:
-    return [task.get_name() for task in asyncio.all_tasks() if "redis_sync_aio" in task.get_name()]
-
-
-async def connections(observer: Redis) -> int:
-    """How many connections of clients the server has, without the observer's own; replicas and sentinels are none."""
-    found = await observer.client_list()
-    return sum("S" not in it["flags"] and not it["name"].startswith("sentinel-") for it in found) - 1
 
 
 def overrule(lock: Exclusive) -> Awaitable[object]:
@@ -316,10 +292,6 @@ async def test_e4_client_of_an_implicit_coordinator_closed(kind: Kind, redis: Re
     async with lock:
         assert await kind.held(redis, NAME)
     await implicit.coordinator_for(redis).close()
-
-
-async def same(number: Awaitable[int], expected: int) -> bool:
-    return await number == expected
 
 
 async def test_e4_server_never_there(kind: Kind, make_client: MakeClient) -> None:

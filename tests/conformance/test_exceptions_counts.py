@@ -29,9 +29,9 @@ from redis_sync_aio import (
 
 from ..conftest import MakeClient
 from ..support.body import assert_undisturbed, for_ever, lost_in
+from ..support.exception_races import NAME, later, this_task
 from ..support.factories import Kind
 from ..support.one_server import one_server_for_all as one_server_for_all
-from .test_exceptions_races import NAME, later, this_task
 
 TTL = 0.6
 

@@ -22,9 +22,8 @@ from redis_sync_aio import Coordinator, Lease, LeaseLost, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in
+from ..support.exception_races import NAME, later, this_task
 from ..support.factories import Kind
-
-NAME = "races"
 
 
 class BodyError(Exception):
@@ -34,21 +33,6 @@ class BodyError(Exception):
 @pytest.fixture(params=["link", "polling", "cluster"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def this_task() -> asyncio.Task[object]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
-
-
-def later(turns: int, action: Callable[[], object]) -> None:
-    """Do ``action`` after so many turns of the loop (0: in the next one)."""
-    loop = asyncio.get_running_loop()
-    if turns:
-        loop.call_soon(later, turns - 1, action)
-    else:
-        loop.call_soon(action)
 
 
 async def free(kind: Kind, redis: Redis) -> bool:

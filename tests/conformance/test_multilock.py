@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -24,44 +23,14 @@ from redis_sync_aio import (
 from redis_sync_aio._primitives.lease_group import _bundles
 
 from ..support.body import FAST
-
-SLOTS: dict[str, tuple[str, ...]] = {
-    "one slot": ("{m}:1", "{m}:2", "{m}:3"),  # one script
-    "three slots": ("m:1", "m:2", "m:3"),  # a command for each
-}
-
-
-@pytest.fixture(params=["link", "polling", "cluster"])
-def way(request: pytest.FixtureRequest) -> str:
-    """What differs here is whether a waiter is woken, and whether one script takes all."""
-    return str(request.param)
-
-
-@pytest.fixture(params=SLOTS)
-def names(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Three names, in the order in which they are acquired."""
-    return SLOTS[request.param]
+from ..support.multilocks import SLOTS, all_free, holders, queued
+from ..support.multilocks import names as names
+from ..support.multilocks import way as way
 
 
 @pytest.fixture
 def lock(sync: Coordinator, names: tuple[str, ...]) -> AsyncMultiLock:
     return AsyncMultiLock(sync, reversed(names))
-
-
-def queued(lock: AsyncLock, count: int = 1) -> Callable[[], Awaitable[bool]]:
-    async def condition() -> bool:
-        return (await lock.statistics()).waiters == count
-
-    return condition
-
-
-async def holders(lock: AsyncMultiLock) -> list[str | None]:
-    return [one.holder for one in (await lock.statistics()).values()]
-
-
-async def all_free(lock: AsyncMultiLock) -> bool:
-    """Nobody holds any of them, nobody waits."""
-    return all((one.holder, one.waiters) == (None, 0) for one in (await lock.statistics()).values())
 
 
 # -- all or none -------------------------------------------------------------------------------------------
@@ -320,9 +289,9 @@ async def test_names_in_any_form(sync: Coordinator) -> None:
 
 async def test_e1_e2_bad_arguments_fail_at_the_call(sync: Coordinator, redis: Redis) -> None:
     bad: list[Any] = [[], (), "user:1", b"user:1", None, 7, [""], ["a", None], [["a"]], ["x" * 9000]]
-    for names in bad:
+    for bad_names in bad:
         with pytest.raises((TypeError, ValueError)):
-            AsyncMultiLock(sync, names)
+            AsyncMultiLock(sync, bad_names)
     with pytest.raises(ValueError, match="not text"):
         AsyncMultiLock(sync, [b"\xff", "\\xff"])
     lock = AsyncMultiLock(sync, ["a", "b"])

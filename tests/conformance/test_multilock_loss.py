@@ -29,7 +29,7 @@ from redis_sync_aio.errors import LossReason
 
 from ..support.arena import Arena, sweep_all
 from ..support.body import FAST, for_ever, lost_in
-from .test_multilock import all_free, holders, names, queued, way
+from ..support.multilocks import all_free, holders, names, queued, way
 
 __all__ = ["names", "way"]  # fixtures
 TTL = 0.4

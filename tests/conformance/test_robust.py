@@ -25,36 +25,12 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
-from redis_sync_aio._core.keys import robust_keys
 from redis_sync_aio.compat import Lock as CompatLock
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
-
-NAME = "robust"
-KEYS = robust_keys(NAME.encode())
-RECORD = KEYS.record
-
-
-# The other ways differ in decoding only, and nothing here is decoded.
-@pytest.fixture(params=["link", "polling", "cluster"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def lock(sync: Coordinator) -> AsyncLock:
-    return AsyncLock(sync, NAME, robust=True)
-
-
-async def crash(redis: Redis, lease: Lease) -> None:
-    """To everybody but its holder the lease is over, as if its process was gone for longer than the ttl."""
-    assert await redis.delete(lease.name) == 1
-    lease._keeper.forget(lease)  # and its holder never hears of it
-
-
-def is_of(abandoned: Abandoned | None, lease: Lease) -> bool:
-    return abandoned is not None and (abandoned.token, abandoned.fence) == (lease.token, lease.fence)
-
+from ..support.robust import KEYS, NAME, RECORD, crash, is_of
+from ..support.robust import lock as lock
+from ..support.robust import way as way
 
 # -- crash and release -------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 
 from ..support.body import FAST, waits
+from ..support.robust import NAME, RECORD, crash, is_of, lock, way
 from ..support.sweep import Outcome, sweep
-from .test_robust import NAME, RECORD, crash, is_of, lock, way
 
 __all__ = ["lock", "way"]  # fixtures
 

@@ -25,8 +25,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST
 from ..support.clusters import Nodes
 from ..support.proxy import FaultProxy
-from .test_wire import MODES, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import MODES, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 
 @pytest.mark.parametrize("mode", MODES)

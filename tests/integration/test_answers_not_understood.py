@@ -19,8 +19,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
 from ..support.proxy import ERROR, Action, script
-from .test_wire import Wired, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 NONSENSE = Action(reply=lambda it: it.rewrite(lambda _: b"*1\r\n$1\r\nx\r\n"))
 """The server does what it is asked, and its answer becomes a list that says nothing."""

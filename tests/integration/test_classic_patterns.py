@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
-import pytest_asyncio
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -27,11 +26,13 @@ from ..conftest import MakeClient
 from ..support import textbook
 from ..support.body import FAST
 from ..support.child import Crew, Failed
+from ..support.crews import crew as crew
+from ..support.crews import plain as plain
 from ..support.factories import Client
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, SWALLOW_REQUEST, Action, FaultProxy, anything, command
 from ..support.resp import Predicate
 from ..support.textbook import Crash, crash, decoded
-from .test_wire import ACQUIRE, RELEASE, wired
+from ..support.wired import ACQUIRE, RELEASE, wired
 
 NAME = "lock"
 MINUTE = 60_000
@@ -41,18 +42,6 @@ DECIDES: Mapping[str, Predicate] = {"lua": RELEASE, "watch": command("EXEC")}
 """The command that makes a release, by who decides."""
 engines = pytest.mark.parametrize("engine", DECIDES)
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
-
-
-@pytest_asyncio.fixture
-async def plain(redis: Redis, make_client: MakeClient) -> AsyncIterator[Client]:
-    """A plain client, as the textbooks use it."""
-    yield decoded(make_client(decode_responses=True))
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
 
 
 async def let_end(redis: Client, name: str = NAME) -> None:

@@ -17,7 +17,7 @@ from ..support.factories import Client
 from ..support.one_server import one_server_for_all as one_server_for_all
 from ..support.proxy import SWALLOW_REPLY, FaultProxy, command
 from ..support.textbook import decoded, give_back_everywhere, take_majority
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "everywhere"
 

@@ -20,11 +20,11 @@ from ..conftest import MakeClient
 from ..support import textbook
 from ..support.body import FAST, waits
 from ..support.child import Child, Crew
+from ..support.crews import crew as crew
+from ..support.crews import plain as plain
 from ..support.factories import Client
 from ..support.faketime import FakeClock
 from ..support.textbook import ClockSemaphore, Crash, FairSemaphore, LockedFairSemaphore, NamedSemaphore, crash
-from .test_classic_patterns import crew as crew
-from .test_classic_patterns import plain as plain
 
 NAME = "semaphore"
 SKEWS = (0.0, 10.0, -10.0)

@@ -11,11 +11,11 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support import textbook
 from ..support.child import Crew
+from ..support.crews import crew as crew
+from ..support.crews import plain as plain
 from ..support.factories import Client
 from ..support.shop import DEDUCT
 from ..support.textbook import Insufficient
-from .test_classic_patterns import crew as crew
-from .test_classic_patterns import plain as plain
 
 KEY, ITEM = "counter", "stock"
 TASKS, TURNS, STOCK = 64, 1, 50

@@ -38,11 +38,10 @@ from redis_sync_aio._transport.dialogues import Dialogue
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .test_server_faults import modes, served
-from .test_server_faults_answers import ORDERS, everything, served_to, user
-from .test_server_rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
-from .test_wire import SOON
-from .test_wire import quiet_loop as quiet_loop
+from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
+from ..support.served import ORDERS, everything, modes, served, served_to, user
+from ..support.wired import SOON
+from ..support.wired import quiet_loop as quiet_loop
 
 WATCHING = "+watch +unwatch +multi +exec +zmscore +pubsub|numsub"
 """What WATCH needs beside what the scripts use."""

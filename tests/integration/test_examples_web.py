@@ -18,11 +18,11 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.examples import load
+from ..support.examples import redis as redis
+from ..support.examples import rival as rival
+from ..support.examples import server as server
 from ..support.proxy import FaultProxy
-from .test_examples import load
-from .test_examples import redis as redis
-from .test_examples import rival as rival
-from .test_examples import server as server
 
 UNAVAILABLE = {"detail": "the service is not available: try again"}
 NO_PATIENCE = 0.05  # seconds that a service waits for its turn where the test wants to see it give up

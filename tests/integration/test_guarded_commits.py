@@ -32,8 +32,8 @@ from ..support.body import FAST
 from ..support.child import Answer, Child, Crew, Failed
 from ..support.options import OPTIONS
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
-from .test_transaction import in_use, watchers
-from .test_transaction_wire import Wired, wired
+from ..support.transactions import in_use, watchers
+from ..support.transactions_wired import Wired, wired
 
 OVERTAKES = 15 * OPTIONS.scale
 """How often a holder is stopped and overtaken. Before a release: --scale=60."""

@@ -20,8 +20,8 @@ from ..support.body import FAST
 from ..support.factories import KINDS, WATCHED, Kind
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR
 from ..support.timed import Timed
-from .test_wire import ACQUIRE, RELEASE, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import ACQUIRE, RELEASE, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "named"
 engines = pytest.mark.parametrize("engine", ["lua", "watch"])

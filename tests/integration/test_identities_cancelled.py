@@ -17,7 +17,7 @@ from redis_sync_aio.coordinator import Push
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.factories import KINDS, WATCHED, Exclusive, Kind
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "named"
 WHO: dict[str, Any] = {"identity": "w"}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from decimal import Decimal
 from typing import Any, Literal
 
 import pytest
@@ -29,33 +26,9 @@ from redis_sync_aio._core.keys import lock_keys
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, lost_in, waits
+from ..support.inputs import BAD_IDENTITY, BAD_NAME, BAD_SECONDS, BAD_TTL, Table, nothing_sent
 
-Table = Mapping[str, tuple[Any, type[Exception]]]
-
-BAD_SECONDS: Table = {
-    "text": ("5", TypeError),
-    "true": (True, TypeError),
-    "decimal": (Decimal(5), TypeError),
-    "negative": (-1, ValueError),
-    "nan": (math.nan, ValueError),
-    "inf": (math.inf, ValueError),
-    "negative timedelta": (timedelta(seconds=-1), ValueError),
-    "huge int": (10**400, ValueError),
-}
-BAD_TTL: Table = {**BAD_SECONDS, "0": (0, ValueError), "0.1 ms": (0.0001, ValueError), "1e18": (1e18, ValueError),
-           "1e306": (1e306, ValueError)}  # fmt: skip
 BAD_PERIOD: Table = {**BAD_SECONDS, "0": (0, ValueError)}
-BAD_NAME: Table = {
-    "empty": ("", ValueError),
-    "no bytes": (b"", ValueError),
-    "1 MB": ("x" * (1 << 20), ValueError),
-    "torn tag": ("a}{b", ValueError),
-    "empty tag": ("{}", ValueError),
-    "surrogate": ("\ud800", ValueError),
-    "int": (5, TypeError),
-    "none": (None, TypeError),
-}
-BAD_IDENTITY: Table = {"empty": ("", ValueError), "int": (5, TypeError), "surrogate": ("\ud800", ValueError)}
 
 
 async def _function(user: int) -> None:
@@ -126,16 +99,6 @@ CASES = [
     for name, (use, table) in USES.items()
     for label, (value, error) in table.items()
 ]
-
-
-@asynccontextmanager
-async def nothing_sent(observer: Redis) -> AsyncIterator[None]:
-    """The server sees no command but the observer's own, and has no key."""
-    await observer.config_resetstat()
-    yield
-    seen = set(await observer.info("commandstats"))
-    assert seen <= {"cmdstat_config|resetstat", "cmdstat_info"}, seen
-    assert await observer.dbsize() == 0
 
 
 @pytest.mark.parametrize(("use", "bad", "error"), CASES)

@@ -22,7 +22,7 @@ from redis_sync_aio._core.keys import permit_keys
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.factories import Client
-from .test_inputs import BAD_IDENTITY, BAD_NAME, BAD_SECONDS, BAD_TTL, Table, nothing_sent
+from ..support.inputs import BAD_IDENTITY, BAD_NAME, BAD_SECONDS, BAD_TTL, Table, nothing_sent
 
 BAD_PERMITS: Table = {
     "0": (0, ValueError),

@@ -15,8 +15,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.proxy import CUT_BEFORE, HOLD
-from .test_wire import RELEASE, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import RELEASE, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "left"
 

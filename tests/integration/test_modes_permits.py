@@ -13,9 +13,9 @@ from redis_sync_aio._core.keys import permit_keys
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
-from .test_modes import NAME, wire_of
-from .test_modes import client as client
-from .test_modes import source as source
+from ..support.connecting import NAME, wire_of
+from ..support.connecting import client as client
+from ..support.connecting import source as source
 
 
 async def permits_work(source: Redis | Coordinator, client: Redis, observer: Redis) -> None:

@@ -39,8 +39,8 @@ from ..support.body import FAST, for_ever, lost_in
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, CUT_INSIDE_REPLY, DUPLICATE, HOLD, SWALLOW_REPLY, Action, FaultProxy
 from ..support.resp import Predicate
 from ..support.timed import Timed, timed
-from .test_wire import ACQUIRE, RELEASE, RENEW
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import ACQUIRE, RELEASE, RENEW
+from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "everywhere"
 KEYS = lock_keys(NAME.encode())

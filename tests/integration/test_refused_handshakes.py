@@ -14,7 +14,7 @@ from redis_sync_aio import CommandRefused, Coordinator, PermissionDenied, transa
 from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
-from .test_transaction import increment
+from ..support.transactions import increment
 
 RETRY_FOR = 5.0
 REFUSED: dict[str, tuple[dict[str, Any], type[CommandRefused], str, str]] = {

@@ -31,8 +31,8 @@ from ..support.body import FAST
 from ..support.factories import LOCK, SEMAPHORE, Client, Kind
 from ..support.one_server import one_server_for_all as one_server_for_all
 from ..support.proxy import DELAY_REPLY, ERROR, SWALLOW_REPLY
-from .test_wire import RENEW, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import RENEW, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 NAME = "refused"
 Acquire = Callable[[Coordinator, bool], Awaitable[Lease]]

@@ -28,8 +28,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.child import Crew, Failed
 from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
-from .test_server_faults import served
-from .test_wire import ANSWERS, AT_ONCE, RETRY_FOR, SOON, WIRE, Wired, quiet_loop, wired
+from ..support.served import served
+from ..support.wire_sweep import ANSWERS, AT_ONCE, WIRE
+from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture
 

@@ -6,93 +6,16 @@ Every test has a server of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, OutOfMemory, wait_until
+from redis_sync_aio import AsyncLock, Lease, OutOfMemory, wait_until
 from redis_sync_aio._core.clock import now
-from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever, lost_in
-from .test_wire import MODES, RESPONSE_TIMEOUT, SOON
-from .test_wire import quiet_loop as quiet_loop
-
-NAME = "served"
-modes = pytest.mark.parametrize("mode", ["link", "plain"])
-
-
-@dataclass
-class Served:
-    """A server of our own, the coordinator under test (its client is called "ours"), and others."""
-
-    server: EmbeddedServer
-    admin: Redis
-    client: Redis
-    sync: Coordinator
-    other: Coordinator
-
-    def lock(self, **options: Any) -> AsyncLock:
-        return AsyncLock(self.sync, NAME, **options)
-
-    def elsewhere(self, **options: Any) -> AsyncLock:
-        return AsyncLock(self.other, NAME, **options)
-
-    async def queued(self, number: int = 1) -> None:
-        async def enough() -> bool:
-            return (await self.elsewhere().statistics()).waiters >= number
-
-        await wait_until(enough, SOON, timeout=5)
-
-    async def ours(self) -> list[str]:
-        """Return the ids of our connections."""
-        found = await self.admin.client_list()
-        return [one["id"] for one in found if one["name"] == "ours" or one["user"] == "someone"]
-
-    async def kill_ours(self) -> None:
-        for one in await self.ours():
-            await self.admin.client_kill_filter(_id=one)
-
-    async def reconnected(self, opened: int) -> None:
-        await wait_until(lambda: self.sync.connections > opened, SOON, timeout=2)
-
-    async def check_held(self, lease: Lease) -> None:
-        lease.check()
-        assert await self.admin.get(NAME) == lease.token.encode()
-
-    async def check_free(self, last: int) -> None:
-        found = await self.elsewhere().statistics()
-        assert (found.holder, found.waiters) == (None, 0), f"left behind: {found}"
-        lease = await self.elsewhere().try_acquire()
-        assert lease is not None
-        assert lease.fence > last
-        await lease.release()
-
-
-@asynccontextmanager
-async def served(
-    mode: str = "link",
-    *,
-    args: tuple[str, ...] = (),
-    persistent: bool = False,
-    client: dict[str, Any] | None = None,
-    **options: Any,
-) -> AsyncIterator[Served]:
-    timeouts: dict[str, Any] = {"socket_timeout": RESPONSE_TIMEOUT, "socket_connect_timeout": RESPONSE_TIMEOUT}
-    client_options, coordinator_options = MODES[mode]
-    limits: dict[str, Any] = {"response_timeout": RESPONSE_TIMEOUT, "retry_for": 3}
-    async with (
-        EmbeddedServer(port=0, args=args, persistent=persistent) as server,
-        server.client() as admin,
-        server.client(**(timeouts | client_options | {"client_name": "ours"} | (client or {}))) as ours,
-        Coordinator(admin) as other,
-        Coordinator(ours, **(limits | coordinator_options | options)) as sync,
-    ):
-        yield Served(server, admin, ours, sync, other)
+from ..support.served import NAME, modes, served
+from ..support.wired import RESPONSE_TIMEOUT, SOON
+from ..support.wired import quiet_loop as quiet_loop
 
 
 async def renewed(lease: Lease) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -19,7 +19,6 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from redis_sync_aio import (
-    AsyncLock,
     AsyncSemaphore,
     CommandRefused,
     Coordinator,
@@ -34,17 +33,12 @@ from redis_sync_aio import (
 from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.served import NAME, ORDERS, Served, _waits, everything, modes, say, served, served_to, user
 from ..support.timed import Timed, timed
-from .test_server_faults import NAME, Served, modes, served
-from .test_wire import MODES, RESPONSE_TIMEOUT, SOON
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import MODES, RESPONSE_TIMEOUT, SOON
+from ..support.wired import quiet_loop as quiet_loop
 
 # -- not now -----------------------------------------------------------------------------------------------
-
-
-async def say(client: Any, *words: str) -> Any:
-    """Send a command, written in words."""
-    return await client.execute_command(*" ".join(words).split())
 
 
 async def demote(s: Served) -> None:
@@ -167,7 +161,6 @@ async def test_loading() -> None:
 
 # -- not you -----------------------------------------------------------------------------------------------
 
-ORDERS = "orders:42"
 ALL = "resetkeys ~* resetchannels &* +@all"
 USERS = {
     "no scripting, no WATCH": "-@scripting -@transaction",
@@ -175,44 +168,6 @@ USERS = {
     "no such channel": "resetchannels &other:*",
     "no subscribe": "-subscribe",
 }
-
-
-async def user(s: Served, *rules: str) -> None:
-    """Create the user of our client, or change its rights."""
-    await say(s.admin, "ACL SETUSER someone", *rules)
-
-
-@asynccontextmanager
-async def served_to(*rules: str, mode: str = "link", **options: Any) -> AsyncIterator[Served]:
-    async with served() as s:
-        await user(s, "reset on >secret", *rules)
-        client_options, coordinator_options = MODES[mode]
-        limits: dict[str, Any] = {"retry_for": 2}
-        async with (
-            s.server.client(username="someone", password="secret", **client_options) as client,
-            Coordinator(client, **(limits | coordinator_options | options)) as sync,
-        ):
-            yield Served(s.server, s.admin, client, sync, s.other)
-
-
-async def everything(*syncs: Coordinator) -> None:
-    """All that a lock does: acquire, extend, wait, hand over, look, release."""
-    for sync in syncs:
-        lock = AsyncLock(sync, ORDERS)
-        async with lock.hold(timeout=2) as lease:
-            await lease.extend(20)
-            waiting = asyncio.create_task(lock.acquire(timeout=2))
-            try:
-                await wait_until(lambda: _waits(lock, waiting), SOON, timeout=2)  # noqa: B023  (called at once)
-                await lease.release()
-                await (await waiting).release()
-            finally:
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-
-
-async def _waits(lock: AsyncLock, waiting: asyncio.Task[Lease]) -> bool:
-    return waiting.done() or (await lock.statistics()).waiters > 0
 
 
 async def test_refused_in_the_middle() -> None:

@@ -14,7 +14,7 @@ from redis_sync_aio import Lease
 from redis_sync_aio._core.clock import now
 
 from ..support.body import for_ever, lost_in
-from .test_server_faults import NAME, Served, modes, served
+from ..support.served import NAME, Served, modes, served
 
 TTL = 1.5
 ROOM = 2 * 2**20

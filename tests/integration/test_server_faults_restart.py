@@ -14,9 +14,9 @@ from redis_sync_aio import Lease, LeaseLost, wait_until
 from redis_sync_aio._core.clock import now
 
 from ..support.body import FAST, for_ever, lost_in
+from ..support.served import modes, served
 from ..support.timed import Timed
-from .test_server_faults import modes, served
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import quiet_loop as quiet_loop
 
 
 @modes

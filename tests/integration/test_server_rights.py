@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,25 +15,18 @@ from redis_sync_aio import (
     AsyncSemaphore,
     Coordinator,
     FenceGate,
-    Lease,
-    LeaseLost,
     PermissionDenied,
     wait_until,
 )
-from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio.errors import PushUnavailable
 from redis_sync_aio.rwlock import WriteSide
 
-from .test_server_faults import Served, modes
-from .test_server_faults_answers import ORDERS, everything, served_to, user
-from .test_wire import SOON
-from .test_wire import quiet_loop as quiet_loop
+from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
+from ..support.served import ORDERS, Served, everything, modes, served_to, user
+from ..support.wired import SOON
+from ..support.wired import quiet_loop as quiet_loop
 
-KEYS = "~orders:* ~{orders:*"
-CHANNELS = "resetchannels &rsa:*"
 SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
-LOCKS = "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # what the scripts use
-PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank"
 ROBUST_TOO = "+hmget +hset"
 PERMITS = f"{LOCKS.replace('+get +set ', '').replace('+pttl ', '')} {PERMITS_TOO}"
 """Semaphores and read/write locks: what they use beside the above, and without what they do not."""
@@ -46,51 +38,6 @@ def rights(commands: str) -> str:
     """Return the rule for primitives called ``orders:…``. ``+client|id +client|kill`` may be added: a new connection
     then retires the one it replaces, in case that one hangs."""
     return f"resetkeys {KEYS} {CHANNELS} -@all {SENT} {commands}"
-
-
-async def every_permit(admin: Any, *syncs: Coordinator) -> None:
-    """All that semaphores and read/write locks do, and what they do when their keys were evicted."""
-    for sync in syncs:
-        semaphore = AsyncSemaphore(sync, ORDERS, limit=1)
-        async with semaphore.hold(timeout=2) as lease:
-            await lease.extend(20)
-            await _hand_over(lease, semaphore.acquire(timeout=2), partial(_queued, semaphore))
-        await semaphore.resize(2)
-        assert await semaphore.get_limit() == 2
-        for lost in permit_keys(ORDERS.encode(), "sem").all[:2]:
-            heavy = await semaphore.acquire(2, timeout=2)
-            await admin.delete(lost)
-            await (await semaphore.acquire(timeout=2)).release()
-            with pytest.raises(LeaseLost):
-                await heavy.release()
-
-        both = AsyncReadWriteLock(sync, ORDERS)
-        async with both.read().hold(timeout=2) as reader:
-            async with both.upgrade(reader, timeout=2) as lease:
-                await lease.extend(20)
-            await _hand_over(reader, both.write().acquire(timeout=2), partial(_queued, both))
-        writer = await both.write().acquire(timeout=2)
-        await both.downgrade(writer)
-        await writer.release()
-
-
-async def _queued(primitive: AsyncSemaphore | AsyncReadWriteLock) -> bool:
-    return (await primitive.statistics()).waiters > 0
-
-
-async def _hand_over(lease: Lease, acquire: Any, queued: Callable[[], Awaitable[bool]]) -> None:
-    waiting: asyncio.Task[Lease] = asyncio.create_task(acquire)
-
-    async def reached() -> bool:
-        return waiting.done() or await queued()
-
-    try:
-        await wait_until(reached, SOON, timeout=2)
-        await lease.release()
-        await (await waiting).release()
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
 
 
 def uses(s: Served) -> dict[str, tuple[str, Use]]:
@@ -182,9 +129,6 @@ async def test_rights_for_robust_locks() -> None:
                 return not await s.admin.exists(ORDERS)
 
             await wait_until(given_back, SOON, timeout=2)
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")

@@ -33,7 +33,7 @@ from ..support.sharing import (
     turns,
     waiters,
 )
-from .test_wire import RENEW
+from ..support.wired import RENEW
 
 TRIES = 3
 """Turns are even as long as a round trip is short: it is not while others keep the machine busy."""

@@ -23,7 +23,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.proxy import CUT_BEFORE
 from ..support.sharing import base_of, on_wanted, told
-from .test_transaction_edges import proxied
+from ..support.transactions import proxied
 
 NAME = "shared"
 

@@ -16,8 +16,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.factories import KINDS, SHARED_LOCK, Client, Kind
 from ..support.proxy import CUT_AFTER, ERROR, HOLD, SWALLOW_REQUEST, anything
-from .test_wire import RELEASE, RENEW, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import RELEASE, RENEW, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 
 @pytest_asyncio.fixture

@@ -31,20 +31,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.factories import Exclusive
 from ..support.proxy import SWALLOW_REPLY, FaultProxy
 from ..support.tls import Tls, encrypted, make_tls
-from .test_wire import (
-    ANSWERS,
-    OPERATIONS,
-    PUSHES,
-    RELEASE,
-    SOON,
-    WIRE,
-    Case,
-    Operation,
-    acquire_pushed,
-    sweep,
-    wired,
-)
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wire_sweep import ANSWERS, OPERATIONS, PUSHES, WIRE, Case, Operation, acquire_pushed, sweep
+from ..support.wired import RELEASE, SOON, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 
 @pytest.fixture(scope="module")

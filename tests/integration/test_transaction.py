@@ -31,44 +31,7 @@ from redis_sync_aio import (
 
 from ..conftest import MakeClient
 from ..support.timed import timed
-
-
-async def increment(tx: Transaction) -> int:
-    count = int(await tx.get("n") or 0) + 1
-    tx.multi()
-    tx.set("n", count)
-    return count
-
-
-def interrupted(redis: Redis, times: int) -> Any:
-    """A body that somebody else gets ahead of, so many times."""
-    left = times
-
-    async def body(tx: Transaction) -> int:
-        nonlocal left
-        count = int(await tx.get("n") or 0)
-        if left:
-            left -= 1
-            await redis.incr("n")
-        tx.multi()
-        tx.set("n", count + 100)
-        return count
-
-    return body
-
-
-class Insufficient(Exception):
-    """The body's own."""
-
-
-async def watchers(redis: Redis) -> int:
-    """How many connections of the server watch a key."""
-    return sum(int(one.get("watch", 0)) for one in await redis.client_list())
-
-
-def in_use(redis: Redis) -> int:
-    pool: Any = redis.connection_pool
-    return len(pool._in_use_connections)
+from ..support.transactions import Insufficient, in_use, increment, interrupted, watchers
 
 
 async def test_it_reads_writes_and_tells_what_it_took(redis: Redis) -> None:

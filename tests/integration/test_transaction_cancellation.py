@@ -20,7 +20,7 @@ from redis_sync_aio._core.keys import turn_key
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
-from .test_transaction import in_use, watchers
+from ..support.transactions import in_use, watchers
 
 injected: Counter[str] = Counter()
 

@@ -12,7 +12,7 @@ from redis_sync_aio import AsyncLock, Conflict, Transaction, TransactionMisuse, 
 from redis_sync_aio._core.clock import now
 
 from ..conftest import MakeClient
-from .test_transaction import in_use, watchers
+from ..support.transactions import in_use, watchers
 
 READS: dict[str, Any] = {
     "sort_ro": lambda tx: tx.sort_ro("list"),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import DataError
 
 from redis_sync_aio import (
@@ -38,20 +34,8 @@ from redis_sync_aio.transaction import TURN_TTL
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, FaultProxy
-from ..support.transactions import prove
-from .test_transaction import in_use, watchers
-
-
-@asynccontextmanager
-async def proxied(server: EmbeddedServer, **options: Any) -> AsyncIterator[tuple[FaultProxy, Redis]]:
-    """A proxy, and a client behind it that tries once."""
-    async with FaultProxy(upstream=server.unix_socket) as proxy:
-        client = Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0), **options)
-        await prove(client)
-        yield proxy, client
-        await client.aclose()
-
+from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD
+from ..support.transactions import in_use, proxied, watchers
 
 # -- before multi() ------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from redis.exceptions import DataError
 from redis_sync_aio import Backoff, Coordinator, Lease, Transaction, TransactionMisuse, transaction, watch_retry
 
 from ..conftest import MakeClient
-from .test_transaction import in_use, increment, watchers
+from ..support.transactions import in_use, increment, watchers
 
 
 async def no_multi(tx: Transaction) -> None:

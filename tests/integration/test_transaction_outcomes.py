@@ -34,9 +34,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, HOLD_REPLY
-from ..support.transactions import prove
-from .test_transaction import Insufficient, in_use, increment, interrupted, watchers
-from .test_transaction_wire import Wired, wired
+from ..support.transactions import Insufficient, in_use, increment, interrupted, prove, watchers
+from ..support.transactions_wired import Wired, wired
 
 
 @pytest_asyncio.fixture

@@ -28,7 +28,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from .test_transaction import in_use, increment, watchers
+from ..support.transactions import in_use, increment, watchers
 
 
 async def test_it_takes_two_round_trips(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

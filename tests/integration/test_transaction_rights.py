@@ -26,10 +26,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.proxy import CUT_BEFORE, ERROR, HOLD_REPLY, SWALLOW_REPLY, FaultProxy
-from ..support.transactions import prove
-from .test_transaction import in_use, increment, watchers
-from .test_transaction_edges import proxied
-from .test_transaction_wire import wired
+from ..support.transactions import in_use, increment, prove, proxied, watchers
+from ..support.transactions_wired import wired
 
 
 @asynccontextmanager

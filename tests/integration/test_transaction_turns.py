@@ -9,22 +9,14 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import (
-    AsyncLock,
-    Conflict,
-    Coordinator,
-    PermissionDenied,
-    Transaction,
-    transaction,
-    wait_until,
-)
+from redis_sync_aio import AsyncLock, Conflict, Coordinator, PermissionDenied, Transaction, transaction, wait_until
 from redis_sync_aio._core.keys import turn_key
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.child import Crew
-from .test_transaction import increment, interrupted
+from ..support.transactions import increment, interrupted
 
 TASKS, TIMES = 32, 1
 

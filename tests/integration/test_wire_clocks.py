@@ -19,8 +19,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import KINDS, SHARED, Kind
 from ..support.proxy import CUT_AFTER, DELAY_REPLY, HOLD_REPLY, PASS, Action, Passage, Rule, anything
-from .test_wire import ACQUIRE, SOON, Wired, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import ACQUIRE, SOON, Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 LATE = 0.2
 TTL = 5.0

@@ -28,9 +28,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import CUT_AFTER, DROP, HOLD, PASS, SWALLOW_REPLY, anything, arg
 from ..support.timed import Timed
-from .test_wire import (
+from ..support.wire_sweep import ANSWERS
+from ..support.wired import (
     ACQUIRE,
-    ANSWERS,
     FORCE,
     INSPECT,
     MODES,
@@ -42,7 +42,7 @@ from .test_wire import (
     Wired,
     wired,
 )
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import quiet_loop as quiet_loop
 
 
 async def gap(w: Wired) -> None:

@@ -15,7 +15,8 @@ from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import ERROR, Action, script
-from .test_wire import ANSWERS, AT_ONCE, RELEASE, SOON, WIRE, Wired, quiet_loop, wired
+from ..support.wire_sweep import ANSWERS, AT_ONCE, WIRE
+from ..support.wired import RELEASE, SOON, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture
 

@@ -15,13 +15,12 @@ from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Lease, Unreachable
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.factories import Client, SemaphoreKind
+from ..support.factories import Client
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, PASS, SWALLOW_REPLY, Action, script
-from .test_wire import ACQUIRE, ANSWERS, RELEASE, WIRE, Arm, Case, Operation, Wired, sweep, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wire_sweep import ANSWERS, LIMIT, SEVERAL, WIRE, Arm, Case, Operation, sweep
+from ..support.wired import ACQUIRE, RELEASE, Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
 
-LIMIT = 5
-SEVERAL = SemaphoreKind("semaphore(5)", "permits/", "expired", limit=LIMIT)
 RESIZE = script(load("permits/resize").sha)
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 

@@ -14,9 +14,9 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Kind
 from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REPLY
-from .test_wire import RENEW, SOON, Wired, wired
-from .test_wire import quiet_loop as quiet_loop
-from .test_wire_rwlock import both, queued
+from ..support.rwlocks import both, queued
+from ..support.wired import RENEW, SOON, Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 kinds = pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK, SHARED_SEMAPHORE], ids=str)

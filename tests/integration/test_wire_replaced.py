@@ -16,8 +16,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.factories import WATCHED_LOCK, Client
 from ..support.proxy import CUT_BEFORE, HOLD, HOLD_REPLY, command
-from .test_wire import SOON, Wired, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import SOON, Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 
 async def reconnected(w: Wired) -> None:

@@ -9,33 +9,17 @@ import asyncio
 
 import pytest
 
-from redis_sync_aio import AsyncReadWriteLock, wait_until
+from redis_sync_aio import AsyncReadWriteLock
 from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import script
-from .test_wire import ANSWERS, SOON, WIRE, Arm, Case, Operation, Wired, sweep
-from .test_wire import quiet_loop as quiet_loop
-from .test_wire_permits import SEVERAL
+from ..support.rwlocks import SCRIPTS, both, queued
+from ..support.wire_sweep import ANSWERS, SEVERAL, WIRE, Arm, Case, Operation, sweep
+from ..support.wired import Wired
+from ..support.wired import quiet_loop as quiet_loop
 
-SCRIPTS = ("permits/upgrade", "permits/downgrade")
 UPGRADE, DOWNGRADE = (script(load(name).sha) for name in SCRIPTS)
-
-
-async def both(w: Wired) -> tuple[AsyncReadWriteLock, AsyncReadWriteLock]:
-    """The lock behind the proxy, and the same one on a good connection; the server knows the scripts."""
-    for name in SCRIPTS:
-        await w.direct.script_load(load(name).source.decode())
-    return AsyncReadWriteLock(w.sync, w.name), AsyncReadWriteLock(w.other, w.name)
-
-
-async def queued(rw: AsyncReadWriteLock, number: int) -> None:
-    """Wait until so many are in the queue."""
-
-    async def enough() -> bool:
-        return (await rw.statistics()).waiters >= number
-
-    await wait_until(enough, SOON, timeout=5)
 
 
 async def check_free(rw: AsyncReadWriteLock, last: int) -> int:

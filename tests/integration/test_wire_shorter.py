@@ -22,8 +22,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.factories import KINDS, SHARED_LOCK, SHARED_SEMAPHORE, Kind
 from ..support.proxy import ERROR, SWALLOW_REPLY
 from ..support.sharing import in_line
-from .test_wire import RENEW, wired
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import RENEW, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 kinds = pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK, SHARED_SEMAPHORE], ids=str)

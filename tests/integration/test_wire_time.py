@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import pytest
@@ -16,14 +16,12 @@ from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever, lost_in
+from ..support.partitions import Partition, heal, modes, part, partitions
 from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
 from ..support.sharing import base_of
 from ..support.timed import assert_within, timed
-from .test_wire import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
-from .test_wire import quiet_loop as quiet_loop
-
-modes = pytest.mark.parametrize("mode", ["link", "plain"])
-
+from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 # -- deadlines ---------------------------------------------------------------------------------------------
 
@@ -173,21 +171,6 @@ async def test_latency_and_fragments(server: EmbeddedServer, mode: str) -> None:
 
 
 # -- partitions --------------------------------------------------------------------------------------------
-
-Partition = Literal["refused", "black hole"]
-partitions = pytest.mark.parametrize("kind", ["refused", "black hole"])
-
-
-async def part(w: Wired, kind: Partition) -> None:
-    if kind == "black hole":
-        w.proxy.black_hole = True
-    else:
-        w.proxy.refuse = True
-        await w.proxy.cut()
-
-
-def heal(w: Wired) -> None:
-    w.proxy.black_hole = w.proxy.refuse = False
 
 
 @modes

@@ -9,11 +9,11 @@ import pytest
 from redis_sync_aio import CommandRefused, Unreachable
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.partitions import Partition, heal, modes, part, partitions
 from ..support.proxy import CUT_AFTER, ERROR, SWALLOW_REPLY, Match
 from ..support.timed import timed
-from .test_wire import ACQUIRE, RELEASE, Wired, wired
-from .test_wire import quiet_loop as quiet_loop
-from .test_wire_time import Partition, heal, modes, part, partitions
+from ..support.wired import ACQUIRE, RELEASE, Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
 
 RETRY_FOR = 0.4
 READONLY = ERROR("READONLY You can't write against a read only replica.")

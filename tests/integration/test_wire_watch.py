@@ -12,14 +12,13 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import WATCHED, WATCHED_LOCK, Kind
 from ..support.proxy import DUPLICATE, Action, Match, Rule
-from .test_wire import (
+from ..support.wire_sweep import (
     ANSWERS,
     PUSHES,
     WIRE,
     Arm,
     Case,
     Operation,
-    Wired,
     acquire_contended,
     acquire_free,
     acquire_pushed,
@@ -29,7 +28,8 @@ from .test_wire import (
     renew,
     sweep,
 )
-from .test_wire import quiet_loop as quiet_loop
+from ..support.wired import Wired
+from ..support.wired import quiet_loop as quiet_loop
 
 OPERATIONS = (acquire_free, acquire_contended, release, release_to_waiter, renew, extend)
 REFUSED = {name: action for name, action in ANSWERS.items() if name != "NOSCRIPT"}

@@ -18,7 +18,7 @@ from redis_sync_aio._engine.commands import ticket_member
 
 from ..scripts import test_lock_scripts as suite
 from ..scripts import test_lock_sharing as sharing
-from ..scripts.test_lock_scripts import KEYS, acquire, holder, polled, run
+from ..support.lock_scripts import KEYS, acquire, holder, polled, run
 from ..support.script_mutants import Check, Mutant, failing, is_caught
 
 SCRIPTS = ("lock/acquire", "lock/release", "lock/renew", "lock/force_release", "lock/inspect")

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio._engine.commands import ticket_member
-from redis_sync_aio._scripts import load
 
-Client: TypeAlias = Any
-"""A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""
-
-KEYS = lock_keys(b"s")
-TTL = 30_000
-
-
-async def run(redis: Client, script: str, *arguments: bytes | int) -> Any:
-    return await redis.eval(load(script).source, 4, *KEYS.all, *arguments)
-
-
-async def acquire(redis: Client, token: bytes, ticket: bytes = b"", poll_ms: int = 0, identity: bool = False) -> Any:
-    return await run(redis, "lock/acquire", token, TTL, ticket, poll_ms, 1 if identity else 0)
-
-
-def polled(token: bytes) -> bytes:
-    return ticket_member(b"", 1, TTL, token)
-
-
-async def holder(redis: Client) -> bytes | None:
-    found = await redis.get(KEYS.name)
-    assert found is None or isinstance(found, bytes)
-    return found
+from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 
 
 async def test_p1_a_free_lock_is_granted_and_a_second_token_refused(redis: Client) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._engine.outcomes import RANGE
 
+from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 from .permits import inbox
-from .test_lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 
 A1, B2 = b"host:1:a:1~", b"host:2:b:2~"
 AT_A, AT_B, ALIVE = b"rsa:a", b"rsa:b", b"rsa:alive"

@@ -11,7 +11,7 @@ from redis_sync_aio._core.keys import gate_keys, robust_keys
 from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._scripts import load
 
-from .test_lock_scripts import Client
+from ..support.lock_scripts import Client
 
 KEYS = robust_keys(b"s")
 NAME, RECORD = KEYS.name, KEYS.record

@@ -1,0 +1,70 @@
+"""The rights that docs/acl.md gives a user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost, wait_until
+from redis_sync_aio._core.keys import permit_keys
+
+from .served import ORDERS
+from .wired import SOON
+
+KEYS = "~orders:* ~{orders:*"
+CHANNELS = "resetchannels &rsa:*"
+LOCKS = "+get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"  # what the scripts use
+PERMITS_TOO = "+hmget +hget +hset +hdel +zrangebyscore +zremrangebyrank"
+
+
+async def every_permit(admin: Any, *syncs: Coordinator) -> None:
+    """All that semaphores and read/write locks do, and what they do when their keys were evicted."""
+    for sync in syncs:
+        semaphore = AsyncSemaphore(sync, ORDERS, limit=1)
+        async with semaphore.hold(timeout=2) as lease:
+            await lease.extend(20)
+            await _hand_over(lease, semaphore.acquire(timeout=2), partial(_queued, semaphore))
+        await semaphore.resize(2)
+        assert await semaphore.get_limit() == 2
+        for lost in permit_keys(ORDERS.encode(), "sem").all[:2]:
+            heavy = await semaphore.acquire(2, timeout=2)
+            await admin.delete(lost)
+            await (await semaphore.acquire(timeout=2)).release()
+            with pytest.raises(LeaseLost):
+                await heavy.release()
+
+        both = AsyncReadWriteLock(sync, ORDERS)
+        async with both.read().hold(timeout=2) as reader:
+            async with both.upgrade(reader, timeout=2) as lease:
+                await lease.extend(20)
+            await _hand_over(reader, both.write().acquire(timeout=2), partial(_queued, both))
+        writer = await both.write().acquire(timeout=2)
+        await both.downgrade(writer)
+        await writer.release()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
+
+
+async def _queued(primitive: AsyncSemaphore | AsyncReadWriteLock) -> bool:
+    return (await primitive.statistics()).waiters > 0
+
+
+async def _hand_over(lease: Lease, acquire: Any, queued: Callable[[], Awaitable[bool]]) -> None:
+    waiting: asyncio.Task[Lease] = asyncio.create_task(acquire)
+
+    async def reached() -> bool:
+        return waiting.done() or await queued()
+
+    try:
+        await wait_until(reached, SOON, timeout=2)
+        await lease.release()
+        await (await waiting).release()
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

@@ -1,0 +1,26 @@
+"""Readers and writers for the tests of faults."""
+
+from __future__ import annotations
+
+from redis_sync_aio import AsyncReadWriteLock, wait_until
+from redis_sync_aio._scripts import load
+
+from .wired import SOON, Wired
+
+SCRIPTS = ("permits/upgrade", "permits/downgrade")
+
+
+async def both(w: Wired) -> tuple[AsyncReadWriteLock, AsyncReadWriteLock]:
+    """The lock behind the proxy, and the same one on a good connection; the server knows the scripts."""
+    for name in SCRIPTS:
+        await w.direct.script_load(load(name).source.decode())
+    return AsyncReadWriteLock(w.sync, w.name), AsyncReadWriteLock(w.other, w.name)
+
+
+async def queued(rw: AsyncReadWriteLock, number: int) -> None:
+    """Wait until so many are in the queue."""
+
+    async def enough() -> bool:
+        return (await rw.statistics()).waiters >= number
+
+    await wait_until(enough, SOON, timeout=5)

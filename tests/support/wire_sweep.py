@@ -1,0 +1,205 @@
+"""One operation under each fault of the wire, at each command that it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from redis_sync_aio import Lease, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from .factories import LOCK, Kind, SemaphoreKind
+from .proxy import (
+    CUT_AFTER,
+    CUT_AFTER_REPLY,
+    CUT_BEFORE,
+    CUT_INSIDE_REPLY,
+    DELAY,
+    DELAY_REPLY,
+    DROP,
+    DUPLICATE,
+    ERROR,
+    SWALLOW_REPLY,
+    SWALLOW_REQUEST,
+    Action,
+    Match,
+    Rule,
+    anything,
+)
+from .timed import Timed
+from .wired import ACQUIRE, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, wired
+
+AT_ONCE = 12
+"""So many cases of a sweep share a loop: more would only be late because of each other."""
+LIMIT = 5
+SEVERAL = SemaphoreKind("semaphore(5)", "permits/", "expired", limit=LIMIT)
+WIRE: dict[str, Action] = {
+    "cut before": CUT_BEFORE,
+    "cut after": CUT_AFTER,
+    "cut inside the reply": CUT_INSIDE_REPLY,
+    "cut behind the reply": CUT_AFTER_REPLY,
+    "black-holed request": SWALLOW_REQUEST,
+    "swallowed reply": SWALLOW_REPLY,
+    "late reply": DELAY_REPLY(RESPONSE_TIMEOUT / 3),
+    "reply later than the timeout": DELAY_REPLY(RESPONSE_TIMEOUT * 2),
+    "twice": DUPLICATE,
+}
+ANSWERS: dict[str, Action] = {
+    text.split(" ")[0]: ERROR(text)
+    for text in (
+        "LOADING Redis is loading the dataset in memory",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "CLUSTERDOWN The cluster is down",
+        "READONLY You can't write against a read only replica.",
+        "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "NOREPLICAS Not enough good replicas to write.",
+        "NOSCRIPT No matching script. Please use EVAL.",
+    )
+}
+PUSHES: dict[str, Action] = {"push dropped": DROP, "cut before the push": CUT_BEFORE, "late push": DELAY(0.1)}
+
+Arm = Callable[[Match], Rule]
+Operation = Callable[[Wired, Arm], Awaitable[int]]
+"""Does something, with the rule armed at the right moment; returns the last fence. What it held is released."""
+
+
+async def _let_go(w: Wired, lease: Lease) -> int:
+    await w.check_held(lease)
+    await lease.release()
+    return lease.fence
+
+
+async def acquire_free(w: Wired, arm: Arm) -> int:
+    arm(ACQUIRE)
+    return await _let_go(w, await w.lock().acquire())
+
+
+async def try_acquire(w: Wired, arm: Arm) -> int:
+    arm(ACQUIRE)
+    lease = await w.lock().try_acquire()
+    assert lease is not None, "not acquired, although it was free"
+    return await _let_go(w, lease)
+
+
+async def acquire_contended(w: Wired, arm: Arm) -> int:
+    holder = await w.elsewhere().acquire()
+    arm(ACQUIRE)
+    waiting = asyncio.create_task(w.lock().acquire())
+    await w.queued(waiting=waiting)
+    await holder.release()
+    lease = await waiting
+    assert lease.fence > holder.fence
+    return await _let_go(w, lease)
+
+
+async def acquire_pushed(w: Wired, arm: Arm) -> int:
+    holder = await w.elsewhere().acquire()
+    waiting = asyncio.create_task(w.lock().acquire())
+    await w.queued(waiting=waiting)
+    arm(anything)
+    await holder.release()
+    lease = await waiting
+    assert lease.fence > holder.fence
+    return await _let_go(w, lease)
+
+
+async def release(w: Wired, arm: Arm) -> int:
+    lease = await w.lock().acquire()
+    arm(RELEASE)
+    return await _let_go(w, lease)
+
+
+async def release_to_waiter(w: Wired, arm: Arm) -> int:
+    lease = await w.lock().acquire()
+    waiting = asyncio.create_task(w.elsewhere().acquire())
+    await w.queued(waiting=waiting)
+    arm(RELEASE)
+    fence = await _let_go(w, lease)
+    async with asyncio.timeout(2):
+        following = await waiting
+    assert following.fence > fence
+    return await _let_go(w, following)
+
+
+async def renew(w: Wired, arm: Arm) -> int:
+    lease = await w.lock(ttl=3).acquire()  # renewed after 1 s; a connection is given up and opened again meanwhile
+    rule, first = arm(RENEW), lease.deadline
+    await rule.fired.wait()
+    await wait_until(lambda: lease.deadline > first or lease.lost.is_set(), SOON)
+    return await _let_go(w, lease)
+
+
+async def extend(w: Wired, arm: Arm) -> int:
+    lease = await w.lock(ttl=30).acquire()
+    arm(RENEW)
+    await lease.extend(20)
+    assert lease.remaining() <= 20
+    assert 15_000 < await w.kind.left_ms(w.direct, w.name) <= 20_000
+    return await _let_go(w, lease)
+
+
+async def hold(w: Wired, arm: Arm) -> int:
+    arm(anything)
+    async with w.lock().hold() as lease:
+        await w.check_held(lease)
+    return lease.fence
+
+
+@dataclass
+class Case:
+    """One operation under one fault."""
+
+    operation: Operation
+    mode: str
+    fault: str
+    action: Action
+    skip: int = 0
+    push: bool = False
+    kind: Kind = LOCK
+    acted: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.operation.__name__} of a {self.kind}, {self.mode}: {self.fault} at command {self.skip + 1}"
+
+    async def run(self, server: EmbeddedServer, **options: Any) -> None:
+        async with wired(server, self.mode, name=str(self), kind=self.kind, **options) as w:
+            rules: list[Rule] = []
+
+            def arm(match: Match) -> Rule:
+                on = w.proxy.on_push if self.push else w.proxy.on
+                rules.append(on(match, self.action, skip=self.skip))
+                return rules[-1]
+
+            async with asyncio.timeout(RETRY_FOR + 2):
+                fence = await self.operation(w, arm)
+            self.acted = sum(rule.acted for rule in rules)
+            await w.check_free(fence)
+
+
+async def sweep(server: EmbeddedServer, cases: Iterable[Case], **options: Any) -> int:
+    """Run all cases; return how many faults were injected."""
+    cases = list(cases)
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def run(case: Case) -> None:
+        async with at_once:
+            await case.run(server, **options)
+
+    async with Timed() as took:
+        ends = await asyncio.gather(*map(run, cases), return_exceptions=True)
+    wrong = [(case, end) for case, end in zip(cases, ends, strict=True) if end is not None]
+    for case, end in wrong:
+        print(f"-- {case}")
+        traceback.print_exception(end)
+    assert not wrong, "\n".join(
+        [f"the loop stood still for {took.stood:.2f} s of {took.seconds:.2f}", *(f"{c}: {end!r}" for c, end in wrong)]
+    )
+    return sum(case.acted for case in cases)
+
+
+OPERATIONS = (acquire_free, try_acquire, acquire_contended, release, release_to_waiter, renew, extend)

@@ -1,0 +1,134 @@
+"""A coordinator behind a proxy, and another one with a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest_asyncio
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from redis_sync_aio import Backoff, Coordinator, Lease, wait_until
+from redis_sync_aio._scripts import load
+from redis_sync_aio.embedded import EmbeddedServer
+
+from .factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
+from .proxy import (
+    FaultProxy,
+    script,
+)
+from .resp import Predicate
+
+KNOWN = (*(kind.script(part) for kind in KINDS for part in PARTS), load("lock/force_release"), load("permits/resize"))
+"""Every script, but those that the compatible lock has to itself."""
+
+
+def _of_any_kind(part: Part) -> Predicate:
+    ours = [script(kind.script(part).sha) for kind in KINDS]
+    return lambda args: any(is_it(args) for is_it in ours)
+
+
+ACQUIRE, RELEASE, RENEW, INSPECT = (_of_any_kind(part) for part in PARTS)
+FORCE = script(load("lock/force_release").sha)
+RESPONSE_TIMEOUT = 0.3
+RETRY_FOR = 3.0
+SOON = Backoff(initial=0.002, cap=0.01)
+MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # client options, coordinator options
+    "link": ({}, {}),
+    "plain": ({"retry": Retry(NoBackoff(), 0)}, {"push": "never"}),
+    "plain, retried by redis-py": ({}, {"push": "never"}),
+}
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def quiet_loop() -> AsyncIterator[None]:
+    """P12: no callback and no task of ours ends with an exception that nobody looks at."""
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    yield
+    gc.collect(1)  # what this test has left in cycles
+    assert not unhandled, unhandled
+
+
+@dataclass
+class Wired:
+    """A coordinator behind a proxy, and another one with a wire of its own."""
+
+    proxy: FaultProxy
+    client: Redis
+    sync: Coordinator
+    direct: Redis
+    other: Coordinator
+    name: str = "wire"
+    kind: Kind = LOCK
+
+    def lock(self, **options: Any) -> Exclusive:
+        return self.kind.make(self.sync, self.name, **options)
+
+    def elsewhere(self, **options: Any) -> Exclusive:
+        """The same lock, as others see it who are not behind the proxy."""
+        return self.kind.make(self.other, self.name, **options)
+
+    async def queued(self, number: int = 1, *, waiting: asyncio.Task[Lease] | None = None) -> None:
+        """Wait until so many are in the queue, or until ``waiting`` fails instead."""
+
+        async def enough() -> bool:
+            if waiting is not None and waiting.done():
+                await waiting
+            return (await self.elsewhere().statistics()).waiters >= number
+
+        await wait_until(enough, SOON, timeout=5)
+
+    async def check_held(self, lease: Lease) -> None:
+        lease.check()
+        assert lease.remaining() > 0
+        assert await self.kind.token(self.direct, self.name) == lease.wire_token
+
+    async def check_free(self, last: int) -> None:
+        """Nothing is left, and others can go on at once, under a greater fence."""
+        found = await self.elsewhere().statistics()
+        assert (await holder(self.elsewhere()), found.waiters) == (None, 0), f"left behind: {found}"
+        assert await self.direct.zcard(self.kind.polls(self.name)) == 0
+        lease = await self.elsewhere().try_acquire()
+        assert lease is not None
+        assert lease.fence > last
+        await lease.release()
+        assert await self.kind.empty(self.direct, self.name)
+
+
+@asynccontextmanager
+async def wired(
+    server: EmbeddedServer,
+    mode: str = "link",
+    *,
+    name: str = "wire",
+    kind: Kind = LOCK,
+    client: dict[str, Any] | None = None,
+    tls: ssl.SSLContext | None = None,
+    **options: Any,
+) -> AsyncIterator[Wired]:
+    """Set all that up. Scripts are known to the server, so that the faults hit commands that do something."""
+    # Many of a sweep may connect at the same time, with several round trips each.
+    timeouts: dict[str, Any] = {"socket_timeout": RESPONSE_TIMEOUT, "socket_connect_timeout": 3 * RESPONSE_TIMEOUT}
+    client_options, coordinator_options = MODES[mode]
+    limits: dict[str, Any] = {"response_timeout": RESPONSE_TIMEOUT, "retry_for": RETRY_FOR}
+    assert server.port is not None
+    async with (
+        FaultProxy((server.host, server.port), tls) as proxy,
+        server.client() as direct,
+        Redis(host=proxy.host, port=proxy.port, **(timeouts | client_options | (client or {}))) as faulty,
+        Coordinator(direct) as other,
+        Coordinator(faulty, **(limits | coordinator_options | options)) as sync,
+    ):
+        for one in KNOWN:
+            await direct.script_load(one.source.decode())
+        await direct.delete(*kind.keys(name).all)
+        yield Wired(proxy, faulty, sync, direct, other, name, kind)
