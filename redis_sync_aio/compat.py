@@ -43,8 +43,9 @@ from ._core.cancellation import give_up_on, leaving, patience_of, redeliver_canc
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
-from ._engine.commands import FOR_EVER, LockView, Released, Renewed, Send, read_inspect, read_renew
+from ._engine.commands import LockView, Send, read_inspect, read_renew
 from ._primitives.implicit import coordinator_for
+from ._scripts.constants import FOREVER, Released, Renewed
 from ._transport.call import Call
 from .errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 
@@ -358,7 +359,7 @@ class Lock(RedisLock):
         return kind(message, lock_name=text(self._keys.name))
 
     def _ttl_ms(self) -> int:
-        return ttl_ms(real_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOR_EVER
+        return ttl_ms(real_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOREVER
 
 
 @dataclass(slots=True, eq=False)

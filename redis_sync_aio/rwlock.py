@@ -12,11 +12,11 @@ from ._client.settings import Client
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py
 from ._core.display import text
 from ._core.keys import Engine, PermitKeys, permit_keys
-from ._engine.commands import WHOLE
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
 from ._primitives.upgrade import Upgrader
+from ._scripts.constants import WRITER_WEIGHT
 from .coordinator import Coordinator
 from .errors import WouldDeadlock
 
@@ -52,14 +52,14 @@ class Side(PermitPrimitive):
     it up on whichever side it is.
     """
 
-    _limit = WHOLE
+    _limit = WRITER_WEIGHT
     _keys: PermitKeys
 
     async def _ticket(self, resource: Resource, request: Request) -> Lease | None:
         lease = await acquire(resource, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             resource.decline(lease)
-            has, use = ("writing", "downgrade() it") if lease.weight == WHOLE else ("reading", "upgrade() it")
+            has, use = ("writing", "downgrade() it") if lease.weight == WRITER_WEIGHT else ("reading", "upgrade() it")
             raise WouldDeadlock(
                 f"{text(lease.wire_token)!r} holds {self.name!r} already, for {has}: go on with that lease, or {use}"
             )
@@ -101,7 +101,7 @@ class WriteSide(Side):
             ...
     """
 
-    _weight = _side = WHOLE
+    _weight = _side = WRITER_WEIGHT
 
 
 class AsyncReadWriteLock:
@@ -245,15 +245,15 @@ class AsyncReadWriteLock:
         answer is ignored.
         """
         view = await self._read._view()
-        writer = next((text(permit.token) for permit in view.permits if permit.weight == WHOLE), None)
+        writer = next((text(permit.token) for permit in view.permits if permit.weight == WRITER_WEIGHT), None)
         return ReadWriteStatistics(
             writer=writer,
             readers=0 if writer is not None else view.used,
-            reading=tuple(text(permit.token) for permit in view.permits if permit.weight < WHOLE),
+            reading=tuple(text(permit.token) for permit in view.permits if permit.weight < WRITER_WEIGHT),
             fence=view.fence or None,
             waiters=view.waiting + self._read._behind_tickets(),
             waiting=tuple(
-                ("write" if ticket.weight == WHOLE else "read", text(ticket.token)) for ticket in view.tickets
+                ("write" if ticket.weight == WRITER_WEIGHT else "read", text(ticket.token)) for ticket in view.tickets
             ),
         )
 

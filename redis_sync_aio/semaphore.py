@@ -12,10 +12,11 @@ from ._client.settings import Client
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, one_of, permits
 from ._core.display import text
 from ._core.keys import Engine, permit_keys
-from ._engine.commands import Answer, Commands, Outcome
+from ._engine.commands import Answer, Commands
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
+from ._scripts.constants import Outcome
 from ._transport.call import Call
 from .coordinator import Coordinator
 from .errors import LimitMismatch, SyncError

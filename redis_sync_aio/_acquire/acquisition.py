@@ -3,9 +3,8 @@
 A ticket is one request of one task, or of a cohort of tasks (`cohort.py`). Replies and pushes drive it from the event
 loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
 
-The cleaning up (P5). A request ends early when its task is cancelled, its coroutine closed or its time up. A release of
-its token *and* its ticket follows the request on the same connection: whatever the request had done by then, or does
-until then, is undone behind it. When the grant met the cancellation in the same turn of the loop it is given back.
+Clean-up (P5): a request ends early when its task is cancelled, its coroutine closed or its time up. A release of token
+*and* ticket then follows it on the same connection and undoes what it did; a grant that came meanwhile is given back.
 
 An identity is a token that may be in use elsewhere: its request is undone only after its answer said "newly granted".
 """
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
-from .._engine.commands import ASK_AGAIN, Answer, Outcome, Pushed, plain_grant, read_acquire, ticket_member
+from .._engine.commands import Answer, Pushed, plain_grant, read_acquire, ticket_member
 from .._leases.lease import Lease
+from .._scripts.constants import ASK_AGAIN, Outcome
 from .._transport.call import Call
 from .._transport.failures import too_slow, unanswered
 from ..errors import SyncError

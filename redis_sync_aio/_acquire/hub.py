@@ -13,8 +13,9 @@ from .._client.settings import running_loop
 from .._core import logs
 from .._core.display import text
 from .._core.keys import Keys
-from .._engine.commands import WANTED, Pushed, read_push
+from .._engine.commands import Pushed, read_push
 from .._leases.lease import Lease
+from .._scripts.constants import CONTENDED
 from .._sharing.shared_grant import ProcessGrant
 from ..errors import CoordinatorClosed, WrongContext
 from .acquisition import Acquisition
@@ -186,7 +187,7 @@ class Hub(ABC):
     def _dispatch(self, push: Pushed) -> None:
         """Give a push to the ticket or the base it is for; give back what is granted to a ticket that is gone."""
         ticket = self.tickets.get(push.number)
-        if push.fence == WANTED:
+        if push.fence == CONTENDED:
             if ticket is not None:  # what it wants is granted, as the answer will say
                 ticket.contended = True
             elif (base := self.bases.get(push.number)) is not None:

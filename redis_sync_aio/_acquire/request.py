@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .._client.resp import Argument
-from .._engine.commands import WHOLE, Answer
+from .._engine.commands import Answer
+from .._scripts.constants import WRITER_WEIGHT
 from ..errors import SyncError
 
 
@@ -54,4 +55,4 @@ class Request:
     @property
     def reads(self) -> bool:
         """Whether it is for a reader: any number of them have the same at once."""
-        return self.limit == WHOLE and self.weight == 1
+        return self.limit == WRITER_WEIGHT and self.weight == 1

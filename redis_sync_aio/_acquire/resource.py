@@ -22,10 +22,10 @@ from .._core.clock import EARLY, now
 from .._core.display import text
 from .._core.keys import Endpoint, Keys, PermitKeys
 from .._engine.commands import Commands
-from .._engine.outcomes import WHOLE, Look
 from .._leases.choice import refuse_deadlock
 from .._leases.held import HeldLeases
 from .._leases.lease import Lease
+from .._scripts.constants import WRITER_WEIGHT, Look
 from .._sharing.cohort import Cohort
 from .._sharing.shared_grant import ProcessGrant, TaskLease
 from .._transport.call import Call
@@ -303,7 +303,7 @@ class Resource:
 
     def check_waits(self, request: Request) -> None:
         """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
-        if request.weight and request.limit != WHOLE:
+        if request.weight and request.limit != WRITER_WEIGHT:
             return  # the limit of a semaphore may grow
         task = asyncio.current_task(self.hub.loop)
         if task is not None and (self.cohorts or self.leases.any_of(task)):

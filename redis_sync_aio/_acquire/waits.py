@@ -19,7 +19,7 @@ from .._core.clock import now
 from .._core.display import shown, shown_within, text
 from .._core.keys import PermitKeys
 from .._engine.commands import LockView, PermitsView, read_inspect, read_permits
-from .._engine.outcomes import WHOLE
+from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import AcquireTimeout
 
@@ -134,8 +134,8 @@ def _lock_holder(view: LockView) -> str:
 
 def _permit_holders(view: PermitsView) -> str:
     tokens = ", ".join(shown(text(permit.token)) for permit in view.permits)
-    if view.limit == WHOLE:
-        writes = any(permit.weight == WHOLE for permit in view.permits)
+    if view.limit == WRITER_WEIGHT:
+        writes = any(permit.weight == WRITER_WEIGHT for permit in view.permits)
         return f"{tokens} {'writes' if writes else 'read'}" if tokens else "nobody reads or writes at this moment"
     return f"{view.used} of its {view.limit} permits are held, by {tokens or 'nobody'}"
 
@@ -170,13 +170,13 @@ def timeout_error(
         why = f"was not granted {in_time}; Redis has not answered yet: allow more time"
     elif own and not isinstance(resource.keys, PermitKeys):
         why += f"this process holds it. {itself}: use AsyncReentrantLock; else wait longer"
-    elif weight and permits != WHOLE:
+    elif weight and permits != WRITER_WEIGHT:
         of = f"of its {permits} permits" if permits else "of its permits"
         why = f"did not have {weight} {of} free {in_time}: "
         whose = f"this process holds {own} of them. {itself}; else" if own else "others hold them or wait for them;"
         why += f"{whose} wait longer, or look at statistics() for the holders"
     elif own:
-        use = "upgrade() that lease" if weight == WHOLE > own else "go on with that lease"
+        use = "upgrade() that lease" if weight == WRITER_WEIGHT > own else "go on with that lease"
         why += f"this process holds it. {itself}: {use}; else wait longer"
     elif resource.waits is not None and resource.waits.data is not None:
         why += data_instead(resource.waits.data)

@@ -9,17 +9,10 @@ from typing import NamedTuple, TypeAlias
 from .._client.resp import Argument, Reply
 from .._core.keys import Family, Keys, LockKeys, PermitKeys
 from .._scripts import Script, load
+from .._scripts.constants import CONTENDED, FREE_MS, POLLERS_TICKET, Outcome, Renewed
 from .._transport.call import Call
 from .._transport.executor import Executor
-from .outcomes import ASK_AGAIN as ASK_AGAIN
-from .outcomes import FOR_EVER as FOR_EVER
-from .outcomes import OPEN
-from .outcomes import WANTED as WANTED
-from .outcomes import WHOLE as WHOLE
-from .outcomes import Outcome as Outcome
-from .outcomes import Released as Released
-from .outcomes import Renewed as Renewed
-from .snapshot import FREE_MS, Ticket
+from .snapshot import Ticket
 
 
 class Answer(NamedTuple):
@@ -93,8 +86,8 @@ def read_renew(reply: Reply) -> Renewed:
 def read_inspect(reply: Reply) -> LockView:
     """Decode a reply of lock/inspect.lua."""
     holder, left, fence, token, waiting, tickets = reply
-    waiting -= OPEN in tickets
-    shown = _tickets(Ticket.of_lock(ticket) for ticket in tickets if ticket != OPEN)
+    waiting -= POLLERS_TICKET in tickets
+    shown = _tickets(Ticket.of_lock(ticket) for ticket in tickets if ticket != POLLERS_TICKET)
     return LockView(holder, _left(left), None if fence is None else int(fence), token, waiting, shown)
 
 
@@ -127,7 +120,7 @@ MESSAGE_BYTES = 200
 
 
 class Pushed(NamedTuple):
-    """A message in our inbox: a grant (fence > 0), ASK_AGAIN, WANTED, or word that the ticket is next (fence 0)."""
+    """A message in our inbox: a grant (fence > 0), ASK_AGAIN, CONTENDED, or word that the ticket is next (fence 0)."""
 
     number: int
     fence: int
@@ -145,7 +138,7 @@ def read_push(payload: bytes) -> Pushed:
     number, fence, micros, ms, *more = map(int, payload.split())
     following = more[0] if more else 0
     then = more[1] if len(more) > 1 else ms
-    if not (WANTED <= fence < FENCES and 0 <= micros < FENCES and -FENCES < ms < FENCES and -FENCES < then < FENCES):
+    if not (CONTENDED <= fence < FENCES and 0 <= micros < FENCES and -FENCES < ms < FENCES and -FENCES < then < FENCES):
         raise ValueError("out of range")
     return Pushed(number, fence, micros / 1e6, ms / 1000, bool(more), following, then / 1000)
 

@@ -21,16 +21,26 @@ from enum import Enum
 from typing import TypeAlias
 
 from .._core.keys import of_cluster
-from .outcomes import ASK_AGAIN, FIRST, FOR_EVER, OPEN, RANGE, WANTED, Outcome, Released, Renewed
-from .snapshot import FOR_EVER_MS, FREE_MS, LockSnapshot, Message, Reply, Sharer, Ticket
+from .._scripts.constants import (
+    ASK_AGAIN,
+    BUSY_MS,
+    CONTENDED,
+    FENCE_RANGE,
+    FOREVER,
+    FOREVER_MS,
+    FREE_MS,
+    HOUR_MS,
+    POLLERS_TICKET,
+    SOONER_TRIES,
+    TEN_YEARS_MS,
+    Outcome,
+    Released,
+    Renewed,
+)
 from .snapshot import Decision as AnyDecision
+from .snapshot import LockSnapshot, Message, Reply, Sharer, Ticket
 
 Decision: TypeAlias = AnyDecision[LockSnapshot]
-
-BUSY_MS = 1500
-"""After so long without a break a busy lock is left free, for clients that poll for it."""
-HOUR_MS = 3_600_000
-TEN_YEARS_MS = 315_360_000_000
 
 
 class _Turn(Enum):
@@ -41,11 +51,11 @@ class _Turn(Enum):
 
 def remembered(ms: int) -> int:
     """Return for how long (ms) the fence of a lease is remembered: longer than the lease, an hour at least."""
-    return TEN_YEARS_MS if ms == FOR_EVER else max(HOUR_MS, 2 * ms)
+    return TEN_YEARS_MS if ms == FOREVER else max(HOUR_MS, 2 * ms)
 
 
 def _fences_of(token: bytes) -> int:
-    return 1 if Sharer.of(token) is None else RANGE
+    return 1 if Sharer.of(token) is None else FENCE_RANGE
 
 
 class LockDraft:
@@ -81,7 +91,7 @@ class LockDraft:
         return first
 
     def hold(self, token: bytes, ms: int) -> None:
-        self.holder, self.left = token, FOR_EVER_MS if ms == FOR_EVER else ms
+        self.holder, self.left = token, FOREVER_MS if ms == FOREVER else ms
 
     def free(self) -> None:
         self.holder, self.left = None, FREE_MS
@@ -136,7 +146,7 @@ class LockDraft:
 
     def sooner(self, ms: int) -> None:
         """Tell the first waiter that listens, of two, that the lock is free in ``ms``, sooner than it was told."""
-        for member in () if self.before.mute else self.queue[:FIRST]:
+        for member in () if self.before.mute else self.queue[:SOONER_TRIES]:
             ticket = Ticket.of_lock(member)
             told = b"0 %016d %d" % (self.now, ms)
             if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, told):
@@ -144,17 +154,17 @@ class LockDraft:
 
     def leave_open(self, gap_ms: int) -> bool:
         """Leave the lock free for so long, if it has been handed over without a break for BUSY_MS."""
-        ms, since = self.now // 1000, self.polls.get(OPEN)
+        ms, since = self.now // 1000, self.polls.get(POLLERS_TICKET)
         if self.before.full:
             return False
         if since is None or since > ms:
-            self.polls[OPEN] = ms
+            self.polls[POLLERS_TICKET] = ms
             return False
         if ms - since < BUSY_MS:
             return False
-        self.polls[OPEN] = ms + gap_ms
+        self.polls[POLLERS_TICKET] = ms + gap_ms
         self.sooner(gap_ms)
-        self.queue.insert(0, OPEN)
+        self.queue.insert(0, POLLERS_TICKET)
         self.free()
         return True
 
@@ -175,7 +185,7 @@ class LockDraft:
         """Tell a holder that shares to give it back."""
         sharer = None if holder is None else Sharer.of(holder)
         if sharer is not None and not self.before.mute:
-            self.tell(sharer.inbox, sharer.number, b"%d %016d 0" % (WANTED, self.now))
+            self.tell(sharer.inbox, sharer.number, b"%d %016d 0" % (CONTENDED, self.now))
 
 
 # -- the decisions -----------------------------------------------------------------------------------------
@@ -218,7 +228,7 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
         return desk.decide(Released.TAKEN)
     held = desk.holder is not None
     if held and gap_ms and not desk.queue:
-        desk.polls.pop(OPEN, None)
+        desk.polls.pop(POLLERS_TICKET, None)
     elif held and gap_ms and desk.leave_open(gap_ms):
         return desk.decide(Released.RELEASED)
     turn = desk.settle()
@@ -233,7 +243,7 @@ def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = 
     """Let the lease end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
     desk = LockDraft(before)
     if desk.holder == token:
-        shorter = desk.left == FOR_EVER_MS or desk.left > ttl_ms
+        shorter = desk.left == FOREVER_MS or desk.left > ttl_ms
         desk.left = ttl_ms
         if shorter:
             desk.sooner(ttl_ms)

@@ -8,8 +8,8 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
     STATE     limit, used, fence,     limit, used, fence; its own permit,     what changed of that
               permits (weight, fence) those of PERMITS above, of the tickets
               resized                 what a request with another limit does  a resize
-              shared                  the first CALLED of PERMITS, if it is   a grant to a process that shares
-                                      set, for a ticket that has to wait
+              shared                  the first MAX_NOTIFIED of PERMITS, if   a grant to a process that shares
+                                      it is set, for a ticket that waits
     QUEUE     queue, ahead            from the front to the first that has    those granted or dropped; its own, at
                                       to wait; its own; the last one's score  the end (score: the last one's + 1)
     POLLS     polls                   the first ticket in the queue           its own, those dropped
@@ -21,9 +21,9 @@ The order of every decision: first expired permits go (`PermitDraft`), then wait
 (`PermitDraft.settle`), and only then comes the request itself. So no request barges in after an expiry.
 (The script that acquires leaves tombstones that are over where nothing is held: no decision depends on them.)
 
-Fences (P8) are a hybrid clock: max(last + 1, server time in microseconds). With a limit of WHOLE, readers weigh 1, a
-writer weighs WHOLE, and readers share the fence of the last writer. A process that shares what it holds among its tasks
-gets a RANGE of them with a permit: STATE has the last, all else the first.
+Fences (P8) are a hybrid clock: max(last + 1, server time in microseconds). With a limit of WRITER_WEIGHT a reader
+weighs 1 and a writer WRITER_WEIGHT, and readers share the fence of the last writer. A process that shares a permit
+among its tasks gets FENCE_RANGE fences with it: STATE has the last of them, everything else the first.
 """
 
 from __future__ import annotations
@@ -34,16 +34,23 @@ from heapq import nsmallest
 from typing import TypeAlias
 
 from .._core.keys import of_cluster
-from .outcomes import ASK_AGAIN, FIRST, RANGE, WANTED, WHOLE, Look, Outcome, Released, Renewed
+from .._scripts.constants import (
+    ASK_AGAIN,
+    CONTENDED,
+    FENCE_RANGE,
+    MAX_NOTIFIED,
+    SOONER_TRIES,
+    TOMBSTONE_MS,
+    WRITER_WEIGHT,
+    Look,
+    Outcome,
+    Released,
+    Renewed,
+)
 from .snapshot import Decision as AnyDecision
 from .snapshot import Message, Permit, PermitSnapshot, Reply, Sharer, Ticket
 
 Decision: TypeAlias = AnyDecision[PermitSnapshot]
-
-TOMB_MS = 60_000
-"""For how long a token that was undone is known to be spent."""
-CALLED = 64
-"""Of so many permits, those that end first, the owners are told that somebody waits, if they share what they hold."""
 
 
 class _Turn(Enum):
@@ -102,7 +109,7 @@ class PermitDraft:
 
     def fenced(self, weight: int) -> bool:
         """Return whether that gets a fence of its own: readers have the one of the last writer."""
-        return self.limit != WHOLE or weight == WHOLE
+        return self.limit != WRITER_WEIGHT or weight == WRITER_WEIGHT
 
     def next_fence(self, weight: int) -> int:
         return max(self.fence + 1, self.now) if self.fenced(weight) or self.fence == 0 else self.fence
@@ -120,12 +127,12 @@ class PermitDraft:
         self.used += weight - self.weight(token)
         self.permits[token] = Permit(weight, fence, max(until, self.now + ms * 1000), attempt)
         shares = Sharer.of(token) is not None
-        last = fence + RANGE - 1 if shares and self.fenced(weight) else fence
+        last = fence + FENCE_RANGE - 1 if shares and self.fenced(weight) else fence
         self.known_limit, self.fence, self.shared = self.limit, max(self.fence, last), self.shared or shares
 
     def spend(self, token: bytes) -> None:
         """Leave a tombstone."""
-        self.permits[token] = Permit(0, 0, self.now + TOMB_MS * 1000)
+        self.permits[token] = Permit(0, 0, self.now + TOMBSTONE_MS * 1000)
 
     def drop(self, token: bytes) -> None:
         self.used -= self.weight(token)
@@ -151,18 +158,18 @@ class PermitDraft:
         """Tell whose permit it is, if he shares it, that somebody waits."""
         sharer = Sharer.of(token)
         if sharer is not None:
-            self.tell(sharer.inbox, sharer.number, WANTED, 0)
+            self.tell(sharer.inbox, sharer.number, CONTENDED, 0)
 
     def sooner(self) -> None:
         """Tell the first waiter that listens, of two, when something is free: sooner than it was told."""
-        for member in self.queue[:FIRST]:
+        for member in self.queue[:SOONER_TRIES]:
             ticket = Ticket.parse(member)
             if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
                 return
 
     def call(self) -> None:
         """Tell those who share what they hold that somebody waits, each process once."""
-        held = nsmallest(CALLED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
+        held = nsmallest(MAX_NOTIFIED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
         whom: dict[bytes, bytes] = {}
         for token, permit in held if self.shared else ():
             sharer = Sharer.of(token)
@@ -316,7 +323,7 @@ def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, po
     turn, reserved = desk.settle(member)
     had = desk.weight(token)
     spent = attempt in desk.permits
-    if had in (0, WHOLE) or spent:
+    if had in (0, WRITER_WEIGHT) or spent:
         desk.leave(member)
         desk.settle()
         if had and desk.permits[token].attempt == attempt:
@@ -324,9 +331,9 @@ def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, po
         return desk.refuse(Outcome.SPENT if spent else Outcome.DEADLOCK if had else Outcome.GONE, 0)
     if desk.queue and desk.queue[0] == desk.ahead != member:
         return desk.refuse(Outcome.DEADLOCK, 0)
-    if desk.fits(WHOLE, had):
+    if desk.fits(WRITER_WEIGHT, had):
         desk.leave(member)
-        desk.hold(token, WHOLE, ttl_ms, fence := desk.next_fence(WHOLE), attempt)
+        desk.hold(token, WRITER_WEIGHT, ttl_ms, fence := desk.next_fence(WRITER_WEIGHT), attempt)
         if desk.queue:
             desk.wanted(token)
         return desk.decide(fence)

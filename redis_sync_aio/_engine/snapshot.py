@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from .._core.keys import INBOX_PREFIX
-from .outcomes import ASK_AGAIN
-
-FREE_MS, FOR_EVER_MS = -2, -1
-"""What PTTL says of a key that is not there, and of one that has no end."""
+from .._scripts.constants import ASK_AGAIN, FREE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ class LockSnapshot:
 class Message(NamedTuple):
     """What is published to an inbox that is heard: 'number fence time ms', and about the next ticket ' number ms'.
 
-    That number is 0 when the next ticket is somebody else's. In place of a fence: 0, ASK_AGAIN, WANTED.
+    That number is 0 when the next ticket is somebody else's. In place of a fence: 0, ASK_AGAIN, CONTENDED.
     """
 
     inbox: bytes

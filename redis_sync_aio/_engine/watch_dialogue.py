@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeAlias
 
 from .._client.error_replies import error_code
 from .._client.resp import Argument, Reply, ReplyError, Words
+from .._scripts.constants import QUEUE_TTL_MS
 from .._transport.dialogues import CONFLICT, Dialogue, LocalInbox
 from .snapshot import Message
 
 WINDOW = 16
 """So many tickets at the head of a queue are looked at first; more if a decision gets to the last of them."""
-QUEUE_TTL = 600_000
 
 
 class Refused(Exception):
@@ -76,13 +76,13 @@ class QueueView:
         for number, member in enumerate(new, self.tail + 1):
             found.append((b"ZADD", self.queue, -1 if member == ahead else number, member))
         if self.own in after.queue:  # each waiter asks again from time to time, far more often than that
-            found.append((b"PEXPIRE", self.queue, QUEUE_TTL))
+            found.append((b"PEXPIRE", self.queue, QUEUE_TTL_MS))
         silent = [member for member in before.polls if member not in after.polls]
         if silent:
             found.append((b"ZREM", self.polls, *silent))
         for member, until in after.polls.items():
             if before.polls.get(member) != until:
-                found += [(b"ZADD", self.polls, until, member), (b"PEXPIRE", self.polls, QUEUE_TTL)]
+                found += [(b"ZADD", self.polls, until, member), (b"PEXPIRE", self.polls, QUEUE_TTL_MS)]
         return found
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from .._client.resp import Reply, Words
+from .._scripts.constants import FOREVER_MS, POLLERS_TICKET, Outcome
 from .._transport.dialogues import Dialogue
 from . import lock_rules as rules
-from .outcomes import OPEN, Outcome
-from .snapshot import FOR_EVER_MS, LockSnapshot, Message, Ticket
+from .snapshot import LockSnapshot, Message, Ticket
 from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked, deaf, microseconds, pairs
 
 WireKeys: TypeAlias = tuple[bytes, ...]
@@ -38,13 +38,13 @@ class LockRead:
             found.append((b"SET", fence, b"%016d %b" % (after.fence, after.granted), b"PX", after.kept))
         elif after.kept != before.kept:
             found.append((b"PEXPIRE", fence, after.kept))
-        return found + self.line.writes(before, after, ahead=OPEN)
+        return found + self.line.writes(before, after, ahead=POLLERS_TICKET)
 
 
 def _held(name: bytes, holder: bytes | None, left: int) -> Words:
     if holder is None:
         return (b"DEL", name)
-    return (b"SET", name, holder) if left == FOR_EVER_MS else (b"SET", name, holder, b"PX", left)
+    return (b"SET", name, holder) if left == FOREVER_MS else (b"SET", name, holder, b"PX", left)
 
 
 def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool) -> Dialogue:
@@ -60,7 +60,7 @@ def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: 
             (b"ZCARD", queue),
             (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
             (b"ZSCORE", queue, own),
-            (b"ZMSCORE", polls, own, OPEN),
+            (b"ZMSCORE", polls, own, POLLERS_TICKET),
         ]
     _, time, *replies = checked((yield asked))
     read = [replies[first : first + 9] for first in range(0, len(replies), 9)]
@@ -83,7 +83,7 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
     if own_until is not None:
         polls[own] = int(float(own_until))
     if open_since is not None:
-        polls[OPEN] = int(float(open_since))
+        polls[POLLERS_TICKET] = int(float(open_since))
     before = replace(
         base,
         holder=holder,

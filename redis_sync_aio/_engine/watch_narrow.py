@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from .._client.resp import Argument, Reply, ReplyError, Words
+from .._scripts.constants import Renewed
 from .._transport.dialogues import Dialogue
 from . import lock_rules, permit_rules
-from .outcomes import Renewed
 from .snapshot import LockSnapshot, PermitSnapshot
 from .watch_dialogue import Decide, QueueView, WritePlan, blob, checked, microseconds
 from .watch_lock import LockRead

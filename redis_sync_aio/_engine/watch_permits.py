@@ -9,9 +9,9 @@ from itertools import islice
 from typing import TypeAlias
 
 from .._client.resp import Reply, Words
+from .._scripts.constants import HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
 from .._transport.dialogues import Dialogue
 from . import permit_rules as rules
-from .outcomes import Outcome
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
 from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked, deaf, microseconds, pairs
 
@@ -19,8 +19,6 @@ WireKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""
 Decision: TypeAlias = rules.Decision
 
-HOUR_MS = 3_600_000
-TEN_YEARS_MS = 315_360_000_000
 BATCH = 1000
 """So many permits that are over are dropped at once."""
 UNREAD = 1
@@ -96,7 +94,7 @@ def _first_asked(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, windo
         (b"TIME",),
         (b"HMGET", state, b"limit", b"used", b"fence", b"kept", b"shared", b"resized", b"=" + token, b"=" + attempt),
         (b"ZMSCORE", permits, token, attempt),
-        (b"ZRANGE", permits, 0, BATCH + (rules.CALLED if own else 1), b"WITHSCORES"),
+        (b"ZRANGE", permits, 0, BATCH + (MAX_NOTIFIED if own else 1), b"WITHSCORES"),
         (b"ZRANGE", queue, 0, window - 1, b"WITHSCORES"),
         (b"ZCARD", queue),
         (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
@@ -143,7 +141,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     # What is left of two keys when one of them is lost tells nothing.
     known_permits, sum_of_weights = ({}, 0) if lost else (held, used)
     shared = known[4] is not None and not lost
-    sharers = {name: until for name, until in islice(live.items(), rules.CALLED) if shared and Sharer.of(name)}
+    sharers = {name: until for name, until in islice(live.items(), MAX_NOTIFIED) if shared and Sharer.of(name)}
     before = PermitSnapshot(
         now,
         limit,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 from .._core.keys import PermitKeys
-from .._engine.outcomes import WHOLE
+from .._scripts.constants import WRITER_WEIGHT
 from ..errors import NotHeld, WouldDeadlock
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def refuse_deadlock(name: str, held: Iterable[Lease], task: TaskRef, reads: bool
     ``reads``: it asks to read, beside other readers.
     """
     for lease in held:
-        writes = lease.weight == WHOLE or lease.upgraded
+        writes = lease.weight == WRITER_WEIGHT or lease.upgraded
         if lease.bars(task) and (writes or not reads):
             use = "use AsyncReentrantLock to acquire it again"
             if isinstance(lease.keys, PermitKeys):

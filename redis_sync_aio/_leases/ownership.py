@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .._client.resp import Reply, Words
 from .._core.keys import Keys, PermitKeys
-from .._engine.outcomes import WHOLE
+from .._scripts.constants import WRITER_WEIGHT
 from ..errors import LossReason
 
 
@@ -41,5 +41,5 @@ class Ownership:
         # Weight 0 is a tombstone; and what was a writer's may be a reader's by now. Otherwise the weight does not
         # matter: the same identity may have asked again, for more or less.
         found = 0 if permit is None else int(permit.split(b" ", 1)[0])
-        enough = found == weight if weight == WHOLE else found > 0
+        enough = found == weight if weight == WRITER_WEIGHT else found > 0
         return None if until is not None and float(until) > time and enough else "expired"

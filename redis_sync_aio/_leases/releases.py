@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._core.clock import now
-from .._engine.outcomes import Released
+from .._scripts.constants import Released
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .keeper import IdentityReleases, LeaseState

@@ -22,7 +22,8 @@ from .._core.clock import now
 from .._core.keys import Keys
 from .._core.slices import Slices
 from .._core.stalls import SHORTEST, Stalls
-from .._engine.commands import WHOLE, Commands, Released, Renewed, Send, read_renew
+from .._engine.commands import Commands, Send, read_renew
+from .._scripts.constants import WRITER_WEIGHT, Released, Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, LossReason, SyncError
 from .deadlines import Deadlines, changed_nothing
@@ -335,7 +336,7 @@ class Renewals(Deadlines):
         if lease.reader is not None:
             self.keep(lease.reader.permit)  # it is renewed by itself again
         if (here := namesakes_of(lease)) is not None:
-            here.release_sent(lease.wire_token, 0 if lease.reader is None else WHOLE)
+            here.release_sent(lease.wire_token, 0 if lease.reader is None else WRITER_WEIGHT)
 
     def undo(
         self,

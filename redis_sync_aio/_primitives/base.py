@@ -25,10 +25,11 @@ from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, time
 from .._core.cancellation import undo_in
 from .._core.display import text
 from .._core.keys import Engine, Keys
-from .._engine.commands import FOR_EVER, WHOLE, Answer, Commands, PermitsView, Released, Send, read_permits
+from .._engine.commands import Answer, Commands, PermitsView, Send, read_permits
 from .._leases.choice import current_ref, to_release
 from .._leases.hold import Hold, LeaseContext, OnLost
 from .._leases.lease import Lease
+from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
 from .._sharing.cohort import Cohort
 from .._transport.call import Call, understood
 from ..coordinator import Coordinator
@@ -68,7 +69,7 @@ class Primitive(LeaseContext[Lease]):
         self._source = client
         self._client = client_of(client)
         self._keys = keys(self._encode(name, "name")).by(engine)
-        self._ttl_ms = FOR_EVER if ttl is None else ttl_ms(ttl)
+        self._ttl_ms = FOREVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(auto_renew, "auto_renew")
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
         self._linger = seconds(linger, "linger")
@@ -279,7 +280,7 @@ class Primitive(LeaseContext[Lease]):
             ms = min(ms, most) if ms else most
         return Request(
             ms,
-            self._auto_renew and ms != FOR_EVER,
+            self._auto_renew and ms != FOREVER,
             self._max_hold,
             None if identity is None else self._encode(identity, "identity"),
             wait=within != 0,
@@ -289,7 +290,7 @@ class Primitive(LeaseContext[Lease]):
             whose_limit=self._whose_limit,
             closing=self._leave_open,
             refused=self._refusal(),
-            shared=self._share and identity is None and ms != FOR_EVER,
+            shared=self._share and identity is None and ms != FOREVER,
             linger=self._linger,
         )
 
@@ -311,7 +312,7 @@ class Primitive(LeaseContext[Lease]):
         return None
 
     def _taken(self, request: Request, data: str | None) -> NoReturn:
-        permits = request.weight and request.limit != WHOLE
+        permits = request.weight and request.limit != WRITER_WEIGHT
         why = f"did not have {request.weight} of its permits free" if permits else "is taken"
         more = "timeout=0 does not wait: give it a timeout, or use try_acquire()"
         raise AcquireTimeout(

@@ -10,11 +10,12 @@ from .._acquire.request import Request
 from .._core.arguments import MIN_TTL_MS, Seconds, timeout_seconds
 from .._core.clock import now
 from .._core.keys import upgrade_keys
-from .._engine.commands import WHOLE, Answer, Outcome, Released
+from .._engine.commands import Answer
 from .._leases.hold import Hold, OnLost
 from .._leases.keeper import HELD, LeaseState
 from .._leases.lease import Lease
 from .._leases.renewals import Renewals
+from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
 from .._sharing.shared_grant import TaskLease
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
@@ -82,8 +83,8 @@ class Upgrader:
             token=lease.wire_token,
             wait=limit != 0,
             timeout=limit or None,
-            weight=WHOLE,
-            limit=WHOLE,
+            weight=WRITER_WEIGHT,
+            limit=WRITER_WEIGHT,
             upgrade=True,
             refused=lambda answer, _: self._refused(answer, lease),
         )
@@ -118,12 +119,12 @@ class Upgrader:
             lease.check()
             await lease.release()  # which is a downgrade: the reader's lease is underneath
             return
-        self._check(lease, WHOLE, "writer")
+        self._check(lease, WRITER_WEIGHT, "writer")
         lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
         resource = self._read._known()
         here = None if resource is None else resource.namesakes
         if here is not None:
-            here.release_sent(lease.wire_token, at_least=WHOLE)
+            here.release_sent(lease.wire_token, at_least=WRITER_WEIGHT)
         keeper = lease.permit._keeper
         assert isinstance(keeper, Renewals)
 

@@ -28,6 +28,7 @@ from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._core.display import text
 from .._leases.keeper import HELD, LeaseState
+from .._scripts.constants import Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
 
@@ -43,8 +44,6 @@ MAX_DEPTH = 100
 """Levels of dicts and lists within each other: far fewer than any Python can read back."""
 MAX_BITS = 14_000
 """Of a whole number: every Python reads its decimal digits back."""
-SUPERSEDED = 3
-"""The answer to a lease that is not the writer any more."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -190,11 +189,11 @@ class WorkRecord:
             return lease.loss()
         if call.error is not None:
             return call.error
-        if call.reply[0] == SUPERSEDED:
+        if call.reply[0] == Renewed.SUPERSEDED:
             self.superseded = True
             return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
         error = self._keeper.renewed(lease, ttl, call)
-        if error is None and lease.state is not HELD and call.reply[0] != 1:
+        if error is None and lease.state is not HELD and call.reply[0] != Renewed.RENEWED:
             return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
         return error
 

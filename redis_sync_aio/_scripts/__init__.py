@@ -1,21 +1,26 @@
 """Load the Lua scripts: each decision on the server is one file in the folder of its subject.
 
-A line ``-- NARROW script n m`` names the script that does the same, as far as it can, with keys n and m only. By that
-one leases are renewed and released while the hash slot of a name is being moved.
+A line ``-- include: part`` is replaced by ``include/part.lua``, and the names of `constants` by their values. The
+header of each script documents its keys, arguments, replies and cost, and why running it twice is safe. Comments do
+not travel to the server.
 
-A line ``-- include: part`` is replaced by ``include/part.lua``. The header of each file documents its keys,
-arguments, replies, cost, and why running it twice is safe. Comments do not travel to the server.
+A line ``-- NARROW script n m`` names the script that does the same, as far as possible, with keys n and m only. It
+renews or releases a lease while the hash slot of its name is being moved to another node.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+from typing import NamedTuple
 
-_INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
+from .constants import put_in
+
+_INCLUDE = re.compile(r"-- include: (\w+)")
 _NARROW = re.compile(r"^-- NARROW ([\w/]+) ([\d ]+)$", re.MULTILINE)
 _COMMENT = re.compile(r"(^|\s)--.*$", re.MULTILINE)
 _BLANK = re.compile(r"\n\s*\n+")
@@ -40,16 +45,32 @@ class Narrow:
     """Which of them, counted from 0."""
 
 
-def _read(path: str) -> str:
-    """Return the text of a file with its includes, and theirs, in place."""
-    text = files(__name__).joinpath(path).read_text("utf-8")
-    return _INCLUDE.sub(lambda match: _read(f"include/{match[1]}.lua"), text)
+class Line(NamedTuple):
+    """A line of a script, and where it comes from."""
+
+    path: str
+    number: int
+    text: str
+
+
+def _read(path: str) -> Iterator[Line]:
+    """Return the lines of a file with its includes, and theirs, in place."""
+    for number, text in enumerate(files(__name__).joinpath(path).read_text("utf-8").splitlines(), 1):
+        if found := _INCLUDE.fullmatch(text):
+            yield from _read(f"include/{found[1]}.lua")
+        else:
+            yield Line(path, number, put_in(text))
+
+
+def lines(name: str) -> Iterator[Line]:
+    """Return the lines of a script, comments included."""
+    return _read(f"{name}.lua")
 
 
 @cache
 def load(name: str) -> Script:
     """Return the script of the file ``name``.lua, such as ``lock/acquire``, with its includes in place."""
-    text = _read(f"{name}.lua")
+    text = "\n".join(line.text for line in lines(name))
     source = _BLANK.sub("\n", _COMMENT.sub("", text)).strip().encode()
     found = _NARROW.search(text)
     narrow = Narrow(load(found[1]), tuple(int(number) - 1 for number in found[2].split())) if found else None

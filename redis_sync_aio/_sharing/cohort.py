@@ -1,7 +1,7 @@
 """Tasks of this process that want the same: they stand behind few tickets at the server, and hand on what it granted.
 
 The rule. What was granted to the process, a *base*, goes from task to task in the order in which they asked, without a
-command, for as long as nobody else waits at the server. It says so, by a message (WANTED), as soon as somebody does;
+command, for as long as nobody else waits at the server. It says so, by a message (CONTENDED), as soon as somebody does;
 from then on a base is handed on ``burst`` times at most and not after ``slice`` seconds, and then goes to the server,
 which grants it to the first in its queue. Our tasks that still wait are behind all who waited there by then, as the
 new ticket follows the release on the same connection. So processes take turns, and within a turn, tasks do.

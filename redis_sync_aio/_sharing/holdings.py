@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from .._acquire.request import Request
 from .._core.clock import now
-from .._engine.outcomes import WHOLE
 from .._leases.choice import ended
 from .._leases.lease import Lease
+from .._scripts.constants import WRITER_WEIGHT
 from .shared_grant import LastShare, ProcessGrant, TaskLease
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class Holdings(ABC):
         self.bases: dict[ProcessGrant, None] = {}  # the oldest first
         self.resting: dict[ProcessGrant, None] = {}
         self._together = request.reads
-        self._writes = request.limit == WHOLE and not request.reads
+        self._writes = request.limit == WRITER_WEIGHT and not request.reads
         self._weight = request.weight
-        self._alone = not request.weight or request.limit == WHOLE
+        self._alone = not request.weight or request.limit == WRITER_WEIGHT
         """Who has it keeps others out, readers those who write."""
         self.listed = False
         """Which shares a task acquired is known without a look at all of them (`list_shares`)."""

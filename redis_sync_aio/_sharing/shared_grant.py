@@ -15,10 +15,10 @@ from weakref import ReferenceType, ref
 
 from .._core import logs
 from .._core.clock import now
-from .._engine.outcomes import RANGE
 from .._leases.forgotten import weakly
 from .._leases.keeper import HELD, RELEASED, LeaseManager, LeaseState
 from .._leases.lease import Lease
+from .._scripts.constants import FENCE_RANGE
 from ..errors import LeaseLost, LossReason
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class ProcessGrant(Lease):
     ) -> None:
         super().__init__(renewals, keys, token, fence, deadline, period, request)
         self.step = 0 if request.reads else 1
-        self._range = RANGE
+        self._range = FENCE_RANGE
         self.shares: list[TaskLease] = []
         self.contended, self.sound, self.share_ended = False, True, None
         self._loose: dict[ReferenceType[TaskLease], None] = {}  # whose task has ended
-        self._reserved(fence, RANGE)
+        self._reserved(fence, FENCE_RANGE)
 
     def _reserved(self, fence: int, number: int) -> None:
         self.next_fence, self.last_fence = fence, fence + number - 1

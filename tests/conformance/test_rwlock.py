@@ -24,7 +24,7 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._engine.outcomes import RANGE
+from redis_sync_aio._scripts.constants import FENCE_RANGE
 
 from ..support.body import FAST, for_ever
 from ..support.sweep import Outcome, sweep
@@ -181,7 +181,7 @@ async def test_p8_fences(rw: AsyncReadWriteLock, redis: Redis, share: bool) -> N
     async with rw.write() as writer:
         assert writer.fence > one.fence
     async with rw.read() as reader:
-        assert writer.fence <= reader.fence <= writer.fence + (RANGE if share else 0)
+        assert writer.fence <= reader.fence <= writer.fence + (FENCE_RANGE if share else 0)
     await redis.flushall()
     async with rw.read() as reader:
         assert reader.fence > writer.fence
@@ -395,7 +395,7 @@ async def test_downgrade(rw: AsyncReadWriteLock, share: bool) -> None:
     reader = await asyncio.wait_for(waiting[0], 5)
     found = await rw.statistics()
     assert (found.writer, found.readers, found.waiters) == (None, 2, 1)
-    assert lease.fence <= reader.fence <= lease.fence + (RANGE if share else 0)
+    assert lease.fence <= reader.fence <= lease.fence + (FENCE_RANGE if share else 0)
     await lease.extend(20)
     await lease.release()
     await reader.release()

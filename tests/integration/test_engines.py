@@ -30,9 +30,9 @@ from redis_sync_aio import (
 from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import Endpoint, lock_keys, permit_keys
-from redis_sync_aio._engine.outcomes import Outcome
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._scripts import load
+from redis_sync_aio._scripts.constants import Outcome
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.dialogues import Dialogue
 from redis_sync_aio._transport.pool_executor import PoolExecutor

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio._core.clock import now
-from redis_sync_aio._engine.outcomes import RANGE, WANTED
+from redis_sync_aio._scripts.constants import CONTENDED, FENCE_RANGE
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -109,13 +109,13 @@ async def test_p8_fences_that_are_used_up(server: EmbeddedServer, redis: Redis) 
             pass
         held = proxy.on(RENEW, HOLD_REPLY)
         async with busy(lock, 3) as leases:
-            await wait_until(lambda: len(leases) >= RANGE, FAST, timeout=5)
+            await wait_until(lambda: len(leases) >= FENCE_RANGE, FAST, timeout=5)
             await held.fired.wait()
-            assert len(leases) == RANGE, "nothing is granted beyond the range"
+            assert len(leases) == FENCE_RANGE, "nothing is granted beyond the range"
             held.release.set()
-            await wait_until(lambda: len(leases) > 2 * RANGE, FAST, timeout=5)
+            await wait_until(lambda: len(leases) > 2 * FENCE_RANGE, FAST, timeout=5)
         assert rising(leases)
-        assert len({lease.token for lease in leases[: RANGE + 1]}) == 2
+        assert len({lease.token for lease in leases[: FENCE_RANGE + 1]}) == 2
 
 
 async def test_p1_p8_two_processes_in_turn(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
@@ -341,7 +341,7 @@ async def test_p2_the_word_comes_before_the_grant(
     if holder is not None:
         await in_queue(redis, 1)
     [number] = sync.tickets
-    sync.link_pushed(b"%d %d 0 0" % (number, WANTED))
+    sync.link_pushed(b"%d %d 0 0" % (number, CONTENDED))
     if holder is not None:
         await holder.release()
     lease = await soon(acquiring)

@@ -20,8 +20,8 @@ from redis_sync_aio._engine import lock_rules as rules
 from redis_sync_aio._engine import watch_lock
 from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._engine.lock_rules import Decision
-from redis_sync_aio._engine.outcomes import OPEN, Renewed
-from redis_sync_aio._engine.snapshot import FREE_MS, LockSnapshot, Message, Ticket
+from redis_sync_aio._engine.snapshot import LockSnapshot, Message, Ticket
+from redis_sync_aio._scripts.constants import BUSY_MS, FREE_MS, HOUR_MS, POLLERS_TICKET, Renewed
 
 from ..support.executions import by_script, by_watch
 from ..support.histories import (
@@ -109,7 +109,7 @@ class History(Compared[LockSnapshot]):
             pipe.pttl(key)
         holder, last, queue, polls, left, in_queue, kept, in_polls = pipe.execute()
         assert -1 not in (left, in_queue, kept, in_polls), "a key without a ttl"
-        assert not last or kept > rules.HOUR_MS - SLOW_MS, "P8: a fence is remembered for an hour at least"
+        assert not last or kept > HOUR_MS - SLOW_MS, "P8: a fence is remembered for an hour at least"
         return replace(
             self.model,
             now=self.now,
@@ -238,16 +238,16 @@ class History(Compared[LockSnapshot]):
         self.own = ()
 
     def ends(self) -> list[int]:
-        busy = [self.model.polls[OPEN] * 1000 + rules.BUSY_MS * 1000] if OPEN in self.model.polls else []
+        busy = [self.model.polls[POLLERS_TICKET] * 1000 + BUSY_MS * 1000] if POLLERS_TICKET in self.model.polls else []
         return super().ends() + busy
 
     def been_busy(self, data: st.DataObject) -> None:
         """As if it had been handed over for so long: about as long as until it is left free once."""
-        only_if(OPEN not in self.model.queue)
-        since = self.now // 1000 - rules.BUSY_MS + data.draw(st.sampled_from([0, 0, 1]))
-        self.client.zadd(KEYS.polls, {OPEN: since})
+        only_if(POLLERS_TICKET not in self.model.queue)
+        since = self.now // 1000 - BUSY_MS + data.draw(st.sampled_from([0, 0, 1]))
+        self.client.zadd(KEYS.polls, {POLLERS_TICKET: since})
         self.client.pexpire(KEYS.polls, 600_000)
-        self.model = replace(self.model, polls={**self.model.polls, OPEN: since})
+        self.model = replace(self.model, polls={**self.model.polls, POLLERS_TICKET: since})
 
     def withdraw(self, data: st.DataObject) -> None:
         """Take back a ticket alone."""

@@ -56,8 +56,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "if false then",
     ),
     "a foreign holder is taken for one of ours": Mutant(
-        "if holder and last and string.sub(last, 18) == holder then soon = 0 end",
-        "soon = 0",
+        "if holder and last and string.sub(last, 18) == holder then look = Look.NONE end",
+        "look = Look.NONE",
     ),
     "the claim is ignored": Mutant(
         "hold(token, ms)\n        if next_inbox",
@@ -71,12 +71,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "spent tokens are granted again (fast path)": Mutant(" and string.sub(before, 18) ~= token"),
     "identities are spent": Mutant(" and ARGV[5] ~= '1'"),
     "a replay begins the ttl anew": Mutant(
-        "return {3, tonumber(fence),",
-        "hold(token, ttl) return {3, tonumber(fence),",
+        "return {Outcome.OWN, tonumber(fence",
+        "hold(token, ttl) return {Outcome.OWN, tonumber(fence",
     ),
     "a replay takes a new fence": Mutant(
-        "last_token == token and string.sub(last, 1, 16) + 1 - fences_of(token) or next_fence(token, ttl)",
-        "next_fence(token, ttl)",
+        "tonumber(fence or next_fence(token, ttl))",
+        "tonumber(next_fence(token, ttl))",
     ),
     # leftovers
     "release leaves the ticket": Mutant("redis.call('ZREM', QUEUE, ARGV[2])"),
@@ -106,8 +106,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "a polling holder's ticket stays alive": Mutant(
         "if poll_ms > 0 and (spent or holder == token) then redis.call('ZREM', POLLS, ticket) end",
     ),
-    "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
-    "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
+    "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)"),
+    "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL_MS)"),
     "the lock has no ttl": Mutant("token, 'NX', 'PX', ttl", "token, 'NX'"),
     # P6 leases
     "renew does nothing": Mutant("redis.call('PEXPIRE', NAME, ttl)"),
@@ -144,17 +144,17 @@ MUTANTS: Mapping[str, Mutant] = {
         "return token, '1'",
     ),
     "nobody shares": Mutant("if string.byte(token, -1) == 126 then", "if false then"),
-    "one fence too few": Mutant("local RANGE = 128", "local RANGE = 127"),
+    "one fence too few": Mutant("FENCE_RANGE", "127"),
     "a range is not stored (slow path)": Mutant(
         "return more == 0 and fence or string.format('%.0f', fence + more)",
         "return fence",
     ),
     "a range is not stored when the clock stood still": Mutant(
-        "redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep + ",
-        "redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep + ",
+        "redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep)",
+        "redis.call('SET', FENCE, fence .. ' ' .. token, 'PX', keep)",
     ),
     "a range is not stored (fast path)": Mutant(
-        "sharer(token) and string.format('%.0f', digits + RANGE - 1) or digits",
+        "sharer(token) and string.format('%.0f', digits + FENCE_RANGE - 1) or digits",
         "digits",
     ),
     "a replay gets the last of the range": Mutant(
@@ -185,16 +185,16 @@ MUTANTS: Mapping[str, Mutant] = {
     "nobody is told that a ticket is new": Mutant("return {2, new, left", "return {2, 0, left"),
     "a busy lock is never left free": Mutant("ms - since >= BUSY_MS then", "false then"),
     "a lock is left free at each release": Mutant("ms - since >= BUSY_MS then", "true then"),
-    "a lock that is left free belongs to the first waiter": Mutant("redis.call('ZADD', QUEUE, -1, OPEN)"),
+    "a lock that is left free belongs to the first waiter": Mutant("redis.call('ZADD', QUEUE, -1, 'POLLERS_TICKET')"),
     "a lock that is left free is not free": Mutant(
         "redis.call('DEL', NAME)\n  redis.call('ZADD', POLLS", "redis.call('ZADD', POLLS"
     ),
     "the waiters do not hear until when it is left free": Mutant("sooner(gap)"),
-    "it is left free for good": Mutant("POLLS, ms + gap, OPEN)", "POLLS, ms * 2, OPEN)"),
+    "it is left free for good": Mutant("POLLS, ms + gap, 'POLLERS_TICKET')", "POLLS, ms * 2, 'POLLERS_TICKET')"),
     "it is left free by those who do not say so": Mutant("if holder and gap > 0 then", "if holder then gap = 150"),
-    "a release without waiters does not end that it is busy": Mutant("redis.pcall('ZREM', POLLS, OPEN)"),
+    "a release without waiters does not end that it is busy": Mutant("redis.pcall('ZREM', POLLS, 'POLLERS_TICKET')"),
     "a foreign key for those who poll costs the release": Mutant(
-        "redis.pcall('ZSCORE', POLLS, OPEN)", "redis.call('ZSCORE', POLLS, OPEN)"
+        "redis.pcall('ZSCORE', POLLS, 'POLLERS_TICKET')", "redis.call('ZSCORE', POLLS, 'POLLERS_TICKET')"
     ),
     "a clock that went back leaves nothing free for long": Mutant(
         "or type(since) == 'string' and since + 0 > ms then", "then"

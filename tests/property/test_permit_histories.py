@@ -20,10 +20,11 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
-from redis_sync_aio._engine.commands import WHOLE, ticket_member
-from redis_sync_aio._engine.outcomes import RANGE, Renewed
+from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._engine.permit_rules import Decision
 from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket
+from redis_sync_aio._scripts import load
+from redis_sync_aio._scripts.constants import FENCE_RANGE, WRITER_WEIGHT, Renewed
 
 from ..support.executions import by_watch, clocked
 from ..support.histories import (
@@ -41,6 +42,7 @@ from ..support.histories import (
     only_if,
     private_server,
 )
+from ..support.script_mutants import Mutant
 
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
@@ -215,12 +217,12 @@ class History(Compared[PermitSnapshot]):
         own = held.get(to.token)
         if own is not None and own.weight >= to.weight:
             assert fence == own.fence, "the same permit, the same fence"
-        elif WHOLE in self.limits and to.weight == 1 and self.remembered:
+        elif WRITER_WEIGHT in self.limits and to.weight == 1 and self.remembered:
             assert fence == self.remembered, "readers have the fence of the last writer"
         else:
             assert fence > self.fence
-            reads = WHOLE in self.limits and to.weight == 1
-            last = fence + RANGE - 1 if Sharer.of(to.token) and not reads else fence
+            reads = WRITER_WEIGHT in self.limits and to.weight == 1
+            last = fence + FENCE_RANGE - 1 if Sharer.of(to.token) and not reads else fence
             self.fence = self.remembered = last
             held[to.token] = Permit(to.weight, fence, 0)
 
@@ -291,7 +293,7 @@ class History(Compared[PermitSnapshot]):
         renewed = self.both(lambda it: rules.renew(it, *words), "permits/renew", *words, mute=mute, spends=fences > 0)
         assert isinstance(renewed.reply, tuple)
         if renewed.reply[0] == Renewed.RENEWED:
-            reads = WHOLE in self.limits and self.model.permits[token].weight == 1
+            reads = WRITER_WEIGHT in self.limits and self.model.permits[token].weight == 1
             assert renewed.reply[2] > last if fences and not reads else renewed.reply[2] == 0, "P8"
         self.fence = max(self.fence, self.model.fence)
 
@@ -336,8 +338,8 @@ class Crowded(History):
 class ReadersAndWriters(History):
     """The same with the limit of a read/write lock, and readers that become the writer."""
 
-    weights = (1, 1, 1, WHOLE)
-    limits = (WHOLE,)
+    weights = (1, 1, 1, WRITER_WEIGHT)
+    limits = (WRITER_WEIGHT,)
 
     def resize(self, data: st.DataObject) -> None:
         """In its place: there is but one limit."""
@@ -347,7 +349,7 @@ class ReadersAndWriters(History):
         """For the first time, or again."""
         readers = [a for a in self.actors if (held := self.model.permits.get(a.token)) and held.weight == 1]
         actor = data.draw(st.sampled_from([*readers * 4, self.someone(data)]))
-        actor = replace(actor, weight=WHOLE, number=actor.number % MANY + MANY)
+        actor = replace(actor, weight=WRITER_WEIGHT, number=actor.number % MANY + MANY)
         if actor not in self.actors:
             self.actors.append(actor)
         arguments, attempt = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms), self.attempt(actor)
@@ -390,7 +392,7 @@ class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
 @pytest.fixture(scope="module", autouse=True)
 def _private() -> Iterator[None]:
     with private_server() as client:
-        History.scripts = {name: client.script_load(clocked(name)) for name in SCRIPTS + UPGRADES}
+        History.scripts = {name: client.script_load(clocked(load(name))) for name in SCRIPTS + UPGRADES}
         yield
 
 
@@ -420,9 +422,10 @@ BUGS = {
 @pytest.mark.parametrize("name", BUGS)
 def test_the_comparison_notices_a_bug_in_the_scripts(name: str) -> None:
     bug, machine = BUGS[name], Crowded if "short way" in name else History
-    assert any(bug[0] in clocked(name) for name in SCRIPTS)
+    mutant = Mutant(*bug)
+    assert any(map(mutant.stands_in, SCRIPTS)), "the scripts changed: adapt the mutant"
     with pytest.MonkeyPatch.context() as patch:
-        wrong = {name: History.client.script_load(clocked(name).replace(*bug)) for name in SCRIPTS}
+        wrong = {name: History.client.script_load(clocked(mutant.load(name))) for name in SCRIPTS}
         patch.setattr(History, "scripts", wrong)
         with pytest.raises(AssertionError):
             run_state_machine_as_test(machine, settings=PROFILE)

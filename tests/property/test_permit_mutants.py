@@ -45,7 +45,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the sum is not stored after a release": Mutant("save()\nreturn held and 1 or 0", "return held and 1 or 0"),
     "the sum is not stored after a renewal": Mutant("save()\nif not held or", "if not held or"),
-    "the sum is not stored before who lines up": Mutant("save()\nlocal look", "local look"),
+    "the sum is not stored before who lines up": Mutant("save()\nlocal ahead", "local ahead"),
     "the own permit is remembered when it is gone": Mutant("if token == ARGV[1] then own = '' end"),
     "the own permit is not remembered": Mutant("if token == ARGV[1] then own = mine end"),
     # P2 order
@@ -55,9 +55,11 @@ MUTANTS: Mapping[str, Mutant] = {
         "      end\n      leave(ticket)",
     ),
     "a dead heavy head blocks": Mutant("if tell(inbox, id, 0, left() or 1) then", "tell(inbox, id, 0, 1) do"),
-    "nobody looks whether a heavy head lives": Mutant("turn == FULL and used < limit and not ahead and 2 or 0", "0"),
+    "nobody looks whether a heavy head lives": Mutant(
+        "elseif turn == FULL and used < limit and not ahead then look = Look.IN_TIME end", "end"
+    ),
     "somebody looks although nothing is free": Mutant("turn == FULL and used < limit and", "turn == FULL and"),
-    "who upgrades looks after others": Mutant("and used < limit and not ahead and", "and used < limit and"),
+    "who upgrades looks after others": Mutant("and used < limit and not ahead then", "and used < limit then"),
     "nobody is told to look after a heavy head": Mutant("moved = used >= limit"),
     "nobody is told to look after the next heavy head": Mutant("moved = true"),
     "who looks is told to look": Mutant("if moved and next_inbox", "if next_inbox"),
@@ -73,7 +75,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a living poller is dropped": Mutant("then return RESERVED, tonumber(alive) - now / 1000 end", "then end"),
     "too heavy waiters block": Mutant("elseif weight > limit or", "elseif"),
     "who could not be told loses his place": Mutant(
-        "redis.call('ZADD', QUEUE, place, ticket)\n        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)",
+        "redis.call('ZADD', QUEUE, place, ticket)\n        redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)",
     ),
     # P3 wake-up
     "a release wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "save()\nreturn held and 1 or 0"),
@@ -93,7 +95,9 @@ MUTANTS: Mapping[str, Mutant] = {
         "if false then",
     ),
     "too heavy waiters are told nothing": Mutant("if inbox ~= '' then tell(inbox, id, -1, 0) end"),
-    "nobody says that it is worth looking soon": Mutant("turn == RESERVED and not more and 1 or turn", "turn"),
+    "nobody says that it is worth looking soon": Mutant(
+        "if turn == RESERVED and not more then look = Look.SOON elseif", "if"
+    ),
     "the claim is ignored": Mutant(
         "hold(token, weight, tonumber(ms), had, its_fence,",
         "hold(token, weight, 30000, had, its_fence,",
@@ -125,12 +129,14 @@ MUTANTS: Mapping[str, Mutant] = {
         "tell(inbox, id, 0, left() or 1) then return end", "tell(inbox, id, 0, left() or 1) ~= nil then return end"
     ),
     "nobody is told that a ticket is new (short way)": Mutant("return {2, new, math", "return {2, 0, math"),
-    "nobody is told that a ticket is new": Mutant("return {2, new, look", "return {2, 0, look"),
+    "nobody is told that a ticket is new": Mutant("return {Outcome.QUEUED, new, ms", "return {Outcome.QUEUED, 0, ms"),
     "the fence is only the clock": Mutant("math.max(fence + 1, now)", "now"),
     "the fence is only a counter": Mutant("math.max(fence + 1, now)", "fence + 1"),
     "the fence is not stored": Mutant("'used', used, 'fence', last, '='", "'used', used, '='"),
     "each reader has its own fence": Mutant("local rises = fenced(weight) or fence == 0", "local rises = true"),
-    "writers share fences": Mutant("limit ~= WHOLE or weight == WHOLE end", "limit ~= WHOLE end"),
+    "writers share fences": Mutant(
+        "limit ~= WRITER_WEIGHT or weight == WRITER_WEIGHT end", "limit ~= WRITER_WEIGHT end"
+    ),
     "the keys last an hour however long the permit": Mutant("(rest > 3600000 and rest or 3600000)", "3600000"),
     "the keys last no longer than the fence": Mutant("(last > now and last or now) / 1000", "now / 1000"),
     "a fence ahead of the clock is forgotten": Mutant("math.max(time, math.ceil(fence / 1000))", "time"),
@@ -163,8 +169,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "the reset state has no ttl": Mutant(
         "redis.call('PEXPIRE', STATE, math.max(3600000, kept - math.floor(now / 1000)))"
     ),
-    "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL)"),
-    "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL)"),
+    "the queue has no ttl": Mutant("redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)"),
+    "the polls have no ttl": Mutant("redis.call('PEXPIRE', POLLS, QUEUE_TTL_MS)"),
     # inspect
     # the first that is worth something
     "what was undone tells when to look": Mutant("undone = not time and soonest", "undone = false and soonest"),
@@ -172,7 +178,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "one that was undone is passed over": Mutant("while ends[i] and tonumber(ends[i]) % 1 > 0 do", "if false then"),
     "all that was undone are looked at": Mutant("PERMITS, 0, 63, 'WITHSCORES'), 4", "PERMITS, 0, -1, 'WITHSCORES'), 4"),
     "the end of those looked at is not taken": Mutant("time = ends[i] or ends[128]", "time = ends[i]"),
-    "a tombstone looks like a permit": Mutant("now + TOMB_MS * 1000 - 0.5", "now + TOMB_MS * 1000"),
+    "a tombstone looks like a permit": Mutant("now + TOMBSTONE_MS * 1000 - 0.5", "now + TOMBSTONE_MS * 1000"),
     "a foreign key for those who poll is found half-way": Mutant("redis.call('ZSCORE', POLLS, '')"),
     # the short ways
     "at once past those who wait": Mutant("if not first[1] and own == '' and", "if own == '' and"),
@@ -294,7 +300,7 @@ MUTANTS: Mapping[str, Mutant] = {
     # readers that become the writer
     "an upgrade waits its turn": Mutant("ahead = -1", "ahead = nil"),
     "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),
-    "an upgrade does not wait for others": Mutant("if fits(WHOLE, had) then", "if true then"),
+    "an upgrade does not wait for others": Mutant("if fits(WRITER_WEIGHT, had) then", "if true then"),
     "an upgrade by nobody": Mutant("or not had or had == 0 or spent then", "or spent then"),
     "an upgrade shortens": Mutant("if had > 0 then over", "if false then over"),
     "a late downgrade ends the next upgrade": Mutant("and attempt == (ARGV[4] or '') then", "then"),
@@ -302,7 +308,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "an upgrade in its turn does not say whose it is": Mutant("had > 0 and inbox .. '|' .. id", "nil"),
     "an upgrade that was undone is granted": Mutant("local spent = permit(ARGV[5])", "local spent"),
     "an upgrade that was undone is not spent": Mutant("if ARGV[3] == '1' then spend(ARGV[4]) end"),
-    "two attempts upgrade one permit": Mutant("if had ~= WHOLE or attempt ~= ARGV[5] then", "if had ~= WHOLE then"),
+    "two attempts upgrade one permit": Mutant(
+        "if had ~= WRITER_WEIGHT or attempt ~= ARGV[5] then", "if had ~= WRITER_WEIGHT then"
+    ),
     "a downgrade frees nothing": Mutant("used = used - had + 1"),
     "a downgrade wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "return held and 1 or 0"),
     # a process that shares what it holds
@@ -311,9 +319,9 @@ MUTANTS: Mapping[str, Mutant] = {
         "return token, '1'",
     ),
     "nobody shares": Mutant("if string.byte(token, -1) == 126 then", "if false then"),
-    "one fence too few": Mutant("local RANGE = 128", "local RANGE = 127"),
-    "readers get a range": Mutant("shares and fenced(weight) and RANGE", "shares and RANGE"),
-    "everybody gets a range": Mutant("shares and fenced(weight) and RANGE", "fenced(weight) and RANGE"),
+    "one fence too few": Mutant("FENCE_RANGE - 1", "126"),
+    "readers get a range": Mutant("shares and fenced(weight) and FENCE_RANGE", "shares and FENCE_RANGE"),
+    "everybody gets a range": Mutant("shares and fenced(weight) and FENCE_RANGE", "fenced(weight) and FENCE_RANGE"),
     "nobody remembers that it is shared": Mutant(", mine, 'shared', 1)", ", mine)"),
     "it is shared from the beginning": Mutant(", mine) end", ", mine, 'shared', 1) end"),
     "it is looked for where nobody shares": Mutant("if redis.call('HGET', STATE, 'shared') then", "do"),
@@ -322,10 +330,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "if false then",
     ),
     "who does not wait has others told": Mutant(
-        "if ticket == '' then return {0, 0, look, now, soon} end",
-        "if ticket == '' then wanted('host:1:a:1~') return {0, 0, look, now, soon} end",
+        "if ticket == '' then return {Outcome.BUSY, 0, ms, now, look} end",
+        "if ticket == '' then wanted('host:1:a:1~') return {Outcome.BUSY, 0, ms, now, look} end",
     ),
-    "all who hold are looked at": Mutant("'ZRANGE', PERMITS, 0, 63)", "'ZRANGE', PERMITS, 0, -1)"),
+    "all who hold are looked at": Mutant("'ZRANGE', PERMITS, 0, MAX_NOTIFIED - 1)", "'ZRANGE', PERMITS, 0, -1)"),
     "a process is told more than once": Mutant("and not told[inbox] and", "and"),
     "what was undone hides what is held": Mutant(" and permit(holder) ~= 0 then", " then"),
     "who shares is not told who is behind": Mutant(
@@ -369,7 +377,7 @@ MUTANTS: Mapping[str, Mutant] = {
     # looking
     "inspect counts what is over": Mutant("do used = used - (permit(token) or 0) end", "do end"),
     "inspect shows tombstones": Mutant("if weight and weight > 0 and", "if weight and"),
-    "inspect counts lost permits": Mutant("if not soonest then used = 0 end"),
+    "inspect counts lost permits": Mutant("if not redis.call('ZRANGE', PERMITS, 0, 0)[1] then used = 0 end"),
 }  # fmt: skip
 
 

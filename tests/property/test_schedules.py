@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
-from hashlib import sha1
 from typing import Any
 
 import pytest
@@ -49,6 +48,7 @@ from ..support.schedule import KINDS, Subject, run
 from ..support.schedule_locks import LOCK, LOCK_BY_WATCH, NAME, ONE_PERMIT, PERMITS, PERMITS_BY_WATCH, READ_WRITE
 from ..support.schedule_sharing import SHARED_LOCK
 from ..support.schedule_transactions import BY_TURNS, TRANSACTION
+from ..support.script_mutants import mutated
 
 SUBJECTS: dict[str, tuple[Subject, int]] = {
     "lock": (LOCK, 500),
@@ -123,12 +123,7 @@ def in_script(name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], N
     """As `Mutant`, of a script."""
 
     def changed(wanted: str) -> Script:
-        script = load(wanted)
-        if wanted != name:
-            return script
-        assert script.source.count(old.encode()) == 1, f"{name}.lua changed: adapt the mutant"
-        source = script.source.replace(old.encode(), new.encode())
-        return Script(name, source, sha1(source).hexdigest().encode())
+        return mutated(name, old, new) if wanted == name else load(wanted)
 
     return lambda patch: patch.setattr(commands, "load", changed)
 

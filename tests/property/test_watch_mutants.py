@@ -145,7 +145,7 @@ MUTANTS: dict[str, Mutant] = {
     "the polls are not watched": Mutant(watch_lock, "_read", "for key in keys)", "for key in keys[:1])"),
     "nothing of the permits is watched": Mutant(watch_permits, "_first_asked", '(b"WATCH", *keys)', '(b"PING",)'),
     "pollers are taken for dead": Mutant(watch_lock, "_view", "if until is not None}", "if False}"),
-    "a lock without an end": Mutant(watch_lock, "_held", "left == FOR_EVER_MS", "True"),
+    "a lock without an end": Mutant(watch_lock, "_held", "left == FOREVER_MS", "True"),
     "a lock is not freed": Mutant(watch_lock, "_held", 'return (b"DEL", name)', 'return (b"EXISTS", name)'),
     "a fence is not remembered": Mutant(LOCK_READ, "writes", 'found.append((b"SET", fence', 'id((b"SET", fence'),
     "a lease is not renewed": Mutant(LOCK_READ, "writes", 'found.append((b"PEXPIRE", name', 'id((b"PEXPIRE", name'),

@@ -6,7 +6,7 @@ Such a process says so by its token, which ends as ``:<hex of its inbox>:<number
 from __future__ import annotations
 
 from redis_sync_aio._engine.commands import ticket_member
-from redis_sync_aio._engine.outcomes import RANGE
+from redis_sync_aio._scripts.constants import FENCE_RANGE
 
 from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 from .permits import inbox
@@ -31,11 +31,11 @@ async def test_p8_the_first_of_a_range_is_answered_and_the_last_is_stored(redis:
     """In the short way; a copy is told the first one again."""
     for token in (A1, B2):
         first = await acquire(redis, token)
-        assert await redis.get(KEYS.fence) == b"%d %b" % (first + RANGE - 1, token)
+        assert await redis.get(KEYS.fence) == b"%d %b" % (first + FENCE_RANGE - 1, token)
         assert (await acquire(redis, token))[:2] == [3, first]
         await run(redis, "lock/release", token, b"")
         assert (await acquire(redis, token))[0] == 4
-    assert await acquire(redis, b"t") >= first + RANGE
+    assert await acquire(redis, b"t") >= first + FENCE_RANGE
 
 
 async def test_p8_ranges_follow_each_other_although_the_clock_stands_still(redis: Client) -> None:
@@ -45,8 +45,8 @@ async def test_p8_ranges_follow_each_other_although_the_clock_stands_still(redis
         found.append(await acquire(redis, token))
         await run(redis, "lock/release", token, b"")
     first = (1 << 52) + 1
-    assert found == [first, first + RANGE, first + RANGE + 1]
-    assert await last_fence(redis) == first + 2 * RANGE
+    assert found == [first, first + FENCE_RANGE, first + FENCE_RANGE + 1]
+    assert await last_fence(redis) == first + 2 * FENCE_RANGE
 
 
 async def test_p8_whoever_does_not_share_gets_one(redis: Client) -> None:
@@ -61,7 +61,7 @@ async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None
         await acquire(redis, A1, ticket_member(AT_A, 1, 500, A1))
         await run(redis, "lock/release", b"x", b"")
         ((_, fence, *_),) = await told()
-        assert await redis.get(KEYS.fence) == b"%d %b" % (int(fence) + RANGE - 1, A1)
+        assert await redis.get(KEYS.fence) == b"%d %b" % (int(fence) + FENCE_RANGE - 1, A1)
         assert (await acquire(redis, A1))[:2] == [3, int(fence)]
 
 
@@ -121,7 +121,7 @@ async def test_a_pushed_grant_says_whether_anybody_is_behind(redis: Client) -> N
 async def test_p8_a_renewal_reserves_more_fences_and_says_whether_anybody_waits(redis: Client) -> None:
     async with inbox(redis, AT_A):
         first = await acquire(redis, A1)
-        last = first + RANGE - 1
+        last = first + FENCE_RANGE - 1
         assert (await run(redis, "lock/renew", A1, TTL, 0))[::2] == [1, 0]
         assert await last_fence(redis) == last
         for number in (1, 5000):

@@ -17,6 +17,7 @@ from redis_sync_aio._client.resp import Argument, ReplyError
 from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, robust_keys
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._scripts import Script, load
+from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -24,7 +25,7 @@ from ..support.executions import conduct
 
 LOCK, ROBUST = lock_keys(b"n"), robust_keys(b"n")
 SEM, RW = permit_keys(b"n", "sem"), permit_keys(b"n", "rw")
-TTL, WHOLE = 30_000, 2**31 - 1
+TTL = 30_000
 WRITER = b"w1"
 
 
@@ -52,7 +53,7 @@ def prepare(client: Any, keys: Keys) -> None:
         if keys is ROBUST:
             assert run(client, load("robust/adopt"), keys, b"a", fence, TTL, WRITER, b"0")[0] == 1
         return
-    weight, limit = (1, WHOLE) if keys is RW else (2, 5)
+    weight, limit = (1, WRITER_WEIGHT) if keys is RW else (2, 5)
     run(client, load("permits/acquire"), keys, b"a", TTL, b"", 0, weight, limit)
     if keys is RW:
         run(client, load("permits/upgrade"), keys, b"a", TTL, b"", 0, b"x|1")
@@ -72,7 +73,7 @@ CASES: list[tuple[str, Keys, tuple[Argument, ...]]] = [
     ("permits/renew", SEM, (b"a", 2 * TTL, 2)),
     ("permits/renew", SEM, (b"a", 2 * TTL, 3)),
     ("permits/renew", SEM, (b"b", 2 * TTL, 1)),
-    ("permits/renew", RW, (b"a", 2 * TTL, WHOLE)),
+    ("permits/renew", RW, (b"a", 2 * TTL, WRITER_WEIGHT)),
     ("permits/release", SEM, (b"a", b"", b"0")),
     ("permits/release", SEM, (b"b", b"", b"0")),
     ("permits/release", RW, (b"a", b"", b"0")),

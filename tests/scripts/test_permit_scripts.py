@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from redis_sync_aio._engine.commands import ticket_member
-from redis_sync_aio._engine.permit_rules import TOMB_MS
+from redis_sync_aio._scripts.constants import TOMBSTONE_MS
 
 from .permits import (
     ALIVE,
@@ -108,8 +108,8 @@ async def test_a_tombstone_lasts_for_a_minute(redis: Client) -> None:
     seconds, micros = await redis.time()
     await release(redis, b"a", pending=True)
     until = await redis.zscore(PERMITS, b"a") - (seconds * 1_000_000 + micros)
-    assert TOMB_MS * 1000 <= until < (TOMB_MS + 20_000) * 1000
-    await check_kept(redis, TOMB_MS)
+    assert TOMBSTONE_MS * 1000 <= until < (TOMBSTONE_MS + 20_000) * 1000
+    await check_kept(redis, TOMBSTONE_MS)
 
 
 async def test_p4_renewing_twice_sets_the_same_remaining_time(redis: Client) -> None:

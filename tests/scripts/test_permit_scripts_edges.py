@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.commands import WHOLE, ticket_member
+from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .permits import (
@@ -450,15 +451,15 @@ async def test_p4_renewing_what_is_granted_just_then_answers_the_same_twice(redi
 
 async def test_p8_readers_share_the_fence_of_the_last_writer(redis: Client) -> None:
     async with inbox(redis) as told:
-        first = [await granted(redis, b"r%d" % n, limit=WHOLE) for n in range(3)]
+        first = [await granted(redis, b"r%d" % n, limit=WRITER_WEIGHT) for n in range(3)]
         assert len(set(first)) == 1
-        await waits(redis, b"w", weight=WHOLE, limit=WHOLE)
-        await waits(redis, b"dead", DEAD, weight=WHOLE, limit=WHOLE)
+        await waits(redis, b"w", weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
+        await waits(redis, b"dead", DEAD, weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
         for token in (b"late1", b"late2"):
-            await waits(redis, token, limit=WHOLE)
+            await waits(redis, token, limit=WRITER_WEIGHT)
         for n in range(3):
             await release(redis, b"r%d" % n)
-        assert await holders(redis) == {b"w": WHOLE}
+        assert await holders(redis) == {b"w": WRITER_WEIGHT}
         await release(redis, b"w")
         assert await holders(redis) == {b"late1": 1, b"late2": 1}
         fences = [int(message[1]) for message in await told() if int(message[1]) > 0]

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from redis_sync_aio._engine.commands import WHOLE, ticket_member
-from redis_sync_aio._engine.outcomes import RANGE
-from redis_sync_aio._engine.permit_rules import CALLED
+from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._scripts.constants import FENCE_RANGE, MAX_NOTIFIED, WRITER_WEIGHT
 
 from .permits import (
     ALIVE,
@@ -64,18 +63,20 @@ def wanted(messages: list[tuple[bytes, ...]]) -> list[bytes]:
 # -- fences ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "weight"), [(3, 1), (3, 2), (WHOLE, WHOLE)], ids=["permit", "permits", "writer"])
+@pytest.mark.parametrize(
+    ("limit", "weight"), [(3, 1), (3, 2), (WRITER_WEIGHT, WRITER_WEIGHT)], ids=["permit", "permits", "writer"]
+)
 async def test_p8_the_first_of_a_range_is_answered_and_the_last_is_stored(
     redis: Client, limit: int, weight: int
 ) -> None:
     first = await granted(redis, A1, weight=weight, limit=limit)
-    assert await last_fence(redis) == first + RANGE - 1
+    assert await last_fence(redis) == first + FENCE_RANGE - 1
     assert await state(redis, b"=" + A1) == b"%d %d" % (weight, first)
     for _ in range(2):
         assert (await ask(redis, A1, weight=weight, limit=limit))[:2] == [OWN, first]
     await release(redis, A1)
-    assert await granted(redis, b"other", weight=weight, limit=limit) >= first + RANGE
-    assert await last_fence(redis) >= first + RANGE
+    assert await granted(redis, b"other", weight=weight, limit=limit) >= first + FENCE_RANGE
+    assert await last_fence(redis) >= first + FENCE_RANGE
 
 
 @pytest.mark.parametrize("token", LIKE_IT)
@@ -90,31 +91,31 @@ async def test_p8_ranges_follow_each_other_although_the_clock_stands_still(redis
     await redis.hset(STATE, "fence", 1 << 52)
     found = [await granted(redis, token, limit=9) for token in (A1, b"t", A2, B3)]
     first = (1 << 52) + 1
-    assert found == [first, first + RANGE, first + RANGE + 1, first + 2 * RANGE + 1]
-    assert await last_fence(redis) == first + 3 * RANGE
+    assert found == [first, first + FENCE_RANGE, first + FENCE_RANGE + 1, first + 2 * FENCE_RANGE + 1]
+    assert await last_fence(redis) == first + 3 * FENCE_RANGE
 
 
 async def test_p8_readers_have_no_range_but_the_last_of_the_writer(redis: Client) -> None:
-    first = await granted(redis, A1, limit=WHOLE)
+    first = await granted(redis, A1, limit=WRITER_WEIGHT)
     assert await last_fence(redis) == first, "the very first reader"
-    assert await granted(redis, B3, limit=WHOLE) == first
+    assert await granted(redis, B3, limit=WRITER_WEIGHT) == first
     assert await state(redis, b"shared") == b"1", "readers are told that somebody waits, too"
     for token in (A1, B3):
         await release(redis, token)
-    writes = await granted(redis, A1, weight=WHOLE, limit=WHOLE)
+    writes = await granted(redis, A1, weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
     await release(redis, A1)
-    assert await granted(redis, b"r", limit=WHOLE) == writes + RANGE - 1
-    assert await granted(redis, B3, limit=WHOLE) == writes + RANGE - 1
+    assert await granted(redis, b"r", limit=WRITER_WEIGHT) == writes + FENCE_RANGE - 1
+    assert await granted(redis, B3, limit=WRITER_WEIGHT) == writes + FENCE_RANGE - 1
 
 
 async def test_p8_a_reader_that_becomes_the_writer_gets_a_range(redis: Client) -> None:
-    reads = await granted(redis, A1, limit=WHOLE)
+    reads = await granted(redis, A1, limit=WRITER_WEIGHT)
     first = await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try")
     assert first > reads
-    assert await last_fence(redis) == first + RANGE - 1
+    assert await last_fence(redis) == first + FENCE_RANGE - 1
     assert (await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try"))[:2] == [OWN, first]
     await run(redis, "permits/downgrade", A1, b"", 0, b"try")
-    assert await granted(redis, b"r", limit=WHOLE) == first + RANGE - 1
+    assert await granted(redis, b"r", limit=WRITER_WEIGHT) == first + FENCE_RANGE - 1
 
 
 async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None:
@@ -124,7 +125,7 @@ async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None
         await release(redis, b"x")
         ((_, fence, *_),) = await told()
         assert await state(redis, b"=" + A1) == b"1 " + fence
-        assert await last_fence(redis) == int(fence) + RANGE - 1
+        assert await last_fence(redis) == int(fence) + FENCE_RANGE - 1
         assert await state(redis, b"shared") == b"1"
 
 
@@ -155,12 +156,12 @@ async def test_each_process_is_told_once_that_somebody_waits(redis: Client) -> N
 async def test_readers_and_writers_that_share_are_told_that_somebody_waits(redis: Client) -> None:
     async with inbox(redis, AT_A, AT_B) as told:
         for token in (A1, B3):
-            await granted(redis, token, limit=WHOLE)
-        await waits(redis, b"w", weight=WHOLE, limit=WHOLE)
+            await granted(redis, token, limit=WRITER_WEIGHT)
+        await waits(redis, b"w", weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
         assert sorted(wanted(await told())) == [b"1", b"3"]
         await redis.flushall()
-        await granted(redis, A1, weight=WHOLE, limit=WHOLE)
-        await waits(redis, b"r", limit=WHOLE)
+        await granted(redis, A1, weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
+        await waits(redis, b"r", limit=WRITER_WEIGHT)
         assert wanted(await told()) == [b"1"]
 
 
@@ -195,9 +196,9 @@ async def test_who_is_granted_something_by_the_very_request_is_told_as_well(redi
 
 
 async def test_p9_only_those_whose_permits_end_first_are_told(redis: Client) -> None:
-    limit = CALLED + 2
+    limit = MAX_NOTIFIED + 2
     async with inbox(redis, AT_A, AT_B) as told:
-        for number in range(CALLED - 1):
+        for number in range(MAX_NOTIFIED - 1):
             await granted(redis, b"t%d" % number, limit=limit)
         await ask(redis, A1, limit=limit, ttl=2 * TTL)
         await ask(redis, B3, weight=2, limit=limit, ttl=3 * TTL)
@@ -259,22 +260,22 @@ async def test_who_takes_his_turn_himself_is_told_nothing_if_all_behind_fit(redi
 async def test_a_reader_that_waits_to_become_the_writer_has_the_readers_told(redis: Client) -> None:
     async with inbox(redis, AT_A, AT_B) as told:
         for token in (A1, B3):
-            await granted(redis, token, limit=WHOLE)
-        ticket = ticket_member(AT_A, 9, TTL, A1, WHOLE)
+            await granted(redis, token, limit=WRITER_WEIGHT)
+        ticket = ticket_member(AT_A, 9, TTL, A1, WRITER_WEIGHT)
         for _ in range(2):
             assert (await run(redis, "permits/upgrade", A1, TTL, ticket, 0, b"try"))[0] == QUEUED
             assert sorted(wanted([it for it in await told() if it[1] != b"0"])) == [b"1", b"3"]
         await release(redis, B3)
         ((number, fence, *_),) = await told()
-        assert (number, int(fence) + RANGE - 1) == (b"9", await last_fence(redis))
+        assert (number, int(fence) + FENCE_RANGE - 1) == (b"9", await last_fence(redis))
 
 
 @pytest.mark.parametrize("others", [True, False])
 async def test_a_reader_that_becomes_the_writer_at_once_is_told_of_those_who_wait(redis: Client, others: bool) -> None:
     async with inbox(redis, AT_A, ALIVE) as told:
-        await granted(redis, A1, limit=WHOLE)
+        await granted(redis, A1, limit=WRITER_WEIGHT)
         if others:
-            await waits(redis, b"w", weight=WHOLE, limit=WHOLE)
+            await waits(redis, b"w", weight=WRITER_WEIGHT, limit=WRITER_WEIGHT)
             assert wanted(await told()) == [b"1"]
         assert await run(redis, "permits/upgrade", A1, TTL, b"", 0, b"try") > 0
         assert wanted([message for message in await told() if message[1] != b"0"]) == ([b"1"] if others else [])
@@ -307,12 +308,12 @@ async def test_whoever_may_not_publish_can_wait_all_the_same(redis: Client) -> N
 # -- renewals ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "weight"), [(3, 2), (WHOLE, WHOLE)], ids=["permits", "writer"])
+@pytest.mark.parametrize(("limit", "weight"), [(3, 2), (WRITER_WEIGHT, WRITER_WEIGHT)], ids=["permits", "writer"])
 async def test_p8_a_renewal_reserves_more_fences(redis: Client, limit: int, weight: int) -> None:
     first = await granted(redis, A1, weight=weight, limit=limit)
     own = await state(redis, b"=" + A1)
     assert await renew(redis, A1, 0) == [1, 0, 0]
-    assert await last_fence(redis) == first + RANGE - 1
+    assert await last_fence(redis) == first + FENCE_RANGE - 1
     for number in (1, 5000):
         last = await last_fence(redis)
         code, more, waiting = await renew(redis, A1, number)
@@ -336,9 +337,9 @@ async def test_p8_a_renewal_reserves_fences_that_are_not_before_the_clock_nor_th
 
 
 async def test_p8_a_renewal_has_no_fences_for_readers(redis: Client) -> None:
-    fence = await granted(redis, A1, limit=WHOLE)
+    fence = await granted(redis, A1, limit=WRITER_WEIGHT)
     assert await renew(redis, A1, 50) == [1, 0, 0]
-    assert await granted(redis, b"r", limit=WHOLE) == fence == await last_fence(redis)
+    assert await granted(redis, b"r", limit=WRITER_WEIGHT) == fence == await last_fence(redis)
 
 
 async def test_a_renewal_says_whether_anybody_waits(redis: Client) -> None:
@@ -360,7 +361,7 @@ async def test_a_renewal_says_whether_anybody_waits(redis: Client) -> None:
 
 
 async def test_p4_a_renewal_of_what_is_gone_reserves_nothing(redis: Client) -> None:
-    last = await granted(redis, A1) + RANGE - 1
+    last = await granted(redis, A1) + FENCE_RANGE - 1
     assert await renew(redis, A2, 5) == [0]
     await release(redis, A1, pending=True)
     for number in (0, 5):

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.commands import WHOLE, ticket_member
+from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 
 from . import permits as tools
 from .permits import KEYS, PERMITS, QUEUE, STATE, TTL, Client, commands, everything, inbox
@@ -103,7 +104,9 @@ def of_three(*actors: Actor, short: bool = False) -> Case:
 
 def of_a_whole(*actors: Actor, short: bool = False) -> Case:
     """All want to read or to write, and the first one releases."""
-    actors = tuple(replace(actor, limit=WHOLE, weight=WHOLE if actor.weight > 1 else 1) for actor in actors)
+    actors = tuple(
+        replace(actor, limit=WRITER_WEIGHT, weight=WRITER_WEIGHT if actor.weight > 1 else 1) for actor in actors
+    )
     return Case([actor.asks() for actor in actors], actors[0].releases(), short)
 
 

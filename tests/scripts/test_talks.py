@@ -14,11 +14,10 @@ import redis
 from redis_sync_aio._client.resp import Argument, ReplyError, Words
 from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, upgrade_keys
 from redis_sync_aio._engine.commands import ticket_member
-from redis_sync_aio._engine.outcomes import Outcome
-from redis_sync_aio._engine.permit_rules import CALLED
 from redis_sync_aio._engine.watch import DECISIONS, converse
 from redis_sync_aio._engine.watch_dialogue import microseconds
 from redis_sync_aio._scripts import load
+from redis_sync_aio._scripts.constants import MAX_NOTIFIED, WRITER_WEIGHT, Outcome
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.dialogues import CONFLICT
 from redis_sync_aio.embedded import EmbeddedServer
@@ -29,7 +28,7 @@ LOCK = lock_keys(b"t")
 SEM = permit_keys(b"t", "sem")
 RW = upgrade_keys(permit_keys(b"t", "rw"))
 INBOX = b"rsa:talks"
-TTL, WHOLE = 30_000, 2**31 - 1
+TTL = 30_000
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,7 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
 
 def prepare(client: Any, keys: Keys) -> None:
     if keys is RW:
-        run(client, RW, "permits/acquire", b"a", TTL, b"", 0, 1, WHOLE)
+        run(client, RW, "permits/acquire", b"a", TTL, b"", 0, 1, WRITER_WEIGHT)
     else:
         run(client, *ask(keys, b"a")[:2], *ask(keys, b"a")[2])
 
@@ -349,7 +348,7 @@ def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> 
     for number in range(80):
         run(client, keys, "permits/acquire", b"o%d" % number, TTL, b"", 0, *size)
     client.zadd(keys.all[0], {b"o%d" % number: 1 for number in range(80)}, xx=True)
-    for number in range(CALLED + 1):
+    for number in range(MAX_NOTIFIED + 1):
         token = b"host:1:%x:%d~" % (number, number + 1)
         client.zadd(keys.all[0], {token: (1 << 52) + number})
         client.hset(keys.all[1], b"=" + token, b"1 5")
@@ -358,13 +357,13 @@ def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> 
     told: list[Words] = []
     call = said(keys, "permits/acquire", b"b", TTL, ticket(keys, b"b"), 0, limit, limit)
     with client.pubsub() as pubsub:
-        inboxes = [b"rsa:%x" % number for number in range(CALLED + 1)]
+        inboxes = [b"rsa:%x" % number for number in range(MAX_NOTIFIED + 1)]
         pubsub.subscribe(*inboxes)
         for _ in inboxes:
             assert pubsub.get_message(timeout=5)["type"] == "subscribe"
         reply = conduct(client, converse(call), meanwhile=told.append)
     assert reply[0] == 2
-    assert [words[1] for words in told if words[0] == b"PUBLISH"] == inboxes[:CALLED]
+    assert [words[1] for words in told if words[0] == b"PUBLISH"] == inboxes[:MAX_NOTIFIED]
 
 
 def _call(asked: tuple[Keys, str, tuple[Argument, ...]]) -> Any:

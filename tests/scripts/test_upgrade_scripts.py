@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from redis_sync_aio._core.keys import permit_keys
-from redis_sync_aio._engine.commands import WHOLE, ticket_member
+from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 
 from . import permits as tools
 
@@ -42,11 +43,13 @@ async def twice(redis: Client, script: str, *arguments: bytes | int) -> tuple[An
 
 
 async def read(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
-    return (await twice(redis, "permits/acquire", token, TTL, ticket, 60_000 if ticket else 0, 1, WHOLE))[0]
+    return (await twice(redis, "permits/acquire", token, TTL, ticket, 60_000 if ticket else 0, 1, WRITER_WEIGHT))[0]
 
 
 async def write(redis: Client, token: bytes, ticket: bytes = b"") -> Any:
-    return (await twice(redis, "permits/acquire", token, TTL, ticket, 60_000 if ticket else 0, WHOLE, WHOLE))[0]
+    return (
+        await twice(redis, "permits/acquire", token, TTL, ticket, 60_000 if ticket else 0, WRITER_WEIGHT, WRITER_WEIGHT)
+    )[0]
 
 
 async def upgrade(redis: Client, token: bytes, ticket: bytes = b"", attempt: bytes = TRY) -> tuple[Any, Any]:
@@ -65,7 +68,7 @@ async def weights(redis: Client) -> dict[bytes, int]:
     return {key[1:]: int(value.split()[0]) for key, value in state.items() if key.startswith(b"=")}
 
 
-def polled(token: bytes, weight: int = WHOLE) -> bytes:
+def polled(token: bytes, weight: int = WRITER_WEIGHT) -> bytes:
     return ticket_member(b"", 1, TTL, token, weight)
 
 
@@ -76,7 +79,7 @@ async def test_p1_p8_a_lone_reader_becomes_the_writer(redis: Client) -> None:
     assert fence > old
     assert (again[0], again[1]) == (OWN, fence)
     assert 0 < again[2] <= TTL
-    assert await weights(redis) == {b"a": WHOLE}
+    assert await weights(redis) == {b"a": WRITER_WEIGHT}
     assert (await read(redis, b"b"))[0] == BUSY
     assert await downgrade(redis, b"a") == (1, 1)
     assert await weights(redis) == {b"a": 1}
@@ -103,8 +106,10 @@ async def test_p2_it_need_not_look_after_those_behind_it(redis: Client) -> None:
     async with tools.inbox(redis):
         await read(redis, b"a")
         await read(redis, b"b")
-        assert (await write(redis, b"w", ticket_member(tools.ALIVE, 1, TTL, b"w", WHOLE)))[0] == QUEUED
-        answers = await upgrade(redis, b"a", ticket_member(tools.ALIVE, 2, TTL, b"a", WHOLE), tools.ALIVE + b"|2")
+        assert (await write(redis, b"w", ticket_member(tools.ALIVE, 1, TTL, b"w", WRITER_WEIGHT)))[0] == QUEUED
+        answers = await upgrade(
+            redis, b"a", ticket_member(tools.ALIVE, 2, TTL, b"a", WRITER_WEIGHT), tools.ALIVE + b"|2"
+        )
         assert [answer[::4] for answer in answers] == [[QUEUED, 0], [QUEUED, 0]]
 
 
@@ -121,7 +126,7 @@ async def test_a_dead_one_is_passed(redis: Client) -> None:
     """P2: nobody listens at its inbox."""
     await read(redis, b"a")
     await read(redis, b"b")
-    dead = ticket_member(b"rsa:nobody", 1, TTL, b"a", WHOLE)
+    dead = ticket_member(b"rsa:nobody", 1, TTL, b"a", WRITER_WEIGHT)
     await redis.zadd(QUEUE, {dead: -1})
     assert (await upgrade(redis, b"b", polled(b"b")))[0][0] == QUEUED
     assert await redis.zrange(QUEUE, 0, -1) == [polled(b"b")]
@@ -143,11 +148,11 @@ async def test_p1_a_reader_that_is_gone_does_not_become_the_writer(redis: Client
     await inbox.get_message(timeout=5)
     await read(redis, b"a")
     await read(redis, b"b")
-    ticket = ticket_member(b"rsa:alive", 7, TTL, b"a", WHOLE)
+    ticket = ticket_member(b"rsa:alive", 7, TTL, b"a", WRITER_WEIGHT)
     assert (await upgrade(redis, b"a", ticket))[0][0] == QUEUED
     assert (
         await redis.eval(
-            tools.load("permits/acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 1, WHOLE
+            tools.load("permits/acquire").source, 4, *KEYS.all, b"c", TTL, polled(b"c", 1), 60_000, 1, WRITER_WEIGHT
         )
     )[0] == QUEUED
     assert await twice(redis, "permits/release", b"a", b"", 0) == (1, 0)
@@ -189,7 +194,7 @@ async def test_p4_a_late_downgrade_leaves_the_next_upgrade_alone(redis: Client) 
     for pending in (False, True):
         assert await downgrade(redis, b"a", pending=pending) == (1, 1)
     assert await downgrade(redis, b"a", attempt=b"") == (1, 1)  # of one who had acquired it for writing
-    assert await weights(redis) == {b"a": WHOLE, TRY: 0}
+    assert await weights(redis) == {b"a": WRITER_WEIGHT, TRY: 0}
     assert await downgrade(redis, b"a", attempt=NEXT) == (1, 1)
     assert await weights(redis) == {b"a": 1, TRY: 0}
 
@@ -205,7 +210,7 @@ async def test_p4_a_late_upgrade_finds_itself_spent(redis: Client) -> None:
     fence, _ = await upgrade(redis, b"a", attempt=NEXT)
     assert isinstance(fence, int)
     assert (await upgrade(redis, b"a"))[0][0] == SPENT
-    assert await weights(redis) == {b"a": WHOLE, TRY: 0}
+    assert await weights(redis) == {b"a": WRITER_WEIGHT, TRY: 0}
 
 
 async def test_p4_an_upgrade_that_never_arrived_is_undone_for_good(redis: Client) -> None:
@@ -226,7 +231,7 @@ async def test_p1_one_permit_is_upgraded_by_one_attempt(redis: Client) -> None:
     await write(redis, b"a")
     assert (await upgrade(redis, b"a"))[0][0] == DEADLOCK
     assert await downgrade(redis, b"a") == (1, 1)
-    assert await weights(redis) == {b"a": WHOLE}, "it was not upgraded"
+    assert await weights(redis) == {b"a": WRITER_WEIGHT}, "it was not upgraded"
     assert await downgrade(redis, b"a", attempt=b"") == (1, 1)
     assert await weights(redis) == {b"a": 1}
 
@@ -236,13 +241,13 @@ async def test_p4_granted_in_its_turn_it_is_the_same_attempt(redis: Client) -> N
     async with tools.inbox(redis) as told:
         await read(redis, b"a")
         await read(redis, b"b")
-        ticket, attempt = ticket_member(tools.ALIVE, 7, TTL, b"a", WHOLE), tools.ALIVE + b"|7"
+        ticket, attempt = ticket_member(tools.ALIVE, 7, TTL, b"a", WRITER_WEIGHT), tools.ALIVE + b"|7"
         assert (await upgrade(redis, b"a", ticket, attempt))[0][0] == QUEUED
         assert await twice(redis, "permits/release", b"b", b"", 0) == (1, 0)
         assert [message[0] for message in await told()][-1:] == [b"7"]
         assert (await upgrade(redis, b"a", ticket, attempt))[0][0] == OWN
         assert await downgrade(redis, b"a") == (1, 1)
-        assert await weights(redis) == {b"a": WHOLE}
+        assert await weights(redis) == {b"a": WRITER_WEIGHT}
         assert await downgrade(redis, b"a", attempt=attempt) == (1, 1)
         assert await weights(redis) == {b"a": 1}
 
@@ -250,10 +255,10 @@ async def test_p4_granted_in_its_turn_it_is_the_same_attempt(redis: Client) -> N
 async def test_p6_who_writes_no_more_is_told_by_his_renewal(redis: Client) -> None:
     """P1: the same identity, in another process, made a reader of it. A reader's renewal is as good as before."""
     await write(redis, b"a")
-    assert await tools.renew_of(redis, KEYS, b"a", WHOLE) == 1
+    assert await tools.renew_of(redis, KEYS, b"a", WRITER_WEIGHT) == 1
     await downgrade(redis, b"a", attempt=b"")
     until = await redis.zscore(PERMITS, b"a")
-    assert await tools.renew_of(redis, KEYS, b"a", WHOLE) == 0
+    assert await tools.renew_of(redis, KEYS, b"a", WRITER_WEIGHT) == 0
     assert await redis.zscore(PERMITS, b"a") == until
     assert await tools.renew_of(redis, KEYS, b"a", 1) == 1
     await upgrade(redis, b"a")

@@ -18,9 +18,9 @@ from redis_sync_aio import (
     Unreachable,
 )
 from redis_sync_aio._core.keys import Engine, PermitKeys, lock_keys, permit_keys
-from redis_sync_aio._engine.commands import WHOLE
 from redis_sync_aio._engine.snapshot import Ticket
 from redis_sync_aio._leases.hold import Hold
+from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 
 from .gate import Command, Gate, Pipe
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
@@ -129,7 +129,7 @@ class ReadWrite(Permits):
     fence_each = False
 
     def __init__(self) -> None:
-        super().__init__(WHOLE, (1, 1, WHOLE))
+        super().__init__(WRITER_WEIGHT, (1, 1, WRITER_WEIGHT))
 
     def door(self, sync: Coordinator, weight: int) -> Door:
         lock = AsyncReadWriteLock(sync, NAME, ttl=LEASE)

@@ -1,7 +1,11 @@
-"""Mutants of scripts: some text of theirs replaced, and the checks that are to notice."""
+"""Mutants of scripts: some text of theirs replaced, and the checks that are to notice.
+
+Texts of scripts may break their lines elsewhere, and name constants (`redis_sync_aio._scripts.constants`).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha1
 from types import ModuleType
@@ -11,9 +15,28 @@ import pytest
 from redis.exceptions import RedisError
 
 from redis_sync_aio._scripts import Script, load
+from redis_sync_aio._scripts.constants import put_in
 
 Client: TypeAlias = Any
 Check: TypeAlias = Callable[[Client], Awaitable[None]]
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """Return what finds that text in a script."""
+    return re.compile(r"\s+".join(map(re.escape, re.split(r"\s+", put_in(text)))))
+
+
+def changed(source: str, old: str, new: str) -> str:
+    """Return a script with ``new`` wherever ``old`` stands. Raises AssertionError if it stands nowhere."""
+    found, times = pattern(old).subn(lambda _: put_in(new), source)
+    assert times, f"the script changed: adapt the mutant of {old!r}"
+    return found
+
+
+def mutated(name: str, old: str, new: str) -> Script:
+    """Load a script with ``new`` wherever ``old`` stands."""
+    source = changed(load(name).source.decode(), old, new).encode()
+    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
 class Mutant(NamedTuple):
@@ -23,9 +46,12 @@ class Mutant(NamedTuple):
     new: str = ""
 
     def load(self, name: str) -> Script:
-        """Load a script that is changed."""
-        source = load(name).source.replace(self.old.encode(), self.new.encode())
-        return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
+        """Load a script, changed if the text stands in it."""
+        return mutated(name, self.old, self.new) if self.stands_in(name) else load(name)
+
+    def stands_in(self, name: str) -> bool:
+        """Return whether the text stands in a script."""
+        return pattern(self.old).search(load(name).source.decode()) is not None
 
 
 async def failing(redis: Client, checks: Mapping[str, Check]) -> str | None:
@@ -51,7 +77,7 @@ async def is_caught(
     checks: Mapping[str, Check],
 ) -> None:
     """Fail unless a check fails. ``loader`` is the module whose ``load`` the checks use."""
-    assert any(mutant.old.encode() in load(name).source for name in scripts), "the scripts changed: adapt the mutant"
+    assert any(map(mutant.stands_in, scripts)), "the scripts changed: adapt the mutant"
     for name in scripts:
         await redis.script_load(mutant.load(name).source.decode())  # raises if it is no Lua any more
     patch.setattr(loader, "load", mutant.load)

@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._engine.commands import WANTED, read_push
+from redis_sync_aio._engine.commands import read_push
+from redis_sync_aio._scripts.constants import CONTENDED
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 
 from .body import FAST
@@ -103,7 +104,7 @@ def on_wanted(sync: Coordinator, act: Callable[[Callable[[], None]], None]) -> N
     let_in = sync.link_pushed
 
     def pushed(payload: bytes) -> None:
-        if payload and read_push(payload).fence == WANTED:
+        if payload and read_push(payload).fence == CONTENDED:
             act(lambda: let_in(payload))
         else:
             let_in(payload)

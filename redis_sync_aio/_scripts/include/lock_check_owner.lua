@@ -1,6 +1,7 @@
--- Returns GONE or TAKEN unless ARGV[1] holds the lock. If nobody does, whose turn it is gets it. Needs `holder`.
+-- Return GONE or TAKEN unless ARGV[1] holds the lock. If nobody does, grant it to the next waiter.
+-- Needs `holder`.
 if holder ~= ARGV[1] then
-  if holder then return {2, now} end
+  if holder then return {Renewed.TAKEN, now} end
   settle('', heads())
-  return {0, now}
+  return {Renewed.GONE, now}
 end

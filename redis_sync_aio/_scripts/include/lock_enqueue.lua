@@ -1,9 +1,10 @@
--- The end of an acquire: returns BUSY, or QUEUED with a place.
--- Needs `holder` and `last` (NAME and FENCE), and `settled`: tickets were taken out since `tail` was read.
-local left, soon = redis.call('PTTL', NAME), 1
-if holder and last and string.sub(last, 18) == holder then soon = 0 end
-if ticket == '' then return {0, 0, left, now, soon} end
+-- The end of an acquire: return BUSY, or QUEUED with a place in the queue.
+-- Needs `holder` and `last` (NAME and FENCE), and `settled`: whether tickets were removed after
+-- `tail` was read. If FENCE does not name the holder, no release will wake us: look again soon.
+local left, look = redis.call('PTTL', NAME), Look.SOON
+if holder and last and string.sub(last, 18) == holder then look = Look.NONE end
+if ticket == '' then return {Outcome.BUSY, 0, left, now, look} end
 local place, perhaps_new = (tail or 0) + 1, not tail or settled
 -- include: ticket_insert
 if holder then wanted(holder) end
-return {2, new, left, now, soon}
+return {Outcome.QUEUED, new, left, now, look}

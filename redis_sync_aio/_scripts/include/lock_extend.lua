@@ -1,5 +1,7 @@
--- Let the lease end `ttl` from now (text, not '0'), and its fence be remembered for longer. Whoever is next hears of an
--- end that comes sooner than it was told. A refusal by the ACL comes before NAME has another end.
+-- Let the lease end `ttl` ms from now (text, not '0') and remember its fence for longer. If that is
+-- sooner than the next waiter was told, tell it. FENCE comes first: a refusal by the ACL must leave
+-- NAME as it was.
+-- include: lock_notify_sooner
 local ended, keep = redis.call('PTTL', NAME), remember(ttl)
 if redis.call('PTTL', FENCE) < keep then redis.call('PEXPIRE', FENCE, keep) end
 redis.call('PEXPIRE', NAME, ttl)

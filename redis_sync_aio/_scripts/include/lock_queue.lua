@@ -1,39 +1,27 @@
--- Shared by every script of the lock. Nothing happens on the server until a function is called, but TIME.
--- A ticket is 'inbox|id|claim_ms|token': where to push the grant ('' = its owner polls), the number it has
--- there, for how long it is granted at first (0 = for ever), and the token that becomes the holder.
+-- The queue of a lock: granting it to the tickets in their order, and notifying their owners.
+-- Runs no command but TIME until one of its functions is called.
+-- A ticket is 'inbox|id|claim_ms|token': where to push the grant ('' = its owner polls), the number
+-- of the ticket there, the first duration of the grant (0 = forever), and the token that becomes
+-- the holder. A message to an inbox is 'id fence time ms', and more after a grant; in place of the
+-- fence it may have 0 (you are next: look in ms), ASK_AGAIN or CONTENDED.
 -- include: publish
 local GRANTED, RESERVED, FREE = 1, 2, 3
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- microseconds; exact, below 2^53 until 2255
-local digits = clock[1] .. string.sub('00000' .. clock[2], -6) -- the same as text: 16 digits until 2286
+local digits = clock[1] .. string.sub('00000' .. clock[2], -6) -- as text: 16 digits until 2286
 
--- P8: the hybrid clock. Greater than every earlier fence, also when the stored one was lost. Returns text.
--- Of a range the first is returned and the last is stored.
+-- P8: a hybrid clock. Returns, as text, a fence above every earlier one, even if the stored fence
+-- was lost. Of a range the first fence is returned and the last one is stored.
 local function next_fence(token, ms, range)
   local fence, keep, more = digits, remember(ms), (range or fences_of(token)) - 1
   local function upto() return more == 0 and fence or string.format('%.0f', fence + more) end
   local last = redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep, 'GET')
   if last and string.sub(last, 1, 16) >= fence then -- the clock stood still, or went back
     fence = string.format('%.0f', tonumber(string.sub(last, 1, 16)) + 1)
-    redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep + math.floor((fence - now) / 1000)) -- it catches up
+    keep = keep + math.floor((fence - now) / 1000) -- until the clock has caught up
+    redis.call('SET', FENCE, upto() .. ' ' .. token, 'PX', keep)
   end
   return fence
-end
-
--- Tell a process that shares what it holds that it is wanted: if somebody waits, or anyway.
-local function wanted(holder, anyway)
-  local inbox, id = sharer(holder)
-  if inbox and (anyway or redis.call('ZCARD', QUEUE) > 0) then
-    push('rsa:' .. inbox, id .. ' -2 ' .. digits .. ' 0')
-  end
-end
-
--- Tell the first waiter, or if nobody hears that the second, that NAME is free in ms, sooner than it was told.
-local function sooner(ms)
-  for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, 1)) do
-    local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
-    if inbox and push(inbox, id .. ' 0 ' .. digits .. ' ' .. ms) ~= 0 then return end
-  end
 end
 
 local function hold(token, ms)
@@ -42,11 +30,13 @@ end
 
 local function heads() return redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') end
 
--- Give NAME to the first living ticket ahead of `mine`; `first` is what heads() gave. GRANTED: somebody has it
--- now. RESERVED: a polling waiter is next and alive, NAME is its to take. FREE: nobody is ahead of `mine`.
--- The ticket goes first: ZREM is allowed when the server is out of memory, and after one write of a script
--- the server lets the others pass. PUBLISH comes before SET: 0 receivers mean that the waiter is gone.
--- The one after is told too for how long the new holder has it: it looks again then, if nobody wakes it.
+-- Give NAME to the first living ticket ahead of `mine`; `first` is what heads() returned.
+-- GRANTED: it has a holder now. RESERVED: the next waiter polls and is alive; NAME is its to take.
+-- FREE: no ticket is ahead of `mine`.
+-- The ticket goes first: ZREM is allowed when the server is out of memory, and after one write of a
+-- script the server allows the others. PUBLISH comes before SET: 0 receivers mean that the waiter
+-- is gone. The one after it is told how long the new holder has the lock: it looks again then, if
+-- nothing wakes it before.
 local function settle(mine, first)
   while true do
     local ticket, place, following = first[1], first[2], first[3]
@@ -61,11 +51,13 @@ local function settle(mine, first)
       redis.call('ZREM', QUEUE, ticket)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local grant = id .. ' ' .. next_fence(token, ms) .. ' ' .. digits .. ' ' .. ms
-      if following then grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) end -- 0: somebody else waits
+      if following then -- the number of the next ticket of the same inbox; 0: of another one
+        grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0)
+      end
       local heard = push(inbox, grant)
-      if type(heard) == 'table' then -- we may not publish: its owner finds the reserved lock when it heals
+      if type(heard) == 'table' then -- PUBLISH was refused: the owner finds the reserved lock later
         redis.call('ZADD', QUEUE, place, ticket)
-        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)
+        redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
         return RESERVED
       end
       if heard > 0 then

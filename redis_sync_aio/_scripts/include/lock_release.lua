@@ -1,13 +1,13 @@
--- Withdraw the ticket ARGV[2], give up what ARGV[1] holds, hand it over; returns the reply. Needs `holder` and `gap`.
-local OPEN = '|0|0|' -- see lock_poller_gap
+-- Withdraw the ticket ARGV[2], release what ARGV[1] holds and hand it over; return the reply.
+-- Needs `holder` and `gap`.
 if ARGV[2] ~= '' then
-  redis.call('ZREM', POLLS, ARGV[2]) -- first: if POLLS is somebody else's key this fails, and nothing was changed
+  redis.call('ZREM', POLLS, ARGV[2]) -- first: for another type it raises before any change
   redis.call('ZREM', QUEUE, ARGV[2])
 end
-if holder and holder ~= ARGV[1] then return 2 end
+if holder and holder ~= ARGV[1] then return Released.TAKEN end
 local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
 if holder and not first[1] then
-  if gap > 0 then redis.pcall('ZREM', POLLS, OPEN) end
+  if gap > 0 then redis.pcall('ZREM', POLLS, 'POLLERS_TICKET') end
   return redis.call('DEL', NAME)
 end
 -- include: lock_queue
@@ -17,8 +17,10 @@ end
 local next = settle('', first)
 if not holder then
   local last = redis.call('GET', FENCE)
-  if ARGV[3] == '1' and next == FREE and string.sub(last or '', 18) ~= ARGV[1] then pcall(next_fence, ARGV[1], '1') end
-  return 0
+  if ARGV[3] == '1' and next == FREE and string.sub(last or '', 18) ~= ARGV[1] then
+    pcall(next_fence, ARGV[1], '1')
+  end
+  return Released.GONE
 end
 if next ~= GRANTED then redis.call('DEL', NAME) end
-return 1
+return Released.RELEASED

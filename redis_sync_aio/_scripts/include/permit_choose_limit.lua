@@ -1,6 +1,9 @@
--- Whose limit counts when the caller comes with another one than the server's. The caller's, if it says 'set', or when
--- nobody holds or waits: those who acquire only imply a limit. The server's, if it says 'keep'. A limit that resize has
--- set stays. Needs what `settle` returned, and `permit` of the token. It still `differs`: the request is refused.
+-- Decide which limit counts when the caller brings another one than the server's. It is the
+-- caller's if ARGV[7] is 'set', or if nobody holds or waits: acquirers only imply a limit. It is
+-- the server's if ARGV[7] is 'keep'. A limit that a resize has set stays. If it still `differs` the
+-- request is refused. Needs what `settle` returned, and `permit` of the token.
+local function waits(member) return member ~= '' and redis.call('ZSCORE', QUEUE, member) end
+
 local differs = asked > 0 and asked ~= limit and not waits(ticket)
 local resized = differs and redis.call('HGET', STATE, 'resized')
 if differs and not resized and (ARGV[7] == 'set' or used == 0 and turn == FREE) then

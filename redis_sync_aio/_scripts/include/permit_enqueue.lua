@@ -1,17 +1,22 @@
--- The end of an acquire: returns BUSY, or QUEUED with a place. Needs `turn` and `more`: what `settle` returned.
--- When to look again: 1 soon, as nobody wakes it; 2 from time to time: there is room behind the first, who may die.
-local look = left() or -1
-local soon = turn == RESERVED and not more and 1 or turn == FULL and used < limit and not ahead and 2 or 0
-if turn == RESERVED and more and (look < 0 or more < look) then look = math.max(1, math.ceil(more)) end
-if ticket == '' then return {0, 0, look, now, soon} end
+-- The end of an acquire: return BUSY, or QUEUED with a place in the queue.
+-- Needs `turn` and `more`: what `settle` returned; and `ahead`: the score of a ticket that goes to
+-- the front, or false.
+-- Look.SOON: nothing will wake us. Look.IN_TIME: there is room behind the first ticket, whose owner
+-- may die.
+local ms, look = left() or FOREVER_MS, Look.NONE
+if turn == RESERVED and not more then look = Look.SOON
+elseif turn == FULL and used < limit and not ahead then look = Look.IN_TIME end
+if turn == RESERVED and more and (ms < 0 or more < ms) then ms = math.max(1, math.ceil(more)) end
+if ticket == '' then return {Outcome.BUSY, 0, ms, now, look} end
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 local place, perhaps_new = ahead or (tail or 0) + 1, not tail
 -- include: ticket_insert
--- Tell those who share what they hold, each process once. `shared` is read only here: where it is missing among many
--- permits that takes time, which those who do not wait need not spend.
+-- Tell each sharing process once that its permits are contended. `shared` is read only here: where
+-- it is missing among many permits, reading it takes time that requests without a wait need not
+-- spend.
 if redis.call('HGET', STATE, 'shared') then
   local told = {}
-  for _, holder in ipairs(redis.call('ZRANGE', PERMITS, 0, 63)) do
+  for _, holder in ipairs(redis.call('ZRANGE', PERMITS, 0, MAX_NOTIFIED - 1)) do
     local inbox = sharer(holder)
     if inbox and not told[inbox] and permit(holder) ~= 0 then
       told[inbox] = true
@@ -19,4 +24,4 @@ if redis.call('HGET', STATE, 'shared') then
     end
   end
 end
-return {2, new, look, now, soon}
+return {Outcome.QUEUED, new, ms, now, look}

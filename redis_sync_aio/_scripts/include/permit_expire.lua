@@ -1,10 +1,12 @@
--- Drop what is over. Included behind `permit_queue`. When one of the two keys was lost (evicted) nothing is known of the permits: nobody holds any.
+-- Drop expired permits. Included after `permit_queue`. If one of the two keys was lost (evicted),
+-- nothing is known of the permits, so nobody holds any.
 if used > 0 and not soonest then
   local resized = redis.call('HGET', STATE, 'resized')
   redis.call('DEL', STATE)
-  redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence), 'kept', kept)
+  redis.call('HSET', STATE, 'limit', limit, 'used', 0, 'fence', string.format('%.0f', fence),
+    'kept', kept)
   if resized then redis.call('HSET', STATE, 'resized', 1) end
-  redis.call('PEXPIRE', STATE, math.max(3600000, kept - math.floor(now / 1000)))
+  redis.call('PEXPIRE', STATE, math.max(HOUR_MS, kept - math.floor(now / 1000)))
   used, saved, own = 0, 0, ''
 elseif soonest and not state[2] then
   redis.call('ZREMRANGEBYRANK', PERMITS, 0, -1)

@@ -1,12 +1,17 @@
--- A short way of an acquire: all is taken, nothing is over, nobody shares, and the first who waits is of the usual kind.
--- Does what `settle` and `permit_enqueue` would do, and returns QUEUED. Before most functions are made: half of the server's time for a request that has to wait.
+-- Queue for a permit the short way: all permits are taken, none has expired, no process shares, and
+-- the first ticket is plain. Does what `settle` and `permit_enqueue` would do and returns QUEUED.
+-- It comes before most functions are made: half of the server's time for a request that has to
+-- wait.
 -- include: permit_plain_ticket
-local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 0 -- by no tombstone
+-- By no tombstone: see `permit_state`.
+local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 0
 local asks = ticket ~= '' and ticket ~= first[1] and poll_ms == 0 and own == ''
-if full and asks and weight <= limit and (asked == limit or asked == 0) and usual(first[1]) and first[2] + 0 > 0
-  and not redis.call('HGET', STATE, 'shared') then
+if full and asks and weight <= limit and (asked == limit or asked == 0) and usual(first[1])
+  and first[2] + 0 > 0 and not redis.call('HGET', STATE, 'shared') then
   local place = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1
   local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)
-  if new == 0 or place % 16 == 0 then redis.call('PEXPIRE', QUEUE, QUEUE_TTL) end
-  if type(new) ~= 'table' then return {2, new, math.ceil((soonest - now) / 1000), now, 0} end
+  if new == 0 or place % 16 == 0 then redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS) end
+  if type(new) ~= 'table' then
+    return {Outcome.QUEUED, new, math.ceil((soonest - now) / 1000), now, Look.NONE}
+  end
 end

@@ -1,11 +1,13 @@
--- A short way of a release: the first who waits gets just what becomes free, so that all is taken again, and the next one
--- is of the usual kind as he is, if there is one. Does what `drop`, `settle` and `hold` would do, and returns RELEASED.
--- Before those are made: half of the server's time. Needs `held`: the weight that is given up (text), if it may be used.
--- PUBLISH comes first: if nobody listens, or we may not, nothing has happened yet.
+-- Release a permit the short way: the first ticket takes just what becomes free, so that all is
+-- taken again, and it and the next one, if there is one, are plain. Does what `drop`, `settle` and
+-- `hold` would do and returns RELEASED. It comes before those are made: half of the server's time.
+-- Needs `held`: the weight that is released (text), if this way may be tried.
+-- PUBLISH comes first: if nobody listens, or it is refused, nothing has happened yet.
 -- include: permit_plain_ticket
 local inbox, id, ms, weight, token = usual(held and ARGV[2] == '' and first[1])
 local next_inbox, next_id = usual(inbox and first[3])
-if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held + weight == limit then
+if inbox and first[2] + 0 > 0 and (next_inbox or not first[3])
+  and used - held + weight == limit then
   local other = tonumber(ends[ends[1] == ARGV[1] and 4 or 2])
   local next = fence < now and now or fence + 1
   if lasts(next, ms) and (not other or other % 1 == 0) then
@@ -13,7 +15,9 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held +
     local its_fence = next == now and digits or string.format('%.0f', next)
     local look = other and math.min(math.ceil((other - now) / 1000), ms) or ms
     local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
-    if next_id then grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look end
+    if next_id then
+      grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look
+    end
     local heard = push(inbox, grant)
     if type(heard) == 'number' and heard > 0 then
       redis.call('ZREM', QUEUE, first[1])
@@ -21,9 +25,12 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3]) and used - held +
       redis.call('HDEL', STATE, field)
       redis.call('ZADD', PERMITS, now + ms * 1000, token)
       if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end
-      redis.call('HSET', STATE, 'used', limit, 'fence', its_fence, '=' .. token, weight .. ' ' .. its_fence)
-      if next_id and next_inbox ~= inbox then push(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look) end
-      return 1
+      redis.call('HSET', STATE, 'used', limit, 'fence', its_fence,
+        '=' .. token, weight .. ' ' .. its_fence)
+      if next_id and next_inbox ~= inbox then
+        push(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
+      end
+      return Released.RELEASED
     end
   end
 end

@@ -1,5 +1,6 @@
--- The keys of permits, and who waits first.
+-- The keys of permits, and the first tickets of the queue.
+-- A limit of WRITER_WEIGHT is that of a read/write lock: readers weigh 1, the writer weighs it all.
 local PERMITS, STATE, QUEUE, POLLS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local QUEUE_TTL, WHOLE = 600000, 2147483647 -- a limit of WHOLE: readers weigh 1, a writer weighs it all
-local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') -- nil: unknown again, after a change
+-- nil: unknown again, after a change
+local first = redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
 local field = '=' .. ARGV[1] -- of STATE: the caller's own permit

@@ -1,9 +1,12 @@
--- A waiter of the usual kind: woken by a push, not heavier than the limit, and with a token of his own, made of his inbox
--- and the number of his ticket, so that it holds nothing yet. Returns inbox, number, ms, weight and token; nil of others.
+-- A plain ticket: woken by a push, not heavier than the limit, and with a token made of its inbox
+-- and its number, so that the token holds nothing yet. Returns inbox, number, ms, weight and token;
+-- nil for any other ticket.
 local function usual(ticket)
-  local inbox, id, ms, weight, token = string.match(ticket or '', '^rsa:(%x+)|(%d+)|(%d+)|(%d+)|()')
-  local own = inbox and ':' .. inbox .. ':' .. id -- compared: matched by the pattern as well it takes twice the time
+  local inbox, id, ms, weight, token = string.match(ticket or '',
+    '^INBOX_PREFIX(%x+)|(%d+)|(%d+)|(%d+)|()')
+  -- Compared: if the pattern matched this as well, it would take twice the time.
+  local own = inbox and ':' .. inbox .. ':' .. id
   if own and string.sub(ticket, -#own) == own and weight + 0 <= limit then
-    return 'rsa:' .. inbox, id, ms, weight, string.sub(ticket, token)
+    return 'INBOX_PREFIX' .. inbox, id, ms, weight, string.sub(ticket, token)
   end
 end

@@ -1,10 +1,14 @@
--- What may be given, and giving it. Included behind `permit_state` and `soonest` (see `permit_first_expiry`).
+-- What is free and what is waited for; granting and dropping permits. Included after `permit_state`
+-- and `soonest` (see `permit_first_expiry`).
+-- include: permit_lookup
+-- include: permit_drop
+-- include: permit_keep
 -- include: permit_hold
-redis.call('ZSCORE', POLLS, '') -- read, as all else in `permit_setup`, before anything is changed
+redis.call('ZSCORE', POLLS, '') -- read, as all in `permit_setup`, before anything is changed
 local digits = clock[1] .. string.sub('00000' .. clock[2], -6)
 
--- Milliseconds until then, or until the first permit is over that is no tombstone; nil when there is none. Of very many
--- tombstones 64 are looked at: look again when those are over.
+-- Return the milliseconds until `time`, or until the first permit ends that is no tombstone; nil if
+-- there is none. Of very many tombstones only 64 are read: look again when those have ended.
 local function left(time)
   soonest = soonest or redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2]
   local undone = not time and soonest and tonumber(soonest) % 1 > 0
@@ -24,5 +28,3 @@ local function leave(ticket)
   redis.call('ZREM', POLLS, ticket)
   first = nil
 end
-
-local function waits(ticket) return ticket ~= '' and redis.call('ZSCORE', QUEUE, ticket) end

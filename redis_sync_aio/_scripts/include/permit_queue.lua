@@ -1,29 +1,22 @@
--- Give what is free to those who wait ahead of `mine`, in their order. Included behind `permit_queries`.
--- Returns FREE when nobody is ahead any more, and `mine` if that is now the first; FULL when the first does not fit, and
--- lives; RESERVED when it polls, and is alive, and for how many milliseconds more.
--- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock.
--- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as for the lock.
+-- The queue of permits: granting free permits to the tickets in their order, and notifying their
+-- owners. Included after `permit_queries`.
+-- A ticket is 'inbox|id|claim_ms|weight|token', and otherwise like that of a lock; so are messages:
+-- see lock_queue.
 local RESERVED, FULL, FREE = 1, 2, 3
 local moved -- since the last one lined up there may be room, or another first one
-local ahead -- the score of a ticket that goes ahead of all others (a reader that is to become the writer)
 
-local function tell(inbox, id, fence_or, ms) -- 0: look in ms; -1: ask again; -2: wanted. Returns whether anybody listens.
+-- Send a message to an inbox: a fence, 0 (look in ms), ASK_AGAIN or CONTENDED. Returns whether
+-- anybody listens.
+local function tell(inbox, id, fence_or, ms)
   return push(inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
 end
 
-local function wanted(token) -- tell a process that shares what it holds that somebody waits
-  local inbox, id = sharer(token)
-  if inbox then tell('rsa:' .. inbox, id, -2, 0) end
-end
-
-local function sooner() -- tell the first waiter, or if nobody hears that the second, when something is free
-  soonest = nil
-  for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, 1)) do
-    local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
-    if inbox and tell(inbox, id, 0, left() or 1) then return end
-  end
-end
-
+-- Grant free permits to waiting tickets ahead of `mine`, in order. Returns
+-- FREE      when no ticket is ahead any more, and `mine` if that is now the first;
+-- FULL      when the first ticket does not fit, and is alive;
+-- RESERVED  when the first ticket is polled for, and is alive; and for how many more milliseconds.
+-- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as
+-- for the lock.
 local function settle(mine)
   while limit > 0 do
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
@@ -34,20 +27,26 @@ local function settle(mine)
     weight = tonumber(weight)
     if not inbox then
       leave(ticket)
-    elseif weight > limit or (had > 0) ~= (tonumber(place) < 0) then -- too heavy since the limit was lowered, an
-      -- identity that holds already, or a reader that was to become the writer and is gone: its owner asks again
+    elseif weight > limit or (had > 0) ~= (tonumber(place) < 0) then
+      -- Too heavy since the limit was lowered; or an identity that holds already; or a reader that
+      -- was to become the writer and is gone. Its owner asks again.
       leave(ticket)
-      if inbox ~= '' then tell(inbox, id, -1, 0) end
+      if inbox ~= '' then tell(inbox, id, ASK_AGAIN, 0) end
     elseif inbox == '' then
       local alive = redis.call('ZSCORE', POLLS, ticket)
-      if alive and tonumber(alive) * 1000 > now then return RESERVED, tonumber(alive) - now / 1000 end
+      if alive and tonumber(alive) * 1000 > now then
+        return RESERVED, tonumber(alive) - now / 1000
+      end
       leave(ticket)
-    elseif not fits(weight, had) then -- a dead one must not keep out those who would fit
+    elseif not fits(weight, had) then -- a dead ticket must not keep out those that would fit
       if used >= limit then return FULL end
       if tell(inbox, id, 0, left() or 1) then
-        -- It may die yet, with room for others: from now on the next one looks from time to time (see permit_enqueue).
+        -- Its owner may die yet, with room for others: from now on the next one looks from time to
+        -- time (see permit_enqueue).
         local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
-        if moved and next_inbox and next_inbox ~= inbox and following ~= mine then tell(next_inbox, next_id, -1, 0) end
+        if moved and next_inbox and next_inbox ~= inbox and following ~= mine then
+          tell(next_inbox, next_id, ASK_AGAIN, 0)
+        end
         return FULL
       end
       leave(ticket)
@@ -58,13 +57,13 @@ local function settle(mine)
       local next_inbox, next_id = string.match(following or '', '^([^|]+)|(%d+)|')
       local next_left = following and math.min(left() or ms, ms)
       local grant = id .. ' ' .. its_fence .. ' ' .. digits .. ' ' .. ms
-      if following then -- 0: somebody else waits
+      if following then -- the number of the next ticket of the same inbox; 0: of another one
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
       end
       local heard = push(inbox, grant)
-      if type(heard) == 'table' then -- we may not publish: its owner finds its turn when it heals
+      if type(heard) == 'table' then -- PUBLISH was refused: the owner finds its turn later
         redis.call('ZADD', QUEUE, place, ticket)
-        redis.call('PEXPIRE', QUEUE, QUEUE_TTL)
+        redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
         return RESERVED
       end
       if heard > 0 then

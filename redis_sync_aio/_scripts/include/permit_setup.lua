@@ -1,5 +1,6 @@
--- All is read that most scripts of permits (semaphores, readers and writers) need: a key of another type stops the script
--- before it changes anything (and in `permit_queries` POLLS).
+-- Read all that most scripts of permits (semaphores, readers and writers) need: a key of another
+-- type stops the script before it changes anything (`permit_queries` does the same with POLLS).
 -- include: permit_keys
 -- include: permit_state
+-- include: permit_lasts
 -- include: permit_first_expiry

@@ -1,13 +1,14 @@
--- Publish to an inbox. 0: nobody listens; a table: we may not.
--- In a cluster (the inbox of a shard there has a capital letter) what is published at one node is heard at all of them.
--- So who is connected to the node that had these keys before would take for a grant what is none, as nobody listens
--- here. It is told to ask again, which shows it the way.
+-- Publish to an inbox. Returns how many listen; a table if PUBLISH is refused.
+-- In a cluster, a message published at one node is heard at all of them; the inbox of one shard has
+-- CLUSTER_MARK in its name. A client that is connected to the node that had these keys before would
+-- take a message for a grant although nobody listens here. So it is told to ask again, which
+-- redirects it.
 local function push(inbox, message)
-  if string.find(inbox, 'C', 5, true) then
+  if string.find(inbox, 'CLUSTER_MARK', 5, true) then
     local here = redis.pcall('PUBSUB', 'NUMSUB', inbox)
     if here.err then return here end
     if here[2] == 0 then
-      redis.pcall('PUBLISH', inbox, string.match(message, '^%d+') .. ' -1 0 0')
+      redis.pcall('PUBLISH', inbox, string.match(message, '^%d+') .. ' ASK_AGAIN 0 0')
       return 0
     end
   end

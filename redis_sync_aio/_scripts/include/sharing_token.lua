@@ -1,6 +1,6 @@
--- A process whose tasks share what it holds says so by its token, 'host:pid:inbox:number~': it gets RANGE fences with
--- a grant, one for each task that has it in turn, and is told when somebody waits.
-local RANGE = 128
+-- A process whose tasks share a lease marks its token, 'host:pid:inbox:number~': a grant reserves
+-- FENCE_RANGE fences for it, one for each task that uses the lease in turn, and it is notified when
+-- the lease is contended. Returns inbox and number of such a token.
 local function sharer(token)
-  if string.byte(token, -1) == 126 then return string.match(token, ':(%x+):(%d+)~$') end
+  if string.byte(token, -1) == SHARING_MARK then return string.match(token, ':(%x+):(%d+)~$') end
 end

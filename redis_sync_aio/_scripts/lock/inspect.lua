@@ -1,12 +1,11 @@
 -- Look at a lock. Changes nothing.
--- KEYS  name, queue, fence, polls
--- ARGV  1 how many tickets to show
--- REPLY {holder or nil, ms left (-1 = for ever, -2 = free), last fence or nil, its token or nil,
+-- KEYS   name, queue, fence, polls
+-- ARGV   1 how many tickets to show
+-- REPLY  {holder or nil, ms left (-1 = forever, -2 = free), last fence or nil, its token or nil,
 --        number of tickets, the first tickets}
--- REPLAY  Reads only.
--- COST  O(log waiters + tickets shown)
--- include: lock_keys
--- include: lock_queue
+-- REPLAY Reads only.
+-- COST   O(log waiters + tickets shown)
+local NAME, QUEUE, FENCE = KEYS[1], KEYS[2], KEYS[3]
 local last = redis.call('GET', FENCE)
 return {
   redis.call('GET', NAME),

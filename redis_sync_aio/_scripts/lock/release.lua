@@ -1,14 +1,17 @@
--- Give up what a token holds, and its place in the queue; the next living waiter gets the lock at once.
--- KEYS  name, queue, fence, polls
--- ARGV  1 token ('' = only withdraw the ticket)  2 ticket ('' = none)
---       3 '1' if the acquire that this undoes may still be under way: it is to find its token SPENT
---       4 for how many ms the key is left free now and then, for clients that poll for it; none: never
+-- Release what a token holds and withdraw its ticket; the next living waiter gets the lock in the
+-- same step.
+-- KEYS   name, queue, fence, polls
+-- ARGV   1 token ('' = only withdraw the ticket)  2 ticket ('' = none)
+--        3 '1' if the acquire that this undoes may still be in flight: it shall find its token
+--        SPENT 4 for how many ms the key is left free now and then, for clients that poll for it;
+--        missing or 0: never
 -- NARROW lock/narrow_release 1
--- REPLY 0 GONE (nobody holds the lock)  1 RELEASED  2 TAKEN (another token holds it)
--- REPLAY  The second run finds the token gone and changes nothing; it can not tell who did it, so the
---       caller, who knows whether its first run may have happened, reads GONE and TAKEN accordingly. (Only an
---       identity that waits for itself elsewhere is not told from that other one: it would be released, too.)
--- COST  O(log waiters), and as much for every dead waiter it drops
+-- REPLY  Released: GONE (nobody holds the lock), RELEASED, or TAKEN (another token holds it)
+-- REPLAY The second run finds the token gone and changes nothing. It cannot tell whether the first
+--        run released the lock; the caller knows whether that may have happened, and reads GONE and
+--        TAKEN accordingly. (An identity that waits for itself elsewhere is the exception: its next
+--        lease cannot be told from this one and would be released, too.)
+-- COST   O(log waiters), and as much for each dead waiter it drops
 -- include: lock_keys
 local holder, gap = redis.call('GET', NAME), (ARGV[4] or 0) + 0
 -- include: lock_release

@@ -1,14 +1,17 @@
--- Give up a robust lock as lock/release.lua does, and with it the record of the lease that ends.
--- KEYS  name, queue, fence, polls, record
--- ARGV  1 token ('' = only withdraw the ticket)  2 ticket ('' = none)  3 '1' as in lock/release.lua
---       4 the writer, as in robust/adopt.lua ('' = it was never adopted, '*' = whoever adopted it last)
---       5 '1' if its work was broken off; so is that of a lease of the identity which adopted the record later
---       Done: the record goes. Broken off, or undo steps are left: it stays if it says anything; if the lease recorded
---       nothing itself, what it had found is put back. Adopted by another grant: it stays as it is.
+-- Release a robust lock as lock/release.lua does, and end the record of its lease.
+-- KEYS   name, queue, fence, polls, record
+-- ARGV   1 token ('' = only withdraw the ticket)  2 ticket ('' = none)  3 '1' as in
+--        lock/release.lua 4 writer, as in robust/adopt.lua ('' = never adopted, '*' = the last one
+--        that adopted it) 5 '1' if the work was interrupted; a lease that was superseded counts as
+--        interrupted
+-- The record of finished work is deleted. It is kept, if it says anything, when the work was
+-- interrupted or undo steps are left; if the lease recorded nothing itself, what it had found is
+-- put back. A record that another grant has adopted stays as it is.
 -- NARROW robust/narrow_release 1 5
--- REPLY 0 GONE (nobody holds the lock)  1 RELEASED  2 TAKEN (another token holds it)
--- REPLAY  As lock/release.lua. The record is touched by whichever run finds that the token holds the lock, so once.
--- COST  as lock/release.lua
+-- REPLY  Released: GONE (nobody holds the lock), RELEASED, or TAKEN (another token holds it)
+-- REPLAY As lock/release.lua. Only the run that finds the token holding the lock touches the
+--        record.
+-- COST   as lock/release.lua
 -- include: lock_keys
 local holder, RECORD, writer, gap = redis.call('GET', NAME), KEYS[5], ARGV[4], 0
 -- include: robust_end_record

@@ -1,0 +1,104 @@
+"""The numbers and words that scripts and package share: reply codes, durations, marks. Each is named here alone.
+
+`load` puts the values into the scripts: wherever a name of this module stands in one, strings included, its value
+is written instead. So a script says ``return {Outcome.QUEUED, …}`` or ``'… CONTENDED …'``, and the server sees a
+number. A constant in bytes is put in without quotes: the script writes ``'POLLERS_TICKET'``.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+from .._core.keys import CLUSTER_MARK as CLUSTER_MARK
+from .._core.keys import INBOX_PREFIX as INBOX_PREFIX
+
+
+class Look(IntEnum):
+    """When a queued client is to look again, apart from the end of the lease that it waits for."""
+
+    NONE = 0
+    SOON = 1  # no release will wake it
+    IN_TIME = 2  # there is room behind the first in the queue, which may die unnoticed
+
+
+class Outcome(IntEnum):
+    """What an acquire script decided."""
+
+    BUSY = 0
+    GRANTED = 1
+    QUEUED = 2
+    OWN = 3
+    SPENT = 4
+    MISMATCH = 5  # this and the following: refused, and not queued
+    TOO_HEAVY = 6
+    DEADLOCK = 7
+    GONE = 8
+
+
+class Released(IntEnum):
+    """What a release script found."""
+
+    GONE = 0
+    RELEASED = 1
+    TAKEN = 2
+
+
+class Renewed(IntEnum):
+    """What a script found that renews a lease, or reads or writes the record of one."""
+
+    GONE = 0
+    RENEWED = 1
+    TAKEN = 2
+    SUPERSEDED = 3  # of a record: a later lease of the same identity writes it
+
+
+FOREVER = 0
+"""A ttl of 0 ms stands for a lock that does not expire."""
+FREE_MS, FOREVER_MS = -2, -1
+"""What PTTL returns for a key that does not exist, and for one that does not expire."""
+
+ASK_AGAIN = -1
+"""In place of a fence: the request was taken out of the queue, and its owner is to ask for the reason."""
+CONTENDED = -2
+"""In place of a fence, to a process that shares a lease among its tasks: another client waits for it."""
+POLLERS_TICKET = b"|0|0|"
+"""The common ticket of all clients that poll for a lock without one: see include/lock_poller_gap.lua."""
+SHARING_MARK = ord("~")
+"""The last byte of a token under which the tasks of a process share a lease: see include/sharing_token.lua."""
+
+FENCE_RANGE = 128
+"""How many fences one grant reserves for a process that shares."""
+WRITER_WEIGHT = 2**31 - 1
+"""The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
+SOONER_TRIES = 2
+"""How many waiters are told that a lease is made shorter, until one listens; the others look by themselves."""
+MAX_NOTIFIED = 64
+"""How many permits are looked at for processes that share, to tell them that a permit is contended."""
+
+QUEUE_TTL_MS = 600_000
+"""How long a queue is kept after a ticket in it was last renewed."""
+HOUR_MS = 3_600_000
+"""How long fences and limits are kept at least."""
+WEEK_MS = 604_800_000
+"""How much longer than its fence the record of a robust lock is kept."""
+TEN_YEARS_MS = 315_360_000_000
+"""How long the fence of a lock without a ttl, and a limit that was set by a resize, are kept."""
+TOMBSTONE_MS = 60_000
+"""How long a copy of an undone request for a permit finds that it was undone."""
+BUSY_MS = 1500
+"""How long a lock is handed over without a break before it is left free, for clients that poll for it."""
+
+_VALUES = {
+    name: value.decode() if isinstance(value, bytes) else str(value)
+    for name, value in vars().items()
+    if name.isupper() and isinstance(value, int | bytes)
+}
+for _codes in (Look, Outcome, Released, Renewed):
+    _VALUES |= {f"{_codes.__name__}.{code.name}": str(code.value) for code in _codes}
+_NAME = re.compile(rf"\b(?:{'|'.join(map(re.escape, _VALUES))})\b")
+
+
+def put_in(text: str) -> str:
+    """Return the text of a script with the values of these constants in place of their names."""
+    return _NAME.sub(lambda match: _VALUES[match[0]], text)

@@ -1,0 +1,25 @@
+-- Read the record of a robust lock. Included after `robust_record`.
+
+-- Whether `fence` is not the last one of `token`: the same identity may hold the lock again under
+-- another fence, and then this is a late copy of a command about an earlier lease.
+local function outdated(token, fence)
+  local last = redis.call('GET', FENCE)
+  return last and string.sub(last, 18) == token and string.sub(last, 1, 16) ~= fence
+end
+
+local function number(text, least, most)
+  return text and #text >= least and #text <= most and string.match(text, '^%d+$')
+end
+
+-- Return the fields in the order of `robust_record`; or nil and an error, if the record was not
+-- written by this package. Changes nothing.
+local function read_record()
+  local found = redis.call('HMGET', RECORD, 'token', 'fence', 'at', 'before', 'writers', 'seq',
+    'progress', 'undo')
+  if found[1] and not (number(found[2], 16, 16) and number(found[3], 16, 16)
+    and number(found[6], 1, 15)) then
+    return nil, redis.error_reply('WRONGTYPE the record of this lock is not one of ours: delete '
+      .. RECORD)
+  end
+  return found
+end
