@@ -25,6 +25,8 @@ from ._recovery.undo import (
 )
 from .errors import UndoFailed
 
+__all__ = ["Compensation"]
+
 P = ParamSpec("P")
 
 

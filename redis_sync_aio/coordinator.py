@@ -47,6 +47,8 @@ from ._transport.owner import Unclosed, WeakOwner
 from ._transport.pool_executor import PoolExecutor
 from .errors import CoordinatorClosed, PushUnavailable, SyncError, copy_error
 
+__all__ = ["Coordinator", "Push"]
+
 if TYPE_CHECKING:
     from .lock import AsyncLock
 

@@ -15,6 +15,33 @@ from typing import Literal, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+__all__ = [
+    "AcquireTimeout",
+    "CommandRefused",
+    "Conflict",
+    "CoordinatorClosed",
+    "LeaseLost",
+    "LimitMismatch",
+    "LossReason",
+    "NotHeld",
+    "NotRobust",
+    "OutOfMemory",
+    "OutcomeUnknown",
+    "PartiallyApplied",
+    "PermissionDenied",
+    "PushUnavailable",
+    "StaleFence",
+    "StaleWriter",
+    "SyncError",
+    "TransactionMisuse",
+    "UndoFailed",
+    "UnknownStep",
+    "Unreachable",
+    "WouldDeadlock",
+    "WrongContext",
+    "WrongKeyType",
+]
+
 LossReason = Literal["expired", "taken", "unreachable", "late", "closed", "released"]
 
 _EXPLAINED: dict[LossReason, str] = {

@@ -15,6 +15,8 @@ from .coordinator import Coordinator
 from .errors import StaleFence
 from .multilock import MultiLease
 
+__all__ = ["FenceGate"]
+
 BELOW = 10**16
 """Fences have 16 digits at most: microseconds, until the year 2286."""
 

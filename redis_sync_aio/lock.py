@@ -37,6 +37,8 @@ from ._transport.call import understood
 from .coordinator import Coordinator
 from .errors import AcquireTimeout, CommandRefused, Unreachable
 
+__all__ = ["AsyncLock", "ClientSource", "LockStatistics", "OnBusy", "Synchronize", "SynchronizeOrSkip", "synchronized"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -23,6 +23,8 @@ from .coordinator import Coordinator
 from .errors import AcquireTimeout
 from .lock import AsyncLock, LockStatistics
 
+__all__ = ["AsyncMultiLock", "MultiLease"]
+
 
 class MultiLease(GroupLease):
     """One lease over several locks: what `AsyncMultiLock.acquire` returns.

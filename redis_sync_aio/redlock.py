@@ -30,6 +30,8 @@ from .coordinator import Coordinator
 from .errors import AcquireTimeout, CoordinatorClosed, SyncError, TransactionMisuse, WrongContext
 from .lock import AsyncLock, LockStatistics
 
+__all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
+
 T = TypeVar("T")
 
 AGAIN = Backoff(initial=0.02, cap=0.5)

@@ -16,6 +16,8 @@ from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, WrongContext
 from .lock import AsyncLock, LockStatistics
 
+__all__ = ["AsyncReentrantLock"]
+
 
 class AsyncReentrantLock(LeaseContext[Lease]):
     """A fair lock that whoever holds it may acquire again: for helpers that lock and call each other.

@@ -20,6 +20,8 @@ from ._scripts.constants import WRITER_WEIGHT
 from .coordinator import Coordinator
 from .errors import WouldDeadlock
 
+__all__ = ["AsyncReadWriteLock", "ReadSide", "ReadWriteStatistics", "WriteSide"]
+
 
 @dataclass(frozen=True, slots=True)
 class ReadWriteStatistics:

@@ -21,6 +21,8 @@ from ._transport.call import Call
 from .coordinator import Coordinator
 from .errors import LimitMismatch, SyncError
 
+__all__ = ["AsyncSemaphore", "OnMismatch", "PermitHolder", "SemaphoreStatistics"]
+
 
 @dataclass(frozen=True, slots=True)
 class PermitHolder:

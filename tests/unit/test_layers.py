@@ -7,6 +7,7 @@ private modules of redis-py and docstrings (ruff).
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -230,6 +231,17 @@ def test_all_is_sorted_complete_and_real() -> None:
     for name, value in vars(errors).items():
         if inspect.isclass(value) and value.__module__ == errors.__name__:
             assert name in redis_sync_aio.__all__, f"{name} can not be caught by its public name"
+
+
+def test_every_module_at_the_root_is_public_and_says_what_it_exports() -> None:
+    wrong: list[str] = []
+    for module in MODULES:
+        if "." in module or MODULES[module].name == "__init__.py" or module == "__main__":
+            continue
+        exported = getattr(importlib.import_module(f"{PACKAGE}.{module}"), "__all__", None)
+        if module.startswith("_") or not exported:
+            wrong.append(f"{module} is private, or has no __all__")
+    assert_none(wrong)
 
 
 def test_the_errors_are_one_tree() -> None:

@@ -1,0 +1,241 @@
+"""The types that users see. This file is only type-checked, by mypy and pyright; pytest does not collect it.
+
+`assert_type` fails when a public signature gets wider, narrower or unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import timedelta
+from typing import Any, Literal, assert_type
+
+from redis.asyncio import Redis, RedisCluster
+
+from redis_sync_aio import (
+    Abandoned,
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncRedlock,
+    AsyncReentrantLock,
+    AsyncSemaphore,
+    Attempt,
+    Backoff,
+    Committed,
+    Compensation,
+    Coordinator,
+    FenceGate,
+    GuardedTransaction,
+    Hold,
+    Lease,
+    LeaseLost,
+    LockStatistics,
+    MultiLease,
+    PermitHolder,
+    ReadSide,
+    ReadWriteStatistics,
+    RedlockLease,
+    RedlockStatistics,
+    SemaphoreStatistics,
+    SyncError,
+    Transaction,
+    WriteSide,
+    compat,
+    embedded,
+    errors,
+    synchronized,
+    transaction,
+    types,
+    watch_retry,
+)
+
+
+async def locks(redis: Redis, cluster: RedisCluster) -> None:
+    """A lock, from a client of each kind, and its lease."""
+    AsyncLock(cluster, b"name", ttl=None, max_hold=timedelta(minutes=1), on_lost="event", engine="watch")
+    lock = AsyncLock(redis, "name", ttl=30, share=True, linger=0.5)
+    assert_type(lock.name, str)
+    assert_type(await lock.acquire(timeout=5, ttl=timedelta(seconds=3), identity="worker"), Lease)
+    assert_type(await lock.try_acquire(), Lease | None)
+    assert_type(lock.hold(timeout=5), Hold[Lease])
+    assert_type(await lock.locked(), bool)
+    assert_type(await lock.force_release(), bool)
+    assert_type(await lock.statistics(), LockStatistics)
+    await lock.release()
+    async with lock as lease:
+        assert_type(lease, Lease)
+    async with lock.hold(ttl=3) as lease:
+        assert_type(lease, Lease)
+    async with await lock.acquire() as lease:
+        assert_type(lease, Lease)
+
+
+async def leases(lease: Lease) -> None:
+    """What a holder may ask."""
+    assert_type(lease.name, str)
+    assert_type(lease.fence, int)
+    assert_type(lease.token, str)
+    assert_type(lease.remaining(), float)
+    assert_type(lease.lost, types.LossEvent)
+    assert_type(lease.lost.is_set(), bool)
+    assert_type(await lease.lost.wait(), None)
+    assert_type(lease.check(), None)
+    assert_type(await lease.extend(60), None)
+    assert_type(await lease.release(), None)
+    assert_type(lease.transaction(), GuardedTransaction)
+    assert_type(lease.abandoned, Abandoned | None)
+    async with lease.transaction() as tx:
+        assert_type(tx, GuardedTransaction)
+
+
+async def lock_statistics(found: LockStatistics) -> None:
+    """What the server says of a lock."""
+    assert_type(found.holder, str | None)
+    assert_type(found.remaining, float | None)
+    assert_type(found.fence, int | None)
+    assert_type(found.foreign, bool)
+    assert_type(found.waiters, int)
+    assert_type(found.waiting, tuple[str, ...])
+    assert_type(found.task, str | None)
+    assert_type(found.locked, bool)
+
+
+async def semaphores(sync: Coordinator) -> None:
+    """Permits."""
+    semaphore = AsyncSemaphore(sync, "name", limit=5, on_mismatch="keep")
+    assert_type(await semaphore.acquire(2, timeout=1), Lease)
+    assert_type(await semaphore.try_acquire(2), Lease | None)
+    assert_type(semaphore.limit, int | None)
+    assert_type(await semaphore.get_limit(), int)
+    assert_type(await semaphore.resize(7), None)
+    found = await semaphore.statistics()
+    assert_type(found, SemaphoreStatistics)
+    assert_type(found.holders, tuple[PermitHolder, ...])
+    async with semaphore.hold(2) as lease:
+        assert_type(lease, Lease)
+
+
+async def read_write_locks(sync: Coordinator) -> None:
+    """Readers and writers."""
+    rw = AsyncReadWriteLock(sync, "name")
+    assert_type(rw.read(), ReadSide)
+    assert_type(rw.write(), WriteSide)
+    assert_type(await rw.statistics(), ReadWriteStatistics)
+    async with rw.read() as lease:
+        assert_type(lease, Lease)
+        assert_type(rw.upgrade(lease, timeout=1), Hold[Lease])
+        assert_type(await rw.downgrade(lease), None)
+
+
+async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
+    """Locks that are made of locks."""
+    reentrant = AsyncReentrantLock(sync, "name")
+    assert_type(await reentrant.acquire(owner="request 7"), Lease)
+    assert_type(await reentrant.try_acquire(), Lease | None)
+    assert_type(reentrant.depth(), int)
+
+    multi = AsyncMultiLock(sync, ["a", "b"])
+    assert_type(await multi.try_acquire(), MultiLease | None)
+    assert_type(await multi.statistics(), dict[str, LockStatistics])
+    async with multi as together:
+        assert_type(together, MultiLease)
+        assert_type(together.names, tuple[str, ...])
+        assert_type(together.fences, Mapping[str, int])
+
+    redlock = AsyncRedlock(servers, "name")
+    assert_type(await redlock.try_acquire(), RedlockLease | None)
+    assert_type(await redlock.force_release(), int)
+    assert_type(await redlock.statistics(), RedlockStatistics)
+    async with redlock as majority:
+        assert_type(majority, RedlockLease)
+        assert_type(majority.held_on, int)
+
+
+async def coordinators(redis: Redis) -> None:
+    """The object that a service makes at its start."""
+    async with Coordinator(redis, push="never", poll_cap=1.0) as sync:
+        assert_type(sync, Coordinator)
+        assert_type(sync.lock("name", ttl=3), AsyncLock)
+    assert_type(await sync.close(drain=1), None)
+
+
+async def transactions(redis: Redis) -> None:
+    """Optimistic transactions, in their three forms."""
+
+    async def body(tx: Transaction) -> int:
+        tx.multi()
+        return 1
+
+    done = await transaction(redis, body, "a", b"b", deadline=timedelta(seconds=1), backoff=Backoff())
+    assert_type(done, Committed[int])
+    assert_type(done.value, int)
+    assert_type(done.recovered, bool)
+
+    @watch_retry(redis, "stock:{item}", exactly_once=True)
+    async def deduct(tx: Transaction, item: int, number: int = 1) -> str:
+        return f"{item} {number}"
+
+    assert_type(await deduct(7, number=2), str)
+    async for attempt in watch_retry(redis, "a"):
+        assert_type(attempt, Attempt)
+        async with attempt as tx:
+            assert_type(tx, Transaction)
+
+
+async def decorators(redis: Redis) -> None:
+    """Functions keep their types."""
+
+    @synchronized(redis, "user:{user}", timeout=5)
+    async def charge(user: int, amount: float) -> str:
+        return f"{user} {amount}"
+
+    @synchronized(lambda: redis, "report", on_busy="skip")
+    async def report() -> int:
+        return 1
+
+    @AsyncLock(redis, "name").wrap
+    async def nightly(day: str) -> bytes:
+        return day.encode()
+
+    assert_type(await charge(1, amount=2.0), str)
+    assert_type(await report(), int | None)
+    assert_type(await nightly("monday"), bytes)
+    of_call: Callable[[int, float], Coroutine[Any, Any, str]] = charge
+    assert_type(await of_call(1, 2.0), str)
+
+
+async def recovery(redis: Redis, lease: Lease) -> None:
+    """What the next holder does after a crash, and fences."""
+    assert_type(await FenceGate(redis, "name").accept(lease), None)
+    assert_type(await FenceGate(redis, "name").accept(7), None)
+    assert_type(await FenceGate(redis, "name").highest(), int | None)
+    async with Compensation() as undo:
+        assert_type(undo, Compensation)
+        assert_type(undo.push(asyncio.sleep, 1.0), None)
+        assert_type(await undo.push("refund", order=7), None)
+
+
+async def compatibility(redis: Redis) -> None:
+    """The lock with redis-py's face."""
+    lock = compat.Lock(redis, "name", timeout=10)
+    assert_type(await lock.acquire(blocking=False), bool)
+    assert_type(await lock.extend(5), Literal[True])
+    assert_type(await lock.owned(), bool)
+
+
+def servers() -> None:
+    """A server for tests."""
+    with embedded.EmbeddedServer() as server:
+        assert_type(server.url, str)
+        assert_type(server.client(), Redis)
+
+
+def failures(error: SyncError, lost: LeaseLost) -> None:
+    """What an error carries."""
+    assert_type(lost.reason, types.LossReason)
+    assert_type(lost.name, str)
+    if isinstance(error, errors.AcquireTimeout):
+        assert_type(error.remaining, float | None)
+    if isinstance(error, errors.OutcomeUnknown):
+        assert_type(error.attempts, int)
