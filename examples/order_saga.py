@@ -15,7 +15,7 @@ import sys
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Compensation, UndoSteps
+from redis_sync_aio import AsyncRobustLock, Compensation, UndoSteps
 from redis_sync_aio.embedded import EmbeddedServer
 
 ORDER, STOCK = "order-7", 5
@@ -58,7 +58,7 @@ class Shop:
 async def work(redis: Redis, order: str, *, die: bool = False) -> None:
     """Process the order, after undoing the unfinished work of another worker."""
     shop = Shop(redis)
-    async with AsyncLock(redis, f"lock:{order}", ttl=1, robust=True) as lease:
+    async with AsyncRobustLock(redis, f"lock:{order}", ttl=1) as lease:
         if lease.abandoned is not None:
             steps = ", ".join(lease.abandoned.steps)
             print(f"abandoned at {lease.progress}, with {steps} to run: {await shop.books()}")

@@ -21,7 +21,6 @@ from .errors import (
     LeaseLost,
     LimitMismatch,
     NotHeld,
-    NotRobust,
     OutcomeUnknown,
     OutOfMemory,
     PartiallyApplied,
@@ -43,6 +42,7 @@ from .lock import AsyncLock, LockStatistics, synchronized
 from .multilock import AsyncMultiLock, MultiLease
 from .redlock import AsyncRedlock, RedlockLease, RedlockStatistics
 from .reentrant import AsyncReentrantLock
+from .robust import AsyncRobustLock, RobustLease
 from .rwlock import AsyncReadWriteLock, ReadSide, ReadWriteStatistics, WriteSide
 from .semaphore import AsyncSemaphore, PermitHolder, SemaphoreStatistics
 from .transaction import Transaction, WatchRetry, transaction, watch_retry
@@ -55,6 +55,7 @@ __all__ = [
     "AsyncReadWriteLock",
     "AsyncRedlock",
     "AsyncReentrantLock",
+    "AsyncRobustLock",
     "AsyncSemaphore",
     "Attempt",
     "Backoff",
@@ -73,7 +74,6 @@ __all__ = [
     "LockStatistics",
     "MultiLease",
     "NotHeld",
-    "NotRobust",
     "OutOfMemory",
     "OutcomeUnknown",
     "PartiallyApplied",
@@ -84,6 +84,7 @@ __all__ = [
     "ReadWriteStatistics",
     "RedlockLease",
     "RedlockStatistics",
+    "RobustLease",
     "SemaphoreStatistics",
     "StaleFence",
     "StaleWriter",

@@ -12,8 +12,8 @@ from typing import Any, ParamSpec, Self, overload
 from ._core.arguments import Seconds, positive_seconds
 from ._core.cancellation import redeliver_cancellation
 from ._core.display import shown
-from ._leases.lease import Lease
 from ._recovery.record import Step, checked
+from ._recovery.robust_grant import RobustLease
 from ._recovery.undo import (
     UndoRunner,
     UndoStep,
@@ -49,8 +49,8 @@ class Compensation:
     The body's own exception leaves, bare. If steps failed it carries a note, the errors are in ``undo.errors`` and in
     the log. It may be entered in one task and left in another.
 
-    **With a lease of a robust lock** steps that are pushed by name are recorded on the server before `push` returns,
-    so that the next holder can run them if this process does not live to (`Lease.compensate`). Then
+    **With a lease of an `AsyncRobustLock`** steps that are pushed by name are recorded on the server before `push`
+    returns, so that the next holder can run them if this process does not live to (`RobustLease.compensate`). Then
 
     - push a step *before* the action that it undoes, since a crash may come in between: a step must do no harm when the
       action did not happen, or when it is run twice;
@@ -61,13 +61,13 @@ class Compensation:
     - a step that failed stays recorded, also when the lease is released, so the next holder finds it.
 
     Args:
-        lease: a lease of ``AsyncLock(..., robust=True)``; None: nothing is recorded.
+        lease: a lease of an `AsyncRobustLock`; None: nothing is recorded.
         registry: `UndoSteps`, or another mapping of names to coroutine functions, for steps pushed by name.
         timeout: seconds or timedelta for each step, default 10; with n steps the undoing takes n times that at most.
 
     Raises:
-        TypeError, ValueError: a bad argument. NotRobust: the lease is of a lock that keeps no record. LeaseLost,
-            NotHeld: it is lost, or was released. WrongContext: in another event loop or process.
+        TypeError, ValueError: a bad argument, such as the lease of a lock that keeps no record. LeaseLost, NotHeld: it
+            is lost, or was released. WrongContext: in another event loop or process.
         Leaving it after a body that ended normally raises LeaseLost, NotHeld, StaleWriter, Unreachable or
         CommandRefused if recorded steps could not be dropped: then they are still recorded (after Unreachable perhaps
         not until something else is).
@@ -85,17 +85,17 @@ class Compensation:
 
     def __init__(
         self,
-        lease: Lease | None = None,
+        lease: RobustLease | None = None,
         registry: Mapping[str, UndoStep] | None = None,
         *,
         timeout: Seconds = 10.0,
     ) -> None:
         if (lease is None) != (registry is None):
             raise TypeError("give both a lease and a registry of undo steps (to record steps), or neither")
-        if lease is not None and not isinstance(lease, Lease):
-            raise TypeError(f"lease must be a Lease, not {shown(lease)}")
+        if lease is not None and not isinstance(lease, RobustLease):
+            raise TypeError(f"lease must be a RobustLease, from an AsyncRobustLock, not {shown(lease)}")
         self._lease = lease
-        self._record = None if lease is None else lease.robust()
+        self._record = None if lease is None else lease._writable()
         self._registry = {} if registry is None else check_registry(registry)
         self._timeout = positive_seconds(timeout, "timeout")
         self._pushed: list[_Pushed] = []
@@ -153,7 +153,7 @@ class Compensation:
 
         async def pushed() -> None:
             self._waiting -= 1
-            lease.robust()
+            record.check_writer(lease)
             writing = record.add(lease, step)
             # It may be on the server from now on, whatever becomes of this task.
             self._pushed.append(_Pushed(name, run, step))
@@ -181,7 +181,7 @@ class Compensation:
         """The work is done when the record says so."""
         recorded = [pushed.recorded for pushed in self._pushed if pushed.recorded is not None]
         if recorded and self._lease is not None:
-            await self._lease.robust().drop(self._lease, recorded)
+            await self._lease._writable().drop(self._lease, recorded)
 
     async def _undo(self, error: BaseException) -> None:
         undoing, left = UndoRunner(self._timeout), 0

@@ -208,10 +208,6 @@ class WouldDeadlock(SyncError, RuntimeError):
     """Waiting would never end: two wait for each other, or one for itself. Nothing was changed."""
 
 
-class NotRobust(SyncError, RuntimeError):
-    """The lease is of a lock that keeps no record: make it with ``robust=True``."""
-
-
 class UnknownStep(SyncError, LookupError):
     """Undo steps are recorded under names that the registry does not have. None was run.
 

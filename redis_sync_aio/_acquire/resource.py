@@ -255,7 +255,7 @@ class Resource:
 
     def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Lease:
         """Make the lease for a grant, and keep it."""
-        kind = ProcessGrant if request.shared else Lease
+        kind = ProcessGrant if request.shared else request.grant_type
         lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
         if request.identity is not None:

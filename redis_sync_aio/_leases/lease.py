@@ -23,7 +23,6 @@ from .._core.arguments import Seconds, ttl_ms
 from .._core.cancellation import in_time, leaving, undo_in
 from .._core.clock import now
 from .._core.display import text
-from .._recovery.robust_grant import Recorded
 from .._transactions.guarded import GuardedTransaction
 from ..errors import LossReason, NotHeld, WrongContext, copy_error
 from .choice import TaskRef, ended
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 _ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
 
 
-class Lease(ExplainedLoss, Recorded, SingleUseContext):
+class Lease(ExplainedLoss, SingleUseContext):
     """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
 
     Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
@@ -58,9 +57,8 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
         weight: how many permits of a semaphore it is; 1 for a lock and for a reader, 2,147,483,647 for a writer.
         lost: an event: ``lost.is_set()``; ``await lost.wait()``, which a release ends, too.
 
-    For users there are these, `remaining`, `is_lost`, `check`, `extend`, `transaction` and `release`; of a robust lock
-    `abandoned`, `progress`, `record`, `compensate` and `clear_record` as well. All else is for the modules of this
-    package, and may change with any release.
+    For users there are these, `remaining`, `is_lost`, `check`, `extend`, `transaction` and `release`. All else is for
+    the modules of this package, and may change with any release.
     """
 
     state: LeaseState
@@ -343,10 +341,10 @@ class Lease(ExplainedLoss, Recorded, SingleUseContext):
         """End those of the tasks that share it whose own time is up."""
 
     def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says in the end: of the record, of an attempt to upgrade, or what was asked for."""
+        """Return what its release says in the end: of an attempt to upgrade, or what was asked for."""
         if self.attempt:
             return (self.attempt,)
-        return self._terms.closing if self.book is None else (self.book.writer, b"1" if self.interrupted else b"0")
+        return self._terms.closing
 
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""

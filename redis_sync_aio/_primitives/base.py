@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 from weakref import ref
 
 from .._acquire.acquisition import acquire
@@ -36,14 +36,18 @@ from ..coordinator import Coordinator
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 from .implicit import client_of, coordinator_for
 
+L = TypeVar("L", bound=Lease)
+
 SHOWN = 100
 """So many holders and waiters are listed in statistics."""
 
 
-class Primitive(LeaseContext[Lease]):
+class Primitive(LeaseContext[L]):
     """Base of everything that is acquired; see the top of this module."""
 
     _weight = 0  # of a request for permits; a lock has none
+    _grant_type: type[Lease] = Lease
+    """What an acquisition returns."""
     _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
     _limit = 0
     _whose_limit = b""
@@ -75,7 +79,7 @@ class Primitive(LeaseContext[Lease]):
         self._linger = seconds(linger, "linger")
         if not require_bool(share, "share") and self._linger:
             raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
-        self._share = share and engine != "watch" and self._keys.family != "robust"
+        self._share = share and engine != "watch"
         self._default = self._new_request(None, None, None, self._weight)
         # What the latest acquisition used; only so that the next one need not look it up.
         self._coordinator: Coordinator | None = None
@@ -90,7 +94,7 @@ class Primitive(LeaseContext[Lease]):
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         identity: Name | None = None,
-    ) -> Lease:
+    ) -> L:
         """Wait for the turn and return the lease. One round trip when free; handed over by a push when not.
 
         Args:
@@ -133,10 +137,10 @@ class Primitive(LeaseContext[Lease]):
             by = lease.acquirer = ref(task)
             if cohort.listed:
                 cohort.resource.leases.note(by, lease)
-            return lease
+            return lease  # type: ignore[return-value]  # only plain leases are shared
         return await self._acquire(self._request(ttl, identity, timeout))
 
-    async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> Lease | None:
+    async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> L | None:
         """Return a lease, or None when it is taken or somebody waits for it. One round trip.
 
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
@@ -150,7 +154,7 @@ class Primitive(LeaseContext[Lease]):
         ttl: Seconds | None = None,
         identity: Name | None = None,
         on_lost: OnLost | None = None,
-    ) -> Hold[Lease]:
+    ) -> Hold[L]:
         """Return an async context manager that acquires, yields the lease, and releases.
 
         Arguments as in `acquire`, and ``on_lost`` instead of this object's own. They are checked here and now.
@@ -292,6 +296,7 @@ class Primitive(LeaseContext[Lease]):
             refused=self._refusal(),
             shared=self._share and identity is None and ms != FOREVER,
             linger=self._linger,
+            grant_type=self._grant_type,
         )
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
@@ -301,7 +306,7 @@ class Primitive(LeaseContext[Lease]):
         """
         return never_refused
 
-    async def _acquire(self, request: Request) -> Lease:
+    async def _acquire(self, request: Request) -> L:
         lease = await self._try(request)
         if lease is None:
             self._taken(request, await self._data())
@@ -321,7 +326,7 @@ class Primitive(LeaseContext[Lease]):
             remaining=None if self._latest_resource is None else self._latest_resource.holder_remaining(),
         )
 
-    def _try(self, request: Request) -> Coroutine[Any, Any, Lease | None]:
+    def _try(self, request: Request) -> Coroutine[Any, Any, L | None]:
         resource = self._resource()
         if resource.leases and request.wait and request.identity is None:
             resource.check_waits(request)
@@ -332,18 +337,18 @@ class Primitive(LeaseContext[Lease]):
         cohort = resource.cohort(request)
         if request is self._default:
             self._cohort = cohort
-        return cohort.acquire(request, current_task(cohort.loop))
+        return cohort.acquire(request, current_task(cohort.loop))  # type: ignore[return-value]
 
-    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Lease | None]:
+    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, L | None]:
         """Acquire by a ticket of its own."""
-        return acquire(resource, request)
+        return acquire(resource, request)  # type: ignore[return-value]  # of the type that the request names
 
-    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[Lease]:
+    def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[L]:
         by_request = partial(self._acquire, request)
         return self._hold_by(self.acquire if request is self._default else by_request, on_lost)
 
 
-class PermitPrimitive(Primitive):
+class PermitPrimitive(Primitive[Lease]):
     """Base of what consists of permits."""
 
     async def _view(self, shown: int = SHOWN) -> PermitsView:

@@ -14,18 +14,14 @@ writer sends is refused (`StaleWriter`).
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 from .._client.resp import Argument, Reply
 from .._core.arguments import Json
-from .._core.cancellation import undo_in
-from .._core.clock import now
 from .._core.display import text
 from .._leases.keeper import HELD, LeaseState
 from .._scripts.constants import Renewed
@@ -33,7 +29,6 @@ from .._transport.call import Call
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
 
 if TYPE_CHECKING:
-    from .._acquire.resource import Resource
     from .._leases.in_flight import Sent
     from .._leases.lease import Lease
     from .._leases.renewals import Renewals
@@ -126,6 +121,13 @@ class WorkRecord:
         self._seq, self._sound = seq, (self.progress, self.steps)
         return None
 
+    def check_writer(self, lease: Lease) -> None:
+        """Raise LeaseLost, NotHeld or StaleWriter unless ``lease`` may write the record."""
+        lease.check_context()
+        lease.check()
+        if self.superseded:
+            raise StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
+
     # -- recording -------------------------------------------------------------------------------------
 
     def set_progress(self, lease: Lease, progress: Mapping[str, object]) -> Awaitable[None]:
@@ -196,46 +198,6 @@ class WorkRecord:
         if error is None and lease.state is not HELD and call.reply[0] != Renewed.RENEWED:
             return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
         return error
-
-
-async def adopting(granting: Awaitable[Lease | None], resource: Resource, timeout: float | None) -> Lease | None:
-    """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
-
-    ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
-    """
-    ends = math.inf if timeout is None else now() + timeout
-    lease = await granting
-    if lease is None:
-        return None
-    record = lease.book = WorkRecord(resource.hub.renewals)
-    try:
-        await record.adopt(lease, max(ends, now() + lease.response_timeout))
-    except BaseException:
-        undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
-        raise
-    return lease
-
-
-def _not_adopted(resource: Resource, lease: Lease, record: WorkRecord) -> None:
-    """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
-
-    The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
-    """
-    lease.interrupted = True
-    lease.joined |= record.superseded  # by another one of the identity, which has it still
-    if lease.identity is not None:
-        _withdraw(resource, lease, record)
-    resource.decline(lease)
-
-
-def _withdraw(resource: Resource, lease: Lease, record: WorkRecord) -> None:
-    """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
-    renewals, time = resource.hub.renewals, now()
-    words = (lease.fence, lease.ttl_ms, record.writer, 1)
-    expires = time + renewals.retry_for
-    finished = renewals.under_way.finished
-    call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, time, expires, finished)
-    renewals.under_way.started(call)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------

@@ -1,40 +1,48 @@
-"""What a lease of a robust lock has beside the others: the record. See `_recovery.record`."""
+"""The lease of a robust lock: one that keeps a record of the work done under it. See `_recovery.record`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+import math
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 from .._core.arguments import Json, Seconds, positive_seconds
-from ..errors import NotRobust, StaleWriter
+from .._core.cancellation import undo_in
+from .._core.clock import now
+from .._leases.lease import Lease
+from .record import Abandoned, WorkRecord
 from .undo import UndoStep, compensate
 
 if TYPE_CHECKING:
-    from .._leases.lease import Lease
-    from .record import Abandoned, WorkRecord
+    from .._acquire.resource import Resource
+    from .._client.resp import Argument
 
 
-class Recorded:
-    """The part of `Lease` that is about its record."""
+class RobustLease(Lease):
+    """A lease of an `AsyncRobustLock`: it keeps a record, which outlives it if it ends without a clean release.
 
-    book: WorkRecord | None = None
-    """The record, if the lock is robust."""
+    It has everything that a `Lease` has, and `abandoned`, `progress`, `record`, `compensate` and `clear_record`.
+    """
+
+    _book: WorkRecord | None = None
+    """The record; None until the lease has adopted it, before the acquisition returns."""
 
     @property
     def abandoned(self) -> Abandoned | None:
-        """What the last holder of a robust lock left behind; None if it ended by a clean release.
+        """What the last holder left behind; None if it ended by a clean release.
 
         A release is not clean when the body of ``async with`` ends by an exception, when undo steps are left, or when
         another lease of the same identity has adopted the record since.
         It is what was found at the grant, and does not change; only who asks again with the same identity, for a
         lease that has recorded something since, finds that under `progress`.
         """
-        return None if self.book is None else self.book.abandoned
+        return None if self._book is None else self._book.abandoned
 
     @property
     def progress(self) -> dict[str, Json] | None:
         """What was last recorded under this lock, by this lease or by abandoned ones before; None: nothing was."""
-        return None if self.book is None else self.book.progress
+        return None if self._book is None else self._book.progress
 
     async def record(self, progress: Mapping[str, object]) -> None:
         """Record how far the work has come, so that the next holder knows if this one ends without a release.
@@ -48,7 +56,6 @@ class Recorded:
         Raises:
             TypeError, ValueError: JSON cannot say it, it is too large, or nested more than 100 levels deep; nothing was
                 sent.
-            NotRobust: the lock was not made with ``robust=True``.
             LeaseLost: it was gone already; nothing was recorded.
             NotHeld: it was released. StaleWriter: another lease of the same identity adopted the record later; nothing
                 was recorded.
@@ -57,13 +64,12 @@ class Recorded:
         On cancellation the recording goes on in the background.
 
         Example:
-            async with AsyncLock(redis, "order:7", robust=True) as lease:
+            async with AsyncRobustLock(redis, "order:7") as lease:
                 if lease.abandoned:
                     await finish_or_undo(lease.progress)
                 await lease.record({"charged": 120})
         """
-        book = self.robust()
-        await book.set_progress(self._lease(), progress)
+        await self._writable().set_progress(self, progress)
 
     async def compensate(self, steps: Mapping[str, UndoStep], *, timeout: Seconds = 10.0) -> None:
         """Run the undo steps that an abandoned holder has recorded, in reverse, and clear the record.
@@ -83,26 +89,64 @@ class Recorded:
             UnknownStep: a name is missing. Nothing was run.
             UndoFailed: some steps raised, or took too long; a group of their errors.
             TypeError, ValueError: a bad argument; nothing was run.
-            NotRobust, LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: as `record`.
+            LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: as `record`.
 
         On cancellation the step under way is finished (within ``timeout``) and recorded; then the cancellation goes on.
         """
-        await compensate(self._lease(), self.robust(), steps, positive_seconds(timeout, "timeout"))
+        await compensate(self, self._writable(), steps, positive_seconds(timeout, "timeout"))
 
     async def clear_record(self) -> None:
         """Forget progress and undo steps, as a clean release would; errors and cancellation as in `record`."""
-        await self.robust().clear(self._lease())
+        await self._writable().clear(self)
 
-    def robust(self) -> WorkRecord:
-        """Return the record for a write. Raises NotRobust, LeaseLost, NotHeld or StaleWriter."""
-        lease = self._lease()
-        lease.check_context()
-        if self.book is None:
-            raise NotRobust(f"the lock {lease.name!r} keeps no record: make it with AsyncLock(..., robust=True)")
-        lease.check()
-        if self.book.superseded:
-            raise StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
-        return self.book
+    def _writable(self) -> WorkRecord:
+        """Return the record for a write. Raises LeaseLost, NotHeld or StaleWriter."""
+        assert self._book is not None  # it was adopted before anybody got the lease
+        self._book.check_writer(self)
+        return self._book
 
-    def _lease(self) -> Lease:
-        return cast("Lease", self)
+    def closing(self) -> tuple[Argument, ...]:
+        """Return what its release says of the record."""
+        return super().closing() if self._book is None else (self._book.writer, b"1" if self.interrupted else b"0")
+
+
+async def adopting(
+    granting: Awaitable[RobustLease | None], resource: Resource, timeout: float | None
+) -> RobustLease | None:
+    """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
+
+    ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
+    """
+    ends = math.inf if timeout is None else now() + timeout
+    lease = await granting
+    if lease is None:
+        return None
+    record = lease._book = WorkRecord(resource.hub.renewals)
+    try:
+        await record.adopt(lease, max(ends, now() + lease.response_timeout))
+    except BaseException:
+        undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
+        raise
+    return lease
+
+
+def _not_adopted(resource: Resource, lease: RobustLease, record: WorkRecord) -> None:
+    """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
+
+    The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
+    """
+    lease.interrupted = True
+    lease.joined |= record.superseded  # by another one of the identity, which has it still
+    if lease.identity is not None:
+        _withdraw(resource, lease, record)
+    resource.decline(lease)
+
+
+def _withdraw(resource: Resource, lease: RobustLease, record: WorkRecord) -> None:
+    """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
+    renewals, time = resource.hub.renewals, now()
+    words = (lease.fence, lease.ttl_ms, record.writer, 1)
+    expires = time + renewals.retry_for
+    finished = renewals.under_way.finished
+    call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, time, expires, finished)
+    renewals.under_way.started(call)

@@ -195,7 +195,7 @@ async def undo_recorded(lease: Lease, record: WorkRecord, function: UndoStep, st
 
 
 async def compensate(lease: Lease, record: WorkRecord, registry: Mapping[str, UndoStep], timeout: float) -> None:
-    """See `Lease.compensate`."""
+    """See `RobustLease.compensate`."""
     check_names((step.name for step in record.steps), check_registry(registry), lease.name)
     undoing = UndoRunner(timeout)
     for step in reversed(tuple(record.steps)):
@@ -211,4 +211,5 @@ async def compensate(lease: Lease, record: WorkRecord, registry: Mapping[str, Un
     if failure is not None:
         raise failure
     if not undoing.count:
-        await lease.robust().clear(lease)
+        record.check_writer(lease)
+        await record.clear(lease)

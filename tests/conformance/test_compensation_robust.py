@@ -10,12 +10,12 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
+    AsyncRobustLock,
     Compensation,
     Coordinator,
-    Lease,
     LeaseLost,
     NotHeld,
-    NotRobust,
+    RobustLease,
     StaleWriter,
     UndoFailed,
     UndoSteps,
@@ -65,7 +65,9 @@ async def recorded(redis: Redis) -> list[object]:
     return [arguments["order"] for _, arguments in json.loads(found)] if found else []
 
 
-async def crashed_with(lock: AsyncLock, redis: Redis, shop: Shop, *orders: object, step: str = "refund") -> Lease:
+async def crashed_with(
+    lock: AsyncRobustLock, redis: Redis, shop: Shop, *orders: object, step: str = "refund"
+) -> RobustLease:
     """Somebody pushes steps and is gone."""
     lease = await lock.acquire()
     undo = Compensation(lease, shop.steps)
@@ -77,7 +79,7 @@ async def crashed_with(lock: AsyncLock, redis: Redis, shop: Shop, *orders: objec
 
 
 async def test_a_step_is_recorded_when_push_returns_and_dropped_when_the_work_is_done(
-    lock: AsyncLock, redis: Redis, shop: Shop
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
 ) -> None:
     async with lock as lease:
         await lease.record({"order": 7})
@@ -92,7 +94,7 @@ async def test_a_step_is_recorded_when_push_returns_and_dropped_when_the_work_is
     assert not await redis.exists(RECORD)
 
 
-async def test_without_recorded_steps_the_exit_sends_nothing(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_without_recorded_steps_the_exit_sends_nothing(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     async with lock as lease:
         async with Compensation(lease, shop.steps) as undo:
             undo.push(shop.refund, order=1)
@@ -100,7 +102,7 @@ async def test_without_recorded_steps_the_exit_sends_nothing(lock: AsyncLock, re
 
 
 async def test_on_failure_steps_of_both_kinds_run_in_reverse_and_nothing_is_left(
-    lock: AsyncLock, redis: Redis, shop: Shop
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
 ) -> None:
     with pytest.raises(KeyError):  # noqa: PT012
         async with lock as lease, Compensation(lease, shop.steps) as undo:
@@ -113,7 +115,9 @@ async def test_on_failure_steps_of_both_kinds_run_in_reverse_and_nothing_is_left
     assert not await redis.exists(RECORD)
 
 
-async def test_a_later_holder_compensates_and_the_record_is_clear(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_a_later_holder_compensates_and_the_record_is_clear(
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
+) -> None:
     first = await crashed_with(lock, redis, shop, 1, 2, 3)
     async with lock as second:
         assert is_of(second.abandoned, first)
@@ -129,7 +133,7 @@ async def test_a_later_holder_compensates_and_the_record_is_clear(lock: AsyncLoc
         assert third.abandoned is None
 
 
-async def test_compensating_without_steps_clears_the_progress(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_compensating_without_steps_clears_the_progress(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     first = await lock.acquire()
     await first.record({"order": 7})
     await crash(redis, first)
@@ -139,7 +143,9 @@ async def test_compensating_without_steps_clears_the_progress(lock: AsyncLock, r
     assert await redis.hget(RECORD, "progress") == b""
 
 
-async def test_each_step_is_removed_after_it_ran_so_a_crash_resumes(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_each_step_is_removed_after_it_ran_so_a_crash_resumes(
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
+) -> None:
     await crashed_with(lock, redis, shop, 1, 2)
     second = await lock.acquire()
     seen: list[object] = []
@@ -152,7 +158,7 @@ async def test_each_step_is_removed_after_it_ran_so_a_crash_resumes(lock: AsyncL
     assert seen == [2, [1, 2], 1, [1]]
 
 
-async def test_a_second_crash_in_the_middle_resumes(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_a_second_crash_in_the_middle_resumes(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     await crashed_with(lock, redis, shop, 1, 2)
     second = await lock.acquire()
     shop.broken.add(1)
@@ -168,7 +174,7 @@ async def test_a_second_crash_in_the_middle_resumes(lock: AsyncLock, redis: Redi
     assert shop.done == [2, 1, 1]
 
 
-async def test_a_step_that_failed_stays_also_after_a_release(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_a_step_that_failed_stays_also_after_a_release(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     shop.broken.add(2)
     hold = lock.hold()
     first = await hold.__aenter__()
@@ -193,7 +199,7 @@ async def test_a_step_that_failed_stays_also_after_a_release(lock: AsyncLock, re
     assert not await redis.exists(RECORD)
 
 
-async def test_all_unknown_names_are_told_before_any_step_runs(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_all_unknown_names_are_told_before_any_step_runs(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     await crashed_with(lock, redis, shop, 1, 2)
     async with lock as second:
         with pytest.raises(UnknownStep) as unknown:
@@ -205,7 +211,7 @@ async def test_all_unknown_names_are_told_before_any_step_runs(lock: AsyncLock, 
         assert await recorded(redis) == []
 
 
-async def test_new_steps_go_behind_those_that_were_left(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_new_steps_go_behind_those_that_were_left(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     await crashed_with(lock, redis, shop, 1)
     with pytest.raises(KeyError):  # noqa: PT012
         async with lock as lease, Compensation(lease, shop.steps) as undo:
@@ -219,7 +225,9 @@ async def test_new_steps_go_behind_those_that_were_left(lock: AsyncLock, redis: 
 # -- the lease is lost -------------------------------------------------------------------------------------
 
 
-async def test_a_lost_lease_leaves_recorded_steps_to_the_next_holder(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_a_lost_lease_leaves_recorded_steps_to_the_next_holder(
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
+) -> None:
     undo: Compensation | None = None
     with pytest.raises(LeaseLost):  # noqa: PT012
         async with lock as lease:
@@ -237,7 +245,9 @@ async def test_a_lost_lease_leaves_recorded_steps_to_the_next_holder(lock: Async
     assert shop.done == [2, 1]
 
 
-async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
+) -> None:
     """The later one takes over the steps of the earlier one, which can neither add to them, nor erase, nor run them."""
     first = await lock.acquire(identity="w")
     undoing = Compensation(first, shop.steps)
@@ -245,7 +255,7 @@ async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(lock: AsyncL
         async with undoing:
             await undoing.push("refund", order=1)
             async with Coordinator(redis) as elsewhere:
-                second = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+                second = await AsyncRobustLock(elsewhere, NAME).acquire(identity="w")
                 later = Compensation(second, shop.steps)
                 await later.__aenter__()
                 await later.push("refund", order=2)
@@ -270,7 +280,7 @@ async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(lock: AsyncL
 
 
 async def test_work_that_is_done_under_the_earlier_lease_says_that_its_steps_are_recorded_still(
-    lock: AsyncLock, redis: Redis, shop: Shop
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
 ) -> None:
     first = await lock.acquire(identity="w")
     with pytest.raises(StaleWriter):  # noqa: PT012
@@ -282,23 +292,25 @@ async def test_work_that_is_done_under_the_earlier_lease_says_that_its_steps_are
     assert shop.done == [1]
 
 
-async def test_a_late_copy_from_before_a_restart_changes_nothing(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_a_late_copy_from_before_a_restart_changes_nothing(
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
+) -> None:
     """A process is started again under its identity while its lease lasts, and a command of the first one arrives."""
     first = await lock.acquire(identity="w")
     await first.record({"step": 1})
     async with Coordinator(redis) as elsewhere:
-        restarted = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+        restarted = await AsyncRobustLock(elsewhere, NAME).acquire(identity="w")
         async with Compensation(restarted, shop.steps) as undo:
             await undo.push("refund", order=2)
             before = await redis.hgetall(RECORD)
             for seq in (2, 100):
-                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first.book.writer)  # type: ignore[union-attr]
+                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first._book.writer)  # type: ignore[union-attr]
                 code, _ = await redis.eval(load("robust/record").source, 5, *KEYS.all, *words)  # type: ignore[arg-type]
                 assert code == 3
             assert await redis.hgetall(RECORD) == before
 
 
-async def test_lost_before_the_work_counts_as_done(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_lost_before_the_work_counts_as_done(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     with pytest.raises(LeaseLost):  # noqa: PT012
         async with lock as lease, Compensation(lease, shop.steps) as undo:
             await undo.push("refund", order=1)
@@ -309,7 +321,7 @@ async def test_lost_before_the_work_counts_as_done(lock: AsyncLock, redis: Redis
         assert second.abandoned.steps == ("refund",)
 
 
-async def test_lost_while_compensating_leaves_the_rest(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_lost_while_compensating_leaves_the_rest(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     await crashed_with(lock, redis, shop, 1, 2, 3)
     second = await lock.acquire()
 
@@ -330,7 +342,7 @@ async def test_lost_while_compensating_leaves_the_rest(lock: AsyncLock, redis: R
 
 
 async def test_p5_cancelled_while_compensating_the_step_under_way_ends(
-    lock: AsyncLock, redis: Redis, shop: Shop
+    lock: AsyncRobustLock, redis: Redis, shop: Shop
 ) -> None:
     await crashed_with(lock, redis, shop, 1, 2, step="slow")
     second = await lock.acquire()
@@ -347,7 +359,7 @@ async def test_p5_cancelled_while_compensating_the_step_under_way_ends(
     assert await recorded(redis) == [1]
 
 
-async def test_p5_a_push_that_is_cancelled_counts(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_p5_a_push_that_is_cancelled_counts(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     async def body() -> None:
         async with lock as lease, Compensation(lease, shop.steps) as undo:
             pushing = undo.push("refund", order=1)
@@ -363,7 +375,7 @@ async def test_p5_a_push_that_is_cancelled_counts(lock: AsyncLock, redis: Redis,
     assert not await redis.exists(RECORD)
 
 
-async def test_p5_a_shutdown_undoes_and_releases(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_p5_a_shutdown_undoes_and_releases(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     async def body() -> None:
         async with lock as lease, Compensation(lease, shop.steps) as undo:
             await undo.push("refund", order=1)
@@ -382,7 +394,7 @@ async def test_p5_a_shutdown_undoes_and_releases(lock: AsyncLock, redis: Redis, 
 # -- what is refused ---------------------------------------------------------------------------------------
 
 
-async def test_what_can_not_be_recorded_is_refused_and_not_run(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_what_can_not_be_recorded_is_refused_and_not_run(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     with pytest.raises(KeyError):  # noqa: PT012
         async with lock as lease, Compensation(lease, shop.steps) as undo:
             with pytest.raises(UnknownStep):
@@ -398,7 +410,7 @@ async def test_what_can_not_be_recorded_is_refused_and_not_run(lock: AsyncLock, 
     assert shop.done == []
 
 
-async def test_a_step_that_was_not_awaited_is_told(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_a_step_that_was_not_awaited_is_told(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     """Nothing was recorded, so the work is undone as after any other error."""
     forgotten = []
     with pytest.raises(RuntimeError, match="undo steps pushed and not recorded: 1"):  # noqa: PT012
@@ -410,12 +422,12 @@ async def test_a_step_that_was_not_awaited_is_told(lock: AsyncLock, redis: Redis
     assert await recorded(redis) == []
 
 
-async def test_a_compensation_needs_a_robust_lease_that_is_held(lock: AsyncLock, sync: Coordinator, shop: Shop) -> None:
+async def test_a_compensation_needs_a_robust_lease_that_is_held(
+    lock: AsyncRobustLock, sync: Coordinator, shop: Shop
+) -> None:
     async with AsyncLock(sync, "plain") as plain:
-        with pytest.raises(NotRobust):
-            Compensation(plain, shop.steps)
-        with pytest.raises(NotRobust):
-            await plain.compensate(shop.steps)
+        with pytest.raises(TypeError, match="must be a RobustLease, from an AsyncRobustLock"):
+            Compensation(plain, shop.steps)  # type: ignore[arg-type]
     async with lock as lease:
         with pytest.raises(TypeError, match="async def"):
             Compensation(lease, {"refund": print})  # type: ignore[dict-item]
@@ -429,7 +441,7 @@ async def test_a_compensation_needs_a_robust_lease_that_is_held(lock: AsyncLock,
         await lease.compensate({})
 
 
-async def test_a_server_that_refuses_the_end_of_a_step_is_told(lock: AsyncLock, redis: Redis, shop: Shop) -> None:
+async def test_a_server_that_refuses_the_end_of_a_step_is_told(lock: AsyncRobustLock, redis: Redis, shop: Shop) -> None:
     undo: Compensation | None = None
     with pytest.raises(KeyError):  # noqa: PT012
         async with lock as lease:

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
-    AsyncLock,
+    AsyncSemaphore,
     Coordinator,
     CoordinatorClosed,
     Lease,
@@ -37,7 +37,7 @@ from ..support.factories import Exclusive, Kind
 
 def overrule(lock: Exclusive) -> Awaitable[object]:
     """The command of each kind that changes something for everybody."""
-    return lock.force_release() if isinstance(lock, AsyncLock) else lock.resize(1)
+    return lock.resize(1) if isinstance(lock, AsyncSemaphore) else lock.force_release()
 
 
 USES: dict[str, Callable[[Exclusive], Awaitable[object]]] = {

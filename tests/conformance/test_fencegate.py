@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from redis_sync_aio import (
     AsyncMultiLock,
     AsyncReadWriteLock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
     FenceGate,
@@ -143,13 +145,14 @@ async def test_a_lease_over_several_locks_says_which_fence_to_pass(gate: FenceGa
 async def test_a_lease_of_one_name_passes_whatever_its_kind(gate: FenceGate, sync: Coordinator, kind: str) -> None:
     rw = AsyncReadWriteLock(sync, "rw")
     async with AsyncExitStack() as stack:
-        lease = await {
-            "robust": lambda: AsyncLock(sync, NAME, robust=True).acquire(),
+        make: dict[str, Callable[[], Awaitable[Lease]]] = {
+            "robust": lambda: AsyncRobustLock(sync, NAME).acquire(),
             "reentrant": lambda: stack.enter_async_context(AsyncReentrantLock(sync, NAME)),
             "writer": lambda: rw.write().acquire(),
             "upgraded": lambda: _upgraded(rw, stack),
             "permit": lambda: AsyncSemaphore(sync, NAME, limit=1).acquire(),
-        }[kind]()
+        }
+        lease = await make[kind]()
         await gate.accept(lease)
         assert await gate.highest() == lease.fence
 

@@ -15,12 +15,12 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
-    Lease,
     LeaseLost,
     NotHeld,
-    NotRobust,
+    RobustLease,
     StaleWriter,
     WrongKeyType,
     wait_until,
@@ -35,7 +35,7 @@ from ..support.robust import way as way
 # -- crash and release -------------------------------------------------------------------------------------
 
 
-async def test_after_a_crash_the_next_lease_knows_who_when_and_how_far(lock: AsyncLock, redis: Redis) -> None:
+async def test_after_a_crash_the_next_lease_knows_who_when_and_how_far(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     assert (first.abandoned, first.progress) == (None, None)
     await first.record({"charged": 120, "items": ["a", None, 1.5, {"b": True}], "né": "\ud800"})
@@ -52,7 +52,7 @@ async def test_after_a_crash_the_next_lease_knows_who_when_and_how_far(lock: Asy
     await second.release()
 
 
-async def test_a_crash_that_recorded_nothing_is_told_too(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_crash_that_recorded_nothing_is_told_too(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     await crash(redis, first)
     async with lock as second:
@@ -60,7 +60,7 @@ async def test_a_crash_that_recorded_nothing_is_told_too(lock: AsyncLock, redis:
         assert second.progress is None
 
 
-async def test_a_clean_release_leaves_nothing(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_clean_release_leaves_nothing(lock: AsyncRobustLock, redis: Redis) -> None:
     async with lock as lease:
         await lease.record({"half": "done"})
         assert lease.progress == {"half": "done"}
@@ -69,7 +69,7 @@ async def test_a_clean_release_leaves_nothing(lock: AsyncLock, redis: Redis) -> 
         assert lease.abandoned is None
 
 
-async def test_a_second_crash_loses_nothing(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_second_crash_loses_nothing(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     await first.record({"step": 1})
     await crash(redis, first)
@@ -85,7 +85,7 @@ async def test_a_second_crash_loses_nothing(lock: AsyncLock, redis: Redis) -> No
         assert fourth.progress == {"step": 2}
 
 
-async def test_a_crash_before_the_adoption_leaves_the_older_record(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_crash_before_the_adoption_leaves_the_older_record(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     await first.record({"step": 1})
     await crash(redis, first)
@@ -95,7 +95,7 @@ async def test_a_crash_before_the_adoption_leaves_the_older_record(lock: AsyncLo
         assert is_of(lease.abandoned, first)
 
 
-async def test_a_handed_over_lock_is_told_too(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_handed_over_lock_is_told_too(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     await first.record({"step": 1})
     waiting = asyncio.create_task(lock.acquire())
@@ -109,7 +109,7 @@ async def test_a_handed_over_lock_is_told_too(lock: AsyncLock, redis: Redis) -> 
     assert (await lock.acquire()).abandoned is None
 
 
-async def test_whoever_waited_for_a_clean_release_finds_nothing(lock: AsyncLock) -> None:
+async def test_whoever_waited_for_a_clean_release_finds_nothing(lock: AsyncRobustLock) -> None:
     first = await lock.acquire()
     await first.record({"step": 1})
     waiting = asyncio.create_task(lock.acquire())
@@ -118,8 +118,8 @@ async def test_whoever_waited_for_a_clean_release_finds_nothing(lock: AsyncLock)
     assert (await waiting).abandoned is None
 
 
-async def test_a_body_that_raises_leaves_its_progress(lock: AsyncLock) -> None:
-    holders: list[Lease] = []
+async def test_a_body_that_raises_leaves_its_progress(lock: AsyncRobustLock) -> None:
+    holders: list[RobustLease] = []
     with pytest.raises(KeyError) as raised:  # noqa: PT012
         async with lock as lease:
             holders.append(lease)
@@ -138,22 +138,22 @@ async def test_a_body_that_raises_leaves_its_progress(lock: AsyncLock) -> None:
         assert fourth.abandoned is None
 
 
-async def test_a_body_that_raises_and_recorded_nothing_leaves_nothing(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_body_that_raises_and_recorded_nothing_leaves_nothing(lock: AsyncRobustLock, redis: Redis) -> None:
     with pytest.raises(KeyError):
         async with lock:
             raise KeyError("mine")
     assert not await redis.exists(RECORD)
 
 
-async def test_closing_the_coordinator_breaks_work_off(redis: Redis, lock: AsyncLock) -> None:
+async def test_closing_the_coordinator_breaks_work_off(redis: Redis, lock: AsyncRobustLock) -> None:
     async with Coordinator(redis) as other:
-        lease = await AsyncLock(other, NAME, robust=True).acquire()
+        lease = await AsyncRobustLock(other, NAME).acquire()
         await lease.record({"step": 1})
     async with lock as next_one:
         assert is_of(next_one.abandoned, lease)
 
 
-async def test_clear_record_is_as_a_clean_release(lock: AsyncLock, redis: Redis) -> None:
+async def test_clear_record_is_as_a_clean_release(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await lease.record({})
     assert lease.progress == {}
@@ -169,15 +169,13 @@ async def test_clear_record_is_as_a_clean_release(lock: AsyncLock, redis: Redis)
 
 
 async def test_locks_that_are_not_robust_neither_read_nor_clear_the_record(
-    lock: AsyncLock, redis: Redis, sync: Coordinator
+    lock: AsyncRobustLock, redis: Redis, sync: Coordinator
 ) -> None:
     first = await lock.acquire()
     await first.record({"step": 1})
     assert await AsyncLock(sync, NAME).try_acquire() is None
     await crash(redis, first)
-    async with AsyncLock(sync, NAME) as plain:
-        assert plain.abandoned is None
-        assert plain.progress is None
+    async with AsyncLock(sync, NAME):
         assert await lock.try_acquire() is None
     compat = CompatLock(redis, NAME, timeout=10)
     assert await compat.acquire()
@@ -186,7 +184,7 @@ async def test_locks_that_are_not_robust_neither_read_nor_clear_the_record(
         assert is_of(lease.abandoned, first)
 
 
-async def test_leases_of_other_locks_say_that_they_keep_no_record(sync: Coordinator) -> None:
+async def test_leases_of_other_locks_have_nothing_that_is_about_a_record(sync: Coordinator) -> None:
     async with (
         AsyncLock(sync, "plain") as plain,
         AsyncSemaphore(sync, "permits", limit=1) as permit,
@@ -194,19 +192,18 @@ async def test_leases_of_other_locks_say_that_they_keep_no_record(sync: Coordina
         AsyncMultiLock(sync, ["one", "two"]) as several,
     ):
         for lease in (plain, permit, share, several):
-            assert lease.abandoned is None
-            with pytest.raises(NotRobust, match="robust=True"):
-                await lease.record({"a": 1})
-            with pytest.raises(NotRobust):
-                await lease.clear_record()
+            for of_a_record in ("abandoned", "progress", "record", "compensate", "clear_record"):
+                assert not hasattr(lease, of_a_record), f"{lease} has a {of_a_record}"
 
 
-async def test_decorators_and_holds_adopt_and_release(lock: AsyncLock, redis: Redis) -> None:
+async def test_decorators_and_holds_adopt_and_release(lock: AsyncRobustLock, redis: Redis) -> None:
     found: list[Abandoned | None] = []
 
     @lock.wrap
     async def work() -> None:
-        found.append(lock._held()[0].abandoned)
+        (lease,) = lock._held()
+        assert isinstance(lease, RobustLease)
+        found.append(lease.abandoned)
 
     first = await lock.acquire()
     await crash(redis, first)
@@ -222,7 +219,9 @@ async def test_decorators_and_holds_adopt_and_release(lock: AsyncLock, redis: Re
 # -- identities --------------------------------------------------------------------------------------------
 
 
-async def test_an_identity_that_asks_again_has_the_same_lease_and_its_progress(lock: AsyncLock, redis: Redis) -> None:
+async def test_an_identity_that_asks_again_has_the_same_lease_and_its_progress(
+    lock: AsyncRobustLock, redis: Redis
+) -> None:
     before = await lock.acquire()
     await crash(redis, before)
     one = await lock.acquire(identity="w")
@@ -231,23 +230,23 @@ async def test_an_identity_that_asks_again_has_the_same_lease_and_its_progress(l
     assert again.abandoned == one.abandoned, "the same lease, so it found the same"
     await again.record({"step": 1})
     async with Coordinator(redis) as elsewhere:
-        restarted = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+        restarted = await AsyncRobustLock(elsewhere, NAME).acquire(identity="w")
         assert restarted.fence == one.fence
         assert restarted.abandoned is None
         assert restarted.progress == {"step": 1}
         await restarted.record({"step": 2})
         assert (await redis.hget(RECORD, "progress")) == b'{"step":2}'
-        await AsyncLock(elsewhere, NAME, robust=True).release(identity="w")
+        await AsyncRobustLock(elsewhere, NAME).release(identity="w")
     assert not await redis.exists(RECORD)
 
 
 @pytest.mark.parametrize("where", ["one process", "two processes"])
 async def test_of_two_leases_of_an_identity_the_later_one_writes_and_the_other_is_told(
-    lock: AsyncLock, redis: Redis, where: str
+    lock: AsyncRobustLock, redis: Redis, where: str
 ) -> None:
     """Neither knows what the other records: what both could write would be lost without a word."""
     async with Coordinator(redis) as elsewhere:
-        source = lock if where == "one process" else AsyncLock(elsewhere, NAME, robust=True)
+        source = lock if where == "one process" else AsyncRobustLock(elsewhere, NAME)
         first = await lock.acquire(identity="w")
         for number in (1, 2, 3):
             await first.record({"first": number})
@@ -271,11 +270,11 @@ async def test_of_two_leases_of_an_identity_the_later_one_writes_and_the_other_i
 
 
 async def test_a_release_by_the_earlier_lease_of_an_identity_leaves_what_the_later_one_recorded(
-    lock: AsyncLock, sync: Coordinator, redis: Redis
+    lock: AsyncRobustLock, sync: Coordinator, redis: Redis
 ) -> None:
     async with Coordinator(redis) as elsewhere:
         first = await lock.acquire(identity="w")
-        second = await AsyncLock(elsewhere, NAME, robust=True).acquire(identity="w")
+        second = await AsyncRobustLock(elsewhere, NAME).acquire(identity="w")
         await second.record({"second": 1})
         await first.release()
         async with lock as following:
@@ -283,7 +282,7 @@ async def test_a_release_by_the_earlier_lease_of_an_identity_leaves_what_the_lat
 
 
 async def test_a_lease_of_an_identity_whose_adoption_fails_leaves_the_other_the_writer(
-    lock: AsyncLock, redis: Redis
+    lock: AsyncRobustLock, redis: Redis
 ) -> None:
     first = await lock.acquire(identity="w")
     await first.record({"step": 1})
@@ -294,7 +293,7 @@ async def test_a_lease_of_an_identity_whose_adoption_fails_leaves_the_other_the_
     assert await redis.hget(RECORD, "progress") == b'{"step":2}'
 
 
-async def test_an_identity_is_told_of_its_own_crash(lock: AsyncLock, redis: Redis) -> None:
+async def test_an_identity_is_told_of_its_own_crash(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire(identity="w")
     await first.record({"step": 1})
     await crash(redis, first)
@@ -304,11 +303,11 @@ async def test_an_identity_is_told_of_its_own_crash(lock: AsyncLock, redis: Redi
     assert second.progress == {"step": 1}
 
 
-async def test_a_release_of_an_identity_from_elsewhere_is_clean(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_release_of_an_identity_from_elsewhere_is_clean(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire(identity="w")
     await lease.record({"step": 1})
     async with Coordinator(redis) as elsewhere:
-        other = AsyncLock(elsewhere, NAME, robust=True)
+        other = AsyncRobustLock(elsewhere, NAME)
         with pytest.raises(NotHeld):
             await other.release(identity="x")
         assert await redis.exists(RECORD)
@@ -319,7 +318,7 @@ async def test_a_release_of_an_identity_from_elsewhere_is_clean(lock: AsyncLock,
 # -- recording ---------------------------------------------------------------------------------------------
 
 
-async def test_recording_renews(lock: AsyncLock, redis: Redis) -> None:
+async def test_recording_renews(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await redis.pexpire(NAME, 5000)
     await lease.record({"a": 1})
@@ -333,7 +332,7 @@ async def test_recording_renews(lock: AsyncLock, redis: Redis) -> None:
 async def test_recording_does_not_renew_what_is_not_to_be_renewed(
     sync: Coordinator, redis: Redis, options: dict[str, Any]
 ) -> None:
-    lease = await AsyncLock(sync, NAME, robust=True, **options).acquire()
+    lease = await AsyncRobustLock(sync, NAME, **options).acquire()
     ends, left = lease.deadline, await redis.pttl(NAME)
     await lease.record({"a": 1})
     assert lease.deadline == ends
@@ -344,7 +343,7 @@ async def test_recording_does_not_renew_what_is_not_to_be_renewed(
 
 
 async def test_renewals_keep_the_record(sync: Coordinator, redis: Redis) -> None:
-    lease = await AsyncLock(sync, NAME, robust=True, ttl=0.3).acquire()
+    lease = await AsyncRobustLock(sync, NAME, ttl=0.3).acquire()
     await redis.pexpire(RECORD, 60_000)
 
     async def refreshed() -> bool:
@@ -369,7 +368,7 @@ BAD: dict[str, tuple[object, type[Exception], str]] = {
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 async def test_what_json_can_not_say_is_refused(
-    lock: AsyncLock, redis: Redis, bad: tuple[Any, type[Exception], str]
+    lock: AsyncRobustLock, redis: Redis, bad: tuple[Any, type[Exception], str]
 ) -> None:
     async with lock as lease:
         await lease.record({"good": 1})
@@ -379,7 +378,7 @@ async def test_what_json_can_not_say_is_refused(
         assert await redis.hget(RECORD, "progress") == b'{"good":1}'
 
 
-async def test_what_refers_to_itself_is_refused(lock: AsyncLock) -> None:
+async def test_what_refers_to_itself_is_refused(lock: AsyncRobustLock) -> None:
     circle: dict[str, object] = {}
     circle["a"] = circle
     deep: object = 1
@@ -392,7 +391,7 @@ async def test_what_refers_to_itself_is_refused(lock: AsyncLock) -> None:
             await lease.record({"a": deep})
 
 
-async def test_what_another_python_could_not_read_is_refused(lock: AsyncLock) -> None:
+async def test_what_another_python_could_not_read_is_refused(lock: AsyncRobustLock) -> None:
     """How deep JSON may be nested, and how long numbers may be, is another matter with each version of Python."""
     deepest: dict[str, object] = {"a": 1}
     for _ in range(99):
@@ -414,13 +413,13 @@ async def test_what_another_python_could_not_read_is_refused(lock: AsyncLock) ->
         await lease.record({"a": 10**4000})
 
 
-async def test_the_last_of_many_recordings_counts(lock: AsyncLock, redis: Redis) -> None:
+async def test_the_last_of_many_recordings_counts(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await asyncio.gather(*(lease.record({"n": n}) for n in range(20)))
     assert await redis.hmget(RECORD, "seq", "progress") == [b"20", b'{"n":19}']
 
 
-async def test_what_is_recorded_is_a_copy(lock: AsyncLock) -> None:
+async def test_what_is_recorded_is_a_copy(lock: AsyncRobustLock) -> None:
     async with lock as lease:
         mine: dict[str, object] = {"done": [1]}
         await lease.record(mine)
@@ -430,19 +429,19 @@ async def test_what_is_recorded_is_a_copy(lock: AsyncLock) -> None:
 
 @pytest.mark.parametrize("gone", ["expired", "taken"])
 async def test_recording_under_a_lost_lease_raises_and_cancels_the_body(
-    lock: AsyncLock, redis: Redis, gone: str
+    lock: AsyncRobustLock, redis: Redis, gone: str
 ) -> None:
     async def body() -> None:
         async with lock as lease:
             holding.set_result(lease)
             await for_ever()
 
-    holding: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    holding: asyncio.Future[RobustLease] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(body())
     lease = await holding
     await lease.record({"mine": 1})
     await redis.delete(NAME)
-    following = await AsyncLock(redis, NAME, robust=True).acquire() if gone == "taken" else None
+    following = await AsyncRobustLock(redis, NAME).acquire() if gone == "taken" else None
     with pytest.raises(LeaseLost) as lost:
         await lease.record({"mine": 2})
     assert lost.value.reason == gone
@@ -454,7 +453,7 @@ async def test_recording_under_a_lost_lease_raises_and_cancels_the_body(
         await following.release()
 
 
-async def test_recording_after_the_release_says_so(lock: AsyncLock) -> None:
+async def test_recording_after_the_release_says_so(lock: AsyncRobustLock) -> None:
     async with lock as lease:
         pass
     with pytest.raises(NotHeld):
@@ -467,7 +466,7 @@ async def test_recording_after_the_release_says_so(lock: AsyncLock) -> None:
 
 
 async def test_a_foreign_key_in_place_of_the_record_is_refused_and_the_lock_given_back(
-    lock: AsyncLock, redis: Redis
+    lock: AsyncRobustLock, redis: Redis
 ) -> None:
     await redis.set(RECORD, "mine")
     for _ in range(2):
@@ -483,7 +482,7 @@ async def _subscribed(redis: Redis) -> set[str]:
     return {client["id"] for client in await redis.client_list() if client["sub"] != "0"}
 
 
-async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     await crash(redis, first)
     await redis.hset(RECORD, "undo", "not json")
@@ -519,7 +518,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("asks", ["the next one", "the same identity"])
 @pytest.mark.parametrize("wrong", UNREADABLE.values(), ids=UNREADABLE)
 async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
-    lock: AsyncLock, sync: Coordinator, redis: Redis, wrong: dict[str, str | bytes], asks: str
+    lock: AsyncRobustLock, sync: Coordinator, redis: Redis, wrong: dict[str, str | bytes], asks: str
 ) -> None:
     """Whoever asks for the lock is told what is wrong; what else is held goes on, by the same connection."""
     await AsyncLock(sync, "bystander").acquire()
@@ -547,7 +546,7 @@ async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
             assert lease.abandoned is None
 
 
-async def test_a_spoiled_record_does_not_keep_the_lock(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_spoiled_record_does_not_keep_the_lock(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await redis.delete(RECORD)
     await redis.set(RECORD, "mine")
@@ -563,7 +562,7 @@ async def _free(redis: Redis) -> bool:
     return not await redis.exists(NAME)
 
 
-async def test_a_record_that_was_evicted_is_written_anew(lock: AsyncLock, redis: Redis) -> None:
+async def test_a_record_that_was_evicted_is_written_anew(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await redis.delete(RECORD)
     await lease.record({"a": 1})
@@ -576,11 +575,5 @@ async def test_a_record_that_was_evicted_is_written_anew(lock: AsyncLock, redis:
 
 async def test_a_robust_lock_needs_scripts(redis: Redis) -> None:
     with pytest.raises(ValueError, match="needs scripts"):
-        AsyncLock(redis, NAME, robust=True, engine="watch")
-    assert AsyncLock(redis, NAME, robust=True)._keys.engine == "lua", "it does not fall back to what it can not do"
-
-
-@pytest.mark.parametrize("bad", [1, None, "yes"])
-async def test_robust_is_true_or_false(redis: Redis, bad: Any) -> None:
-    with pytest.raises(TypeError, match="robust"):
-        AsyncLock(redis, NAME, robust=bad)
+        AsyncRobustLock(redis, NAME, engine="watch")
+    assert AsyncRobustLock(redis, NAME)._keys.engine == "lua", "it does not fall back to what it can not do"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
+from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator, Lease, RobustLease, wait_until
 
 from ..support.body import FAST, waits
 from ..support.robust import NAME, RECORD, crash, is_of, lock, way
@@ -26,7 +26,7 @@ LEAST = 3
 class Arena:
     """A robust lock that somebody has abandoned, and maybe a rival who holds it and lets go when somebody waits."""
 
-    def __init__(self, lock: AsyncLock, redis: Redis) -> None:
+    def __init__(self, lock: AsyncRobustLock, redis: Redis) -> None:
         self.lock = lock
         self.redis = redis
         self.helpers: list[asyncio.Task[None]] = []
@@ -85,7 +85,7 @@ async def is_handed_over(arena: Arena) -> object:
 
 
 @pytest.fixture
-async def arena(lock: AsyncLock, redis: Redis) -> Arena:
+async def arena(lock: AsyncRobustLock, redis: Redis) -> Arena:
     arena = Arena(lock, redis)
     await arena.abandon()
     return arena
@@ -100,7 +100,7 @@ async def test_p5_a_cancelled_acquire_puts_the_record_back(arena: Arena, operati
         return await operation(arena)
 
     async def check(outcome: Outcome[object] | None, lease: object) -> None:
-        if isinstance(lease, Lease):
+        if isinstance(lease, RobustLease):
             assert is_of(lease.abandoned, arena.left_by)
             lease.interrupted = True
             await lease.release()
@@ -122,7 +122,7 @@ async def test_p5_a_cancelled_acquire_puts_the_record_back(arena: Arena, operati
         await check(None, None if task.cancelled() else task.result())
 
 
-async def test_p5_a_cancelled_record_is_written_or_not_and_the_lease_lives(lock: AsyncLock, redis: Redis) -> None:
+async def test_p5_a_cancelled_record_is_written_or_not_and_the_lease_lives(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
 
     async def check(outcome: Outcome[None]) -> None:
@@ -171,14 +171,14 @@ async def test_p5_a_cancelled_body_never_loses_what_was_recorded(arena: Arena) -
 
 
 async def test_p5_a_cancelled_twin_of_an_identity_leaves_the_lease_alone(
-    lock: AsyncLock, redis: Redis, sync: Coordinator
+    lock: AsyncRobustLock, redis: Redis, sync: Coordinator
 ) -> None:
     lease = await lock.acquire(identity="w")
     await lease.record({"step": 1})
 
     async def check(outcome: Outcome[object]) -> None:
         nonlocal lease
-        if isinstance(outcome.value, Lease):  # that one records from now on
+        if isinstance(outcome.value, RobustLease):  # that one records from now on
             sync.resource(lease.keys).decline(lease)
             lease = outcome.value
         await lease.record({"step": 1})  # the adoption of one that was cancelled is withdrawn

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncSemaphore, Coordinator, Lease, SyncError, wait_until
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncRobustLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    SyncError,
+    wait_until,
+)
 from redis_sync_aio._core.keys import Engine, lock_keys
 from redis_sync_aio._scripts import load
 from redis_sync_aio._transport import link
@@ -49,7 +58,7 @@ async def takes_a_permit(w: Wired) -> object:
 
 
 async def adopts(w: Wired) -> object:
-    return await AsyncLock(w.sync, "one", robust=True).acquire()
+    return await AsyncRobustLock(w.sync, "one").acquire()
 
 
 CASES: dict[str, tuple[str, Operation]] = {
@@ -103,7 +112,7 @@ async def test_an_answer_that_says_nothing_ends_the_request(
 async def test_an_answer_that_says_nothing_to_one_who_has_a_lease(server: EmbeddedServer, mode: str) -> None:
     """It raises what could not be understood, and the lease is renewed on."""
     async with wired(server, mode, name="one") as w:
-        lease = await AsyncLock(w.sync, "one", robust=True).acquire()
+        lease = await AsyncRobustLock(w.sync, "one").acquire()
         for name in ("robust/renew", "robust/record"):
             await w.direct.script_load(load(name).source.decode())
         opened = w.sync.connections

@@ -25,6 +25,7 @@ from redis_sync_aio import (
     AsyncReadWriteLock,
     AsyncRedlock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
     wait_until,
@@ -68,7 +69,7 @@ MAKES: dict[str, Make] = {
     "lock": lambda sync: side(AsyncLock(sync, "n")),
     "lock by WATCH": lambda sync: side(AsyncLock(sync, "n", engine="watch")),
     "shared lock": lambda sync: side(AsyncLock(sync, "n", share=True)),
-    "robust lock": lambda sync: side(AsyncLock(sync, "n", robust=True)),
+    "robust lock": lambda sync: side(AsyncRobustLock(sync, "n")),
     "reentrant lock": lambda sync: side(AsyncReentrantLock(sync, "n")),
     "semaphore": lambda sync: side(AsyncSemaphore(sync, "n", limit=1)),
     "semaphore by WATCH": lambda sync: side(AsyncSemaphore(sync, "n", limit=1, engine="watch")),
@@ -202,7 +203,7 @@ async def test_what_ends_after_that_is_no_unretrieved_error(
     sync: Coordinator, other: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A release, and the adoption of a robust lock's record, go on; nobody is there to hear of their errors."""
-    here, robust = AsyncLock(sync, "n"), AsyncLock(sync, "r", robust=True)
+    here, robust = AsyncLock(sync, "n"), AsyncRobustLock(sync, "r")
     lease = await here.acquire()
     assert await AsyncLock(other, "n").force_release()
     acquiring = robust.acquire()
@@ -210,7 +211,7 @@ async def test_what_ends_after_that_is_no_unretrieved_error(
     for closed in (acquiring, lease.release()):
         step(closed)
         closed.close()
-    await check_free(side(AsyncLock(other, "r", robust=True)))
+    await check_free(side(AsyncRobustLock(other, "r")))
     assert lease.is_lost()
     gc.collect()
     assert "never retrieved" not in caplog.text

@@ -11,6 +11,7 @@ import pytest
 from redis_sync_aio import (
     AsyncLock,
     AsyncReadWriteLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     CommandRefused,
     Coordinator,
@@ -35,7 +36,7 @@ def side(sync: Coordinator, name: str, engine: Any) -> AsyncReadWriteLock:
 KINDS: dict[str, Take] = {
     "lock": lambda it, name, engine, wait: AsyncLock(it, name, ttl=TTL, engine=engine).acquire(timeout=wait),
     "shared lock": lambda it, name, _, wait: AsyncLock(it, name, ttl=TTL, share=True).acquire(timeout=wait),
-    "robust lock": lambda it, name, _, wait: AsyncLock(it, name, ttl=TTL, robust=True).acquire(timeout=wait),
+    "robust lock": lambda it, name, _, wait: AsyncRobustLock(it, name, ttl=TTL).acquire(timeout=wait),
     "semaphore": lambda it, name, engine, wait: AsyncSemaphore(it, name, limit=1, ttl=TTL, engine=engine).acquire(
         timeout=wait
     ),

@@ -25,6 +25,7 @@ from redis_sync_aio import (
     AsyncMultiLock,
     AsyncReadWriteLock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     CommandRefused,
     Conflict,
@@ -202,7 +203,7 @@ async def test_all_primitives(client: Redis, other: Coordinator) -> None:
 
 
 async def test_robust_locks_need_scripts(client: Redis) -> None:
-    lock = AsyncLock(client, NAME, robust=True)
+    lock = AsyncRobustLock(client, NAME)
     if not LUPA:
         with pytest.raises(CommandRefused, match="the server has no scripts"):
             await lock.acquire()

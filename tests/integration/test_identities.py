@@ -8,7 +8,7 @@ import math
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
+from redis_sync_aio import AsyncLock, AsyncRobustLock, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio._core.keys import Engine
 from redis_sync_aio._engine.commands import Commands
 from redis_sync_aio._transport.call import Call
@@ -55,7 +55,7 @@ async def test_joining_a_lease_without_an_end(
 @pytest.mark.parametrize("robust", [False, True])
 async def test_joining_a_foreign_lock_without_an_end(sync: Coordinator, redis: Redis, robust: bool) -> None:
     await redis.set(NAME, "w")
-    lease = await AsyncLock(sync, NAME, robust=robust).try_acquire(identity="w")
+    lease = await (AsyncRobustLock if robust else AsyncLock)(sync, NAME).try_acquire(identity="w")
     assert lease is not None
     assert (lease.remaining(), await redis.pttl(NAME)) == (math.inf, -1)
     await lease.release()

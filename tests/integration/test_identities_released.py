@@ -13,6 +13,7 @@ import pytest_asyncio
 from redis_sync_aio import (
     AsyncLock,
     AsyncReadWriteLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
     Lease,
@@ -31,7 +32,7 @@ ME: dict[str, Any] = {"identity": "me"}
 MAKES: dict[str, Callable[[Coordinator], Any]] = {
     "lock": lambda sync: AsyncLock(sync, NAME),
     "lock by WATCH": lambda sync: AsyncLock(sync, NAME, engine="watch"),
-    "robust lock": lambda sync: AsyncLock(sync, NAME, robust=True),
+    "robust lock": lambda sync: AsyncRobustLock(sync, NAME),
     "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=1),
     "semaphore by WATCH": lambda sync: AsyncSemaphore(sync, NAME, limit=1, engine="watch"),
     "writer": lambda sync: AsyncReadWriteLock(sync, NAME).write(),

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Backoff, Coordinator, wait_until
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncRobustLock,
+    AsyncSemaphore,
+    Backoff,
+    Coordinator,
+    wait_until,
+)
 from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._leases.lease import Lease
 from redis_sync_aio._primitives.implicit import coordinator_for
@@ -34,7 +42,7 @@ EXCLUSIVE: Mapping[str, Make] = {
     "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=1, auto_renew=False),
     "semaphore-watch": lambda sync: AsyncSemaphore(sync, NAME, limit=1, auto_renew=False, engine="watch"),
     "writer": lambda sync: AsyncReadWriteLock(sync, NAME, auto_renew=False).write(),
-    "robust": lambda sync: AsyncLock(sync, NAME, auto_renew=False, robust=True),
+    "robust": lambda sync: AsyncRobustLock(sync, NAME, auto_renew=False),
 }
 
 
@@ -394,8 +402,6 @@ async def test_while_it_is_left_free_for_others_our_own_wait(
 async def test_polled_every_is_checked(sync: Coordinator) -> None:
     with pytest.raises(ValueError, match="polled_every does not go with"):
         AsyncLock(sync, NAME, polled_every=0.1, share=True)
-    with pytest.raises(ValueError, match="polled_every does not go with"):
-        AsyncLock(sync, NAME, polled_every=0.1, robust=True)
     for wrong in (0, 2, -1):
         with pytest.raises(ValueError, match="polled_every"):
             AsyncLock(sync, NAME, polled_every=wrong)

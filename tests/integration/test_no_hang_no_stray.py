@@ -18,6 +18,7 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Compensation,
     Coordinator,
@@ -174,7 +175,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
         Coordinator(client) as sync,
     ):
         recording, no = script(load("robust/record").sha), ERROR("ERR no")
-        lock = AsyncLock(sync, "job", ttl=5, robust=True)
+        lock = AsyncRobustLock(sync, "job", ttl=5)
         lease = await lock.acquire()
         await lease.record({"line": 1})
         changes: list[Callable[[], Awaitable[None]]] = [lambda: lease.record({"line": 2}), lease.clear_record]
@@ -202,7 +203,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
 
 
 async def test_what_json_can_not_say_is_named(redis: Redis) -> None:
-    async with AsyncLock(redis, "job", robust=True) as lease:
+    async with AsyncRobustLock(redis, "job") as lease:
         for bad in ({"at": object()}, {"share": math.nan}):
             with pytest.raises((TypeError, ValueError), match="progress can not be recorded"):
                 await lease.record(bad)

@@ -18,6 +18,7 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncReadWriteLock,
     AsyncRedlock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
     Unreachable,
@@ -43,7 +44,7 @@ Make = Callable[..., Exclusive]
 KINDS: dict[str, Make] = {
     "lock": AsyncLock,
     "lock by watch": lambda sync, name, **options: AsyncLock(sync, name, engine="watch", **options),
-    "robust lock": lambda sync, name, **options: AsyncLock(sync, name, robust=True, **options),
+    "robust lock": lambda sync, name, **options: AsyncRobustLock(sync, name, **options),
     "semaphore": lambda sync, name, **options: AsyncSemaphore(sync, name, limit=1, **options),
     "semaphore by watch": lambda sync, name, **options: AsyncSemaphore(sync, name, limit=1, engine="watch", **options),
 }

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
+    AsyncRobustLock,
     Compensation,
     Coordinator,
     FenceGate,
@@ -50,7 +51,7 @@ def crew() -> Iterator[Crew]:
 async def test_a1_killed_twice_the_third_knows_how_far_the_first_was(
     server: EmbeddedServer, sync: Coordinator, crew: Crew
 ) -> None:
-    lock = AsyncLock(sync, NAME, robust=True)
+    lock = AsyncRobustLock(sync, NAME)
     with crew.children(2) as (first, second):
         await asyncio.gather(first.open(server.url), second.open(server.url))
         one = await first.robust(NAME, TTL)
@@ -77,7 +78,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew, adopted: bool
 ) -> None:
     """Granted, and never heard of: in either order of adoption and death the progress is there."""
-    lock = AsyncLock(sync, NAME, robust=True)
+    lock = AsyncRobustLock(sync, NAME)
     left = await lock.acquire()
     await left.record({"step": 1})
     await redis.delete(NAME)
@@ -103,7 +104,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
 async def test_a4_stopped_beyond_the_ttl_it_can_not_record_any_more(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew
 ) -> None:
-    lock, gate = AsyncLock(sync, NAME, robust=True), FenceGate(sync, NAME)
+    lock, gate = AsyncRobustLock(sync, NAME), FenceGate(sync, NAME)
     with crew.children(1) as [child]:
         await child.open(server.url)
         late = await child.robust(NAME, TTL)
@@ -128,7 +129,7 @@ async def test_a4_stopped_beyond_the_ttl_it_can_not_record_any_more(
 
 async def left_behind(w: Wired, name: str) -> int:
     """Somebody records something, and is gone."""
-    lease = await AsyncLock(w.other, name, robust=True).acquire()
+    lease = await AsyncRobustLock(w.other, name).acquire()
     await lease.record({"step": 1})
     await w.direct.delete(name)
     lease._keeper.forget(lease)
@@ -145,7 +146,7 @@ async def work(w: Wired, name: str) -> None:
     async def undo(*, number: int) -> None:
         ran.append(number)
 
-    lease = await AsyncLock(w.sync, name, robust=True).acquire()
+    lease = await AsyncRobustLock(w.sync, name).acquire()
     assert lease.abandoned is not None
     assert lease.abandoned.fence == before
     assert lease.progress == {"step": 1}
@@ -163,7 +164,7 @@ async def work(w: Wired, name: str) -> None:
     lease.check()
     await lease.release()
     assert not await w.direct.exists(name, record)
-    async with AsyncLock(w.other, name, robust=True) as following:
+    async with AsyncRobustLock(w.other, name) as following:
         assert following.abandoned is None
         assert following.fence > lease.fence
     gate = FenceGate(w.sync, name)
@@ -219,9 +220,9 @@ async def test_an_adoption_that_is_never_answered_gives_the_lock_back(server: Em
         await AsyncLock(w.sync, "warm").locked()
         rule = w.proxy.on(script(load("robust/adopt").sha), SWALLOW_REQUEST, times=100)
         with pytest.raises(Unreachable):
-            await AsyncLock(w.sync, NAME, robust=True).acquire(timeout=0.1)
+            await AsyncRobustLock(w.sync, NAME).acquire(timeout=0.1)
         assert rule.acted
-        async with AsyncLock(w.other, NAME, robust=True).hold(timeout=RETRY_FOR) as lease:
+        async with AsyncRobustLock(w.other, NAME).hold(timeout=RETRY_FOR) as lease:
             assert lease.abandoned is not None
             assert lease.abandoned.fence == before
 
@@ -235,11 +236,11 @@ async def test_an_adoption_that_another_one_overtook_takes_nothing_from_it(serve
     async with wired(server, mode, name=NAME) as w:
         await w.direct.script_load(load("robust/adopt").source.decode())
         answer = w.proxy.on(script(load("robust/adopt").sha), HOLD_REPLY)
-        acquiring = asyncio.create_task(AsyncLock(w.sync, NAME, robust=True).acquire(identity="w"))
+        acquiring = asyncio.create_task(AsyncRobustLock(w.sync, NAME).acquire(identity="w"))
         await answer.fired.wait()
         w.proxy.refuse = True
         await w.proxy.cut()
-        later = await AsyncLock(w.other, NAME, robust=True).acquire(identity="w")
+        later = await AsyncRobustLock(w.other, NAME).acquire(identity="w")
         await later.record({"step": 1})
         w.proxy.refuse = False
         with pytest.raises(StaleWriter):
@@ -259,14 +260,14 @@ async def test_an_adoption_that_another_one_overtook_takes_nothing_from_it(serve
 async def test_d10_out_of_memory(mode: str) -> None:
     """Nothing new is granted, and says so. What was granted before is recorded, handed over, adopted and released."""
     async with served(mode) as s:
-        lock, other = AsyncLock(s.sync, NAME, robust=True), AsyncLock(s.other, NAME, robust=True)
+        lock, other = AsyncRobustLock(s.sync, NAME), AsyncRobustLock(s.other, NAME)
         lease = await lock.acquire()
         waiting = asyncio.create_task(other.acquire())
         await wait_until(waits(other), SOON, timeout=5)
         await s.admin.config_set("maxmemory", 1)
         await lease.record({"step": 1})
         with pytest.raises(OutOfMemory):
-            await AsyncLock(s.sync, "another", robust=True).acquire()
+            await AsyncRobustLock(s.sync, "another").acquire()
         with pytest.raises(OutOfMemory):
             await FenceGate(s.sync, NAME).accept(lease)
         lease.interrupted = True

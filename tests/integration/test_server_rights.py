@@ -12,6 +12,7 @@ import pytest
 from redis_sync_aio import (
     AsyncLock,
     AsyncReadWriteLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
     FenceGate,
@@ -114,7 +115,7 @@ async def test_least_rights_for_a_shared_upgrade() -> None:
 async def test_rights_for_robust_locks() -> None:
     """D16: those of locks and two more suffice; without one of them nothing is granted, and it is said why."""
     async with served_to() as s:
-        lock = AsyncLock(s.sync, ORDERS, robust=True)
+        lock = AsyncRobustLock(s.sync, ORDERS)
         await user(s, rights(f"{LOCKS} {ROBUST_TOO}"))
         async with lock.hold(timeout=2) as lease:
             await lease.record({"a": 1})

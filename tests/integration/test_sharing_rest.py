@@ -13,7 +13,17 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost, NotHeld, SyncError, WrongContext, wait_until
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncRobustLock,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    SyncError,
+    WrongContext,
+    wait_until,
+)
 from redis_sync_aio._leases.keeper import LeaseState
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
@@ -289,7 +299,6 @@ WRONG: dict[str, tuple[Callable[[Redis], object], type[Exception]]] = {
     "linger None": (lambda redis: AsyncLock(redis, NAME, share=True, linger=None), TypeError),  # type: ignore[arg-type]
     "share 1": (lambda redis: AsyncLock(redis, NAME, share=1, linger=1), TypeError),  # type: ignore[arg-type]
     "share 0": (lambda redis: AsyncLock(redis, NAME, share=0, linger=1), TypeError),  # type: ignore[arg-type]
-    "robust, share 1": (lambda redis: AsyncLock(redis, NAME, robust=True, share=1), TypeError),  # type: ignore[arg-type]
     "burst < 0": (lambda redis: Coordinator(redis, burst=-1), ValueError),
     "burst 1.5": (lambda redis: Coordinator(redis, burst=1.5), TypeError),  # type: ignore[arg-type]
     "burst True": (lambda redis: Coordinator(redis, burst=True), TypeError),
@@ -311,7 +320,6 @@ async def test_what_is_refused(redis: Redis, wrong: str) -> None:
 
 NOT_SHARED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # of the coordinator, of the lock, of the acquisition
-    "robust": ({}, {"robust": True, "linger": 1}, {}),
     "ttl=None": ({}, {"ttl": None}, {}),
     "identity": ({}, {}, {"identity": "me {}"}),
     "watch": ({}, {"engine": "watch"}, {}),
@@ -354,14 +362,18 @@ async def is_queued(redis: Redis, number: int) -> bool:
     return await queued(redis) == number
 
 
-@pytest.mark.parametrize("other_way", [{"identity": "me"}, {"share": False}, {"robust": True}])
-async def test_p1_beside_what_is_shared(redis: Redis, sync: Coordinator, other_way: dict[str, Any]) -> None:
+@pytest.mark.parametrize("other_way", [{"identity": "me"}, {"share": False}, "robust"])
+async def test_p1_beside_what_is_shared(redis: Redis, sync: Coordinator, other_way: Any) -> None:
     """P1, P3: of one process, some share and some do not: they exclude each other, and none of them starves."""
-    identity = other_way.get("identity")
-    beside = shared(sync, **{name: value for name, value in other_way.items() if name != "identity"})
+    beside: AsyncLock | AsyncRobustLock
+    if other_way == "robust":
+        beside, identity = AsyncRobustLock(sync, NAME), None
+    else:
+        identity = other_way.pop("identity", None)
+        beside = shared(sync, **other_way)
     inside = 0
 
-    async def one(lock: AsyncLock, **options: Any) -> None:
+    async def one(lock: AsyncLock | AsyncRobustLock, **options: Any) -> None:
         nonlocal inside
         for _ in range(30):
             async with lock.hold(**options):

@@ -17,6 +17,7 @@ from redis_sync_aio import (
     AsyncReadWriteLock,
     AsyncRedlock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
 )
@@ -59,7 +60,7 @@ PRIMITIVES = (
     Primitive("lock", _one(AsyncLock)),
     Primitive("lock by WATCH", _one(AsyncLock, engine="watch")),
     Primitive("shared lock", _one(AsyncLock, share=True)),
-    Primitive("robust lock", _one(AsyncLock, robust=True)),
+    Primitive("robust lock", _one(AsyncRobustLock)),
     Primitive("reentrant lock", _one(AsyncReentrantLock), reenters=True),
     Primitive("multi-lock", _several),
     Primitive("redlock", lambda syncs, **options: AsyncRedlock(syncs, "it", **options), servers=3),

@@ -325,15 +325,16 @@ class Worker:
         return self.acquired(slot, await semaphore.acquire(int(weight), identity=identity))
 
     async def do_robust(self, slot: str, name: str, ttl: str) -> dict[str, object]:
-        from redis_sync_aio import AsyncLock
+        from redis_sync_aio import AsyncRobustLock
 
         assert self.sync is not None
-        lease = await AsyncLock(self.sync, name, ttl=float(ttl), robust=True).acquire()
+        lease = await AsyncRobustLock(self.sync, name, ttl=float(ttl)).acquire()
         found = self.acquired(slot, lease)
         return {**found, "abandoned": lease.abandoned.fence if lease.abandoned else None}
 
     async def do_record(self, slot: str, progress: str) -> dict[str, object]:
-        await self.leases[slot].record(json.loads(progress))
+        lease: Any = self.leases[slot]  # of a robust lock
+        await lease.record(json.loads(progress))
         return {}
 
     def acquired(self, slot: str, lease: Any) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import Abandoned, AsyncLock, Coordinator, Lease
+from redis_sync_aio import Abandoned, AsyncRobustLock, Coordinator, Lease
 from redis_sync_aio._core.keys import robust_keys
 
 NAME = "robust"
@@ -20,8 +20,8 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def lock(sync: Coordinator) -> AsyncLock:
-    return AsyncLock(sync, NAME, robust=True)
+def lock(sync: Coordinator) -> AsyncRobustLock:
+    return AsyncRobustLock(sync, NAME)
 
 
 async def crash(redis: Redis, lease: Lease) -> None:

@@ -218,7 +218,7 @@ def test_what_waits_says_what_a_cancellation_does() -> None:
     waiting = (
         *(f"{lock}.acquire" for lock in ("AsyncLock", "AsyncSemaphore", "AsyncReentrantLock", "AsyncMultiLock")),
         *("AsyncReadWriteLock.upgrade", "Lease.extend", "Lease.release", "Coordinator.close"),
-        *("Lease.record", "Lease.compensate", "FenceGate.accept", "Compensation.push"),
+        *("RobustLease.record", "RobustLease.compensate", "FenceGate.accept", "Compensation.push"),
         *("transaction", "Transaction.watch", "Lease.transaction"),
     )
     assert_none([name for name in waiting if "On cancellation" not in documentation(PUBLIC[name])])

@@ -1,0 +1,99 @@
+"""What the locks have in common whose holder is one value under one key: looking at it, and taking it away."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .._acquire.waits import data_in
+from .._core.display import text
+from .._engine.commands import read_inspect
+from .._leases.lease import Lease
+from .._transport.call import understood
+from ..errors import CommandRefused, Unreachable
+from .base import SHOWN, Primitive
+
+L = TypeVar("L", bound=Lease)
+
+
+@dataclass(frozen=True, slots=True)
+class LockStatistics:
+    """What the server knows of a lock at one moment.
+
+    Attributes:
+        holder: token or identity of the holder; None when it is free.
+        remaining: seconds until the holder's lease ends if it is not renewed; None when the lock is free, or
+            held without a ttl.
+        fence: fence of the latest grant; None when none is remembered. Of a process that shares its lease it is the
+            last one of those reserved for its tasks.
+        foreign: held by a client that is not of this package (it knows no queue and no fence).
+        waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
+            one stands for all its tasks; those of this process are counted one by one.
+        waiting: tokens or identities of the first requests in the queue, in order, 100 at most.
+        task: name of the task of this process that has what the process holds, if tasks share it.
+    """
+
+    holder: str | None
+    remaining: float | None
+    fence: int | None
+    foreign: bool
+    waiters: int
+    waiting: tuple[str, ...]
+    task: str | None = None
+
+    @property
+    def locked(self) -> bool:
+        """Whether somebody holds the lock."""
+        return self.holder is not None
+
+
+class LockBase(Primitive[L]):
+    """Base of the locks; they differ in what their leases promise."""
+
+    async def force_release(self) -> bool:
+        """Take the lock away from whoever holds it; the next waiter gets it. Return whether it was held.
+
+        The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired"). A
+        process that shares it among its tasks is told, and stops handing it on within its ``slice``.
+        Sent once: Unreachable means that it may or may not have happened, and so does a cancellation.
+        Also raises CommandRefused, CoordinatorClosed, WrongContext as `acquire`.
+        """
+        return bool(await self._ask(lambda engine, *rest: engine.force(self._keys, *rest)))
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds the lock. One round trip; errors and cancellation as in `statistics`."""
+        return (await self.statistics()).locked
+
+    async def statistics(self) -> LockStatistics:
+        """Return holder, waiters, fence and remaining time as the server sees them. One round trip.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `acquire`. On cancellation the answer is
+        ignored.
+        """
+        reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest))
+        view, resource = understood(read_inspect, self._keys.name, reply), self._known()
+        return LockStatistics(
+            holder=None if view.holder is None else text(view.holder),
+            remaining=view.left,
+            fence=view.fence,
+            foreign=view.holder is not None and view.holder != view.fence_token,
+            waiters=view.waiting + self._behind_tickets(),
+            waiting=tuple(text(ticket.token) for ticket in view.tickets),
+            task=None if resource is None else resource.task_of(view.holder),
+        )
+
+    async def _data(self) -> str | None:
+        resource = self._latest_resource
+        if resource is None or resource.held_until is not None or resource.leases:
+            return None  # it has a ttl, or is held here
+        with suppress(Unreachable, CommandRefused):  # it is taken: that is known
+            return data_in(read_inspect(await self._ask(lambda engine, *rest: engine.inspect(self._keys, 0, *rest))))
+        return None
+
+    async def _holders(self) -> str:
+        holder = (await self.statistics()).holder
+        return "" if holder is None else repr(holder)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000 if self._ttl_ms else None}>"

@@ -1,0 +1,77 @@
+"""AsyncRobustLock: a lock whose next holder learns how far a crashed holder got."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from ._acquire.request import Request
+from ._acquire.resource import Resource
+from ._client.settings import Client
+from ._core.arguments import Name, Seconds, explains_words_of_redis_py
+from ._core.keys import Engine, robust_keys
+from ._leases.hold import OnLost
+from ._primitives.lock_base import LockBase
+from ._recovery.robust_grant import RobustLease, adopting
+from .coordinator import Coordinator
+
+__all__ = ["AsyncRobustLock", "RobustLease"]
+
+
+class AsyncRobustLock(LockBase[RobustLease]):
+    """A lock that keeps a record of the work, so that a crashed holder's successor learns how far it got.
+
+    Guarantees: those of `AsyncLock`, and one more. A holder whose predecessor ended without a clean release finds what
+    that one left behind (`RobustLease.abandoned`): its progress, and the undo steps that it had recorded.
+
+    An acquisition takes one round trip more than that of an `AsyncLock`, and raises LeaseLost if the lock was lost
+    within that. Use this class for all locks of the name: an `AsyncLock` excludes them as ever, but neither reads nor
+    changes the record. Of several leases of one identity the one that acquired last records; the others get
+    StaleWriter. `force_release` leaves the record, so the next holder finds it abandoned.
+
+    Args:
+        client, name, ttl, auto_renew, max_hold, on_lost: as `AsyncLock`.
+        engine: "auto" (default) and "lua" are the same here: a robust lock needs scripts on the server, and raises
+            CommandRefused where they are not allowed. "watch" is refused with ValueError.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Example:
+        lock = AsyncRobustLock(redis, "order:7", ttl=30)
+        async with lock as lease:
+            if lease.abandoned:
+                await finish_or_undo(lease.progress)
+            await lease.record({"charged": 120})
+    """
+
+    _grant_type = RobustLease
+    _closing = (b"*", b"0")  # released by its identity: whichever of its leases wrote the record
+
+    @explains_words_of_redis_py
+    def __init__(
+        self,
+        client: Client | Coordinator,
+        name: Name,
+        *,
+        ttl: Seconds | None = 30.0,
+        auto_renew: bool = True,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+        engine: Engine = "auto",
+    ) -> None:
+        if engine == "watch":
+            raise ValueError('a robust lock needs scripts: engine must be "lua" or "auto", not "watch"')
+        super().__init__(
+            client,
+            name,
+            robust_keys,
+            ttl=ttl,
+            auto_renew=auto_renew,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            engine="lua" if engine == "auto" else engine,
+        )
+
+    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, RobustLease | None]:
+        return adopting(super()._ticket(resource, request), resource, request.timeout)
