@@ -24,7 +24,6 @@ __all__ = [
     "LimitMismatch",
     "LossReason",
     "NotHeld",
-    "NotRobust",
     "OutOfMemory",
     "OutcomeUnknown",
     "PartiallyApplied",
