@@ -36,8 +36,6 @@ __all__ = [
     "synchronized",
 ]
 
-__all__ = ["AsyncLock", "ClientSource", "LockStatistics", "OnBusy", "Synchronize", "SynchronizeOrSkip", "synchronized"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -19,6 +19,7 @@ from redis_sync_aio import (
     AsyncReadWriteLock,
     AsyncRedlock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Attempt,
     Backoff,
@@ -37,6 +38,7 @@ from redis_sync_aio import (
     ReadWriteStatistics,
     RedlockLease,
     RedlockStatistics,
+    RobustLease,
     SemaphoreStatistics,
     SyncError,
     Transaction,
@@ -84,9 +86,24 @@ async def leases(lease: Lease) -> None:
     assert_type(await lease.extend(60), None)
     assert_type(await lease.release(), None)
     assert_type(lease.transaction(), GuardedTransaction)
-    assert_type(lease.abandoned, Abandoned | None)
     async with lease.transaction() as tx:
         assert_type(tx, GuardedTransaction)
+
+
+async def robust_locks(redis: Redis) -> None:
+    """A lock that keeps a record."""
+    lock = AsyncRobustLock(redis, "name", ttl=30, engine="lua")
+    assert_type(await lock.acquire(timeout=5), RobustLease)
+    assert_type(await lock.try_acquire(), RobustLease | None)
+    assert_type(lock.hold(timeout=5), Hold[RobustLease])
+    assert_type(await lock.statistics(), LockStatistics)
+    async with lock as lease:
+        assert_type(lease, RobustLease)
+        assert_type(lease.abandoned, Abandoned | None)
+        assert_type(lease.progress, dict[str, types.Json] | None)
+        assert_type(await lease.record({"step": 1}), None)
+        assert_type(await lease.compensate({}), None)
+        assert_type(await lease.clear_record(), None)
 
 
 async def lock_statistics(found: LockStatistics) -> None:
