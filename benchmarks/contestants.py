@@ -109,7 +109,7 @@ class OursLingering(OursShared):
     sharing: ClassVar[Mapping[str, Any]] = {"share": True, "linger": 0.005}
 
     async def come_to_rest(self) -> None:
-        await wait_until(lambda: not self._coordinator.resources, timeout=1)
+        await wait_until(lambda: not self._coordinator._binding.hub().resources, timeout=1)
 
 
 class OursAsLock(Ours):

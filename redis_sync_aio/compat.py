@@ -34,6 +34,7 @@ from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from ._acquire.acquisition import acquire
+from ._acquire.implicit import hub_of
 from ._acquire.request import Request
 from ._acquire.resource import LAST_LOOK
 from ._client.resp import Reply
@@ -44,7 +45,6 @@ from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
 from ._engine.commands import LockView, Send, read_inspect, read_renew
-from ._primitives.implicit import coordinator_for
 from ._scripts.constants import FOREVER, Released, Renewed
 from ._transport.call import Call
 from .errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
@@ -142,7 +142,7 @@ class Lock(RedisLock):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            limit = coordinator_for(self.redis).renewals.exit_timeout
+            limit = hub_of(self.redis).renewals.exit_timeout
             async with asyncio.timeout(None if error is None else patience_of(error, limit)):
                 await self.release()
         except TimeoutError:
@@ -205,7 +205,7 @@ class Lock(RedisLock):
             return False
 
     async def _request(self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None) -> bool:
-        resource = coordinator_for(self.redis).resource(self._keys)
+        resource = hub_of(self.redis).resource(self._keys)
         request = Request(
             self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout, look_every=LOOK_EVERY
         )
@@ -237,7 +237,7 @@ class Lock(RedisLock):
 
     async def _give_back(self, token: bytes, *, forget: bool, error: BaseException | None = None) -> bool:
         """End the lock if it has this token, and return whether it had. ``forget``: the object's token, too."""
-        resource = coordinator_for(self.redis).resource(self._keys)
+        resource = hub_of(self.redis).resource(self._keys)
         outcome: asyncio.Future[Call] = resource.hub.loop.create_future()
         latest, mine = self._latest, self._mine.get(_task())
         doubtful, self._doubtful = self._doubtful == token, token
@@ -332,7 +332,7 @@ class Lock(RedisLock):
 
     async def _ask(self, send: Send) -> Reply:
         with _redis_errors():
-            return await coordinator_for(self.redis).ask(send)
+            return await hub_of(self.redis).ask(send)
 
     def _stored(self) -> bytes | None:
         token: str | bytes | None = getattr(self.local, "token", None)  # not set in other threads; str if set by hand

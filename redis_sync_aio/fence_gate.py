@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ._acquire.binding import CoordinatorLike
+from ._acquire.implicit import client_of, hub_of
 from ._client.resp import Reply
 from ._client.settings import Client, encode
 from ._core.arguments import Name, Seconds, ttl_ms
 from ._core.display import shown, text
 from ._core.keys import gate_keys
 from ._leases.lease import Lease
-from ._primitives.implicit import client_of, coordinator_for
-from .coordinator import Coordinator
 from .errors import StaleFence
 from .multilock import MultiLease
 
@@ -55,7 +55,7 @@ class FenceGate:
             await bucket.put("report.pdf", report)
     """
 
-    def __init__(self, client: Client | Coordinator, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
+    def __init__(self, client: Client | CoordinatorLike, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
         self._source = client
         self._keys = gate_keys(encode(client_of(client), name, "name")).by("lua")
         self._ttl_ms = ttl_ms(ttl)
@@ -100,9 +100,7 @@ class FenceGate:
         return text(self._keys.name)
 
     async def _ask(self, fence: bytes) -> Reply:
-        return await coordinator_for(self._source).ask(
-            lambda engine, *rest: engine.gate(self._keys, fence, self._ttl_ms, *rest)
-        )
+        return await hub_of(self._source).ask(lambda engine, *rest: engine.gate(self._keys, fence, self._ttl_ms, *rest))
 
     def __repr__(self) -> str:
         return f"<FenceGate {self.name!r} ttl={self._ttl_ms / 1000}>"

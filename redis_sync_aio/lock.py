@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, overload
 
+from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client
 from ._core.arguments import (
     Name,
@@ -23,7 +24,6 @@ from ._core.name_templates import check_template, names_from, without_fields
 from ._leases.hold import OnLost
 from ._leases.lease import Lease
 from ._primitives.lock_base import LockBase, LockStatistics
-from .coordinator import Coordinator
 from .errors import AcquireTimeout
 
 __all__ = [
@@ -97,7 +97,7 @@ class AsyncLock(LockBase[Lease]):
     @explains_words_of_redis_py
     def __init__(
         self,
-        client: Client | Coordinator,
+        client: Client | CoordinatorLike,
         name: Name,
         *,
         ttl: Seconds | None = 30.0,
@@ -129,7 +129,7 @@ class AsyncLock(LockBase[Lease]):
 
 OnBusy: TypeAlias = Literal["raise", "skip"]
 """What a call does that did not get the lock in time."""
-ClientSource: TypeAlias = Client | Coordinator | Callable[[], Client | Coordinator]
+ClientSource: TypeAlias = Client | CoordinatorLike | Callable[[], Client | CoordinatorLike]
 """A client, or a function that returns the client of a call."""
 
 
@@ -228,10 +228,10 @@ def synchronized(
     return decorate
 
 
-def _checked(client: ClientSource, name: str, ttl: Seconds | None) -> Callable[[], Client | Coordinator]:
+def _checked(client: ClientSource, name: str, ttl: Seconds | None) -> Callable[[], Client | CoordinatorLike]:
     """Check what can be checked before the first call, and return the function that gives the client of a call."""
     if not callable(client) or isinstance(client, type):  # a class: somebody forgot to call it
-        given = cast("Client | Coordinator", client)
+        given = cast("Client | CoordinatorLike", client)
         AsyncLock(given, name, ttl=ttl)
         return lambda: given
     if is_async(client):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client, Same, running_loop
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds
 from ._core.cancellation import undo_in
@@ -19,7 +20,6 @@ from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.lease_group import GroupLease, LeaseGroup
 from ._primitives.try_all import try_acquire_all
-from .coordinator import Coordinator
 from .errors import AcquireTimeout
 from .lock import AsyncLock, LockStatistics
 
@@ -82,7 +82,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     @explains_words_of_redis_py
     def __init__(
         self,
-        client: Client | Coordinator,
+        client: Client | CoordinatorLike,
         names: Iterable[Name],
         *,
         ttl: Seconds | None = 30.0,

@@ -11,6 +11,7 @@ from typing import NoReturn, TypeVar
 
 from redis.asyncio import Redis
 
+from ._acquire.binding import CoordinatorLike
 from ._client.settings import Same, running_loop
 from ._core import logs
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive_seconds, timeout_seconds
@@ -26,7 +27,6 @@ from ._primitives.majority import majority_fence, no_majority, report_ahead, why
 from ._primitives.quorum import QuorumGroup, majority
 from ._primitives.votes import Vote, Votes, in_time, raise_fence
 from ._transactions.guarded import GuardedTransaction
-from .coordinator import Coordinator
 from .errors import AcquireTimeout, CoordinatorClosed, SyncError, TransactionMisuse, WrongContext
 from .lock import AsyncLock, LockStatistics
 
@@ -124,7 +124,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     @explains_words_of_redis_py
     def __init__(
         self,
-        clients: Iterable[Redis | Coordinator],
+        clients: Iterable[Redis | CoordinatorLike],
         name: Name,
         *,
         ttl: Seconds = 30.0,

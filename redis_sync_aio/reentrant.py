@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Hashable
 from weakref import ref
 
+from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client, Same, running_loop
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds, ttl_ms
 from ._core.keys import Engine
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.lease_group import GroupLease, LeaseGroup
-from .coordinator import Coordinator
 from .errors import AcquireTimeout, NotHeld, WrongContext
 from .lock import AsyncLock, LockStatistics
 
@@ -57,7 +57,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     @explains_words_of_redis_py
     def __init__(
         self,
-        client: Client | Coordinator,
+        client: Client | CoordinatorLike,
         name: Name,
         *,
         ttl: Seconds | None = 30.0,

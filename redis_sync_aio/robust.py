@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+from ._acquire.binding import CoordinatorLike
 from ._acquire.request import Request
 from ._acquire.resource import Resource
 from ._client.settings import Client
@@ -13,7 +14,6 @@ from ._core.keys import Engine, robust_keys
 from ._leases.hold import OnLost
 from ._primitives.lock_base import LockBase
 from ._recovery.robust_grant import RobustLease, adopting
-from .coordinator import Coordinator
 
 __all__ = ["AsyncRobustLock", "RobustLease"]
 
@@ -51,7 +51,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
     @explains_words_of_redis_py
     def __init__(
         self,
-        client: Client | Coordinator,
+        client: Client | CoordinatorLike,
         name: Name,
         *,
         ttl: Seconds | None = 30.0,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ._acquire.acquisition import acquire
+from ._acquire.binding import CoordinatorLike
 from ._acquire.request import Request
 from ._acquire.resource import Resource
 from ._client.settings import Client
@@ -17,7 +18,6 @@ from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
 from ._primitives.upgrade import Upgrader
 from ._scripts.constants import WRITER_WEIGHT
-from .coordinator import Coordinator
 from .errors import WouldDeadlock
 
 __all__ = ["AsyncReadWriteLock", "ReadSide", "ReadWriteStatistics", "WriteSide"]
@@ -147,7 +147,7 @@ class AsyncReadWriteLock:
     @explains_words_of_redis_py
     def __init__(
         self,
-        client: Client | Coordinator,
+        client: Client | CoordinatorLike,
         name: Name,
         *,
         ttl: Seconds = 30.0,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from ._acquire.binding import CoordinatorLike
 from ._acquire.resource import Resource
 from ._client.settings import Client
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, one_of, permits
@@ -18,7 +19,6 @@ from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
 from ._scripts.constants import Outcome
 from ._transport.call import Call
-from .coordinator import Coordinator
 from .errors import LimitMismatch, SyncError
 
 __all__ = ["AsyncSemaphore", "OnMismatch", "PermitHolder", "SemaphoreStatistics"]
@@ -156,7 +156,7 @@ class AsyncSemaphore(PermitPrimitive):
     @explains_words_of_redis_py
     def __init__(
         self,
-        client: Client | Coordinator,
+        client: Client | CoordinatorLike,
         name: Name,
         *,
         limit: int | None,
@@ -269,18 +269,18 @@ class AsyncSemaphore(PermitPrimitive):
         On cancellation it goes on: the limit may or may not be set, and this object uses it as soon as it is.
         """
         new = permits(limit, "limit")
-        coordinator = self._at_work()
+        hub = self._at_work()
 
         def send(engine: Commands, sent: float, expires: float, done: Callable[[Call], None]) -> Call:
             def answered(call: Call) -> None:
                 # Here and now: the next answer may be to a request that was sent with the old limit.
                 if call.error is None:
-                    self._resized(coordinator.resources.get(self._keys.id), call.reply, new)
+                    self._resized(hub.resources.get(self._keys.id), call.reply, new)
                 done(call)
 
             return engine.resize(self._keys, new, sent, expires, answered)
 
-        await coordinator.ask(send, goes_on=True)
+        await hub.ask(send, goes_on=True)
 
     async def get_limit(self) -> int:
         """Return the server's limit. One round trip.

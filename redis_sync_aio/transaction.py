@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ._acquire.implicit import client_of
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, encode
 from ._client.topology import servers_of
@@ -29,7 +30,6 @@ from ._core.display import shown
 from ._core.keys import turn_key
 from ._core.name_templates import check_template, names_from, signature_without_first
 from ._leases.lease import Lease
-from ._primitives.implicit import client_of
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
 from ._transactions.options import Committed, TransactionOptions
@@ -236,7 +236,8 @@ def _attempts(client: Client | Coordinator, terms: TransactionOptions) -> Attemp
     redis = servers_of(client_of(client)).client_of(*terms.keys)
     turn = None if terms.escalate_after is None else LockTurn(client, terms.keys)
     if isinstance(client, Coordinator):
-        return Attempts(redis, terms, client.retry_for, turn, client.asked_response_timeout)
+        options = client._binding.options
+        return Attempts(redis, terms, options.retry_for, turn, options.asked_response_timeout)
     return Attempts(redis, terms, RETRY_FOR, turn)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client
 from ._core.arguments import Json, Name, Seconds
 from ._core.keys import Engine
@@ -18,6 +19,7 @@ __all__ = [
     "Attempts",
     "Client",
     "ClientSource",
+    "CoordinatorLike",
     "Engine",
     "Json",
     "LossEvent",

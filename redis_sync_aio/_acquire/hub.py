@@ -1,94 +1,219 @@
-"""All names that this process waits for or holds: the part of a coordinator that knows them."""
+"""The hub: what all requests and leases of one client share in one event loop.
+
+It knows every name that this process waits for or holds, and how to reach the server: over a link, or through the
+client's pool. What the link reports is dealt with in `link_events`, its end in `closing`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import itertools
+import os
+import secrets
+import socket
+from collections.abc import Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, cast
 
-from .._client.settings import running_loop
+from .._client.cluster import Cluster
+from .._client.resp import Reply
+from .._client.settings import address_of, connect_timeout_of, running_loop
+from .._client.topology import servers_of
 from .._core import logs
+from .._core.cancellation import outcome_of
+from .._core.clock import now
 from .._core.display import text
-from .._core.keys import Keys
-from .._engine.commands import Pushed, read_push
+from .._core.keys import Endpoint, Keys
+from .._engine.commands import Commands, Send
+from .._engine.watch import converse
 from .._leases.lease import Lease
-from .._scripts.constants import CONTENDED
+from .._leases.renewals import Renewals
 from .._sharing.shared_grant import ProcessGrant
-from ..errors import CoordinatorClosed, WrongContext
+from .._transport.call import Call
+from .._transport.cluster_link import ClusterLink
+from .._transport.executor import Executor, LinkOptions
+from .._transport.link import Link
+from .._transport.owner import WeakOwner
+from .._transport.pool_executor import PoolExecutor
+from ..errors import CoordinatorClosed, SyncError, WrongContext
 from .acquisition import Acquisition
+from .closing import Closing
+from .link_events import LinkEvents
+from .options import HubOptions
 from .queued import QueuedTickets
-from .resource import HubServices, Resource
-
-if TYPE_CHECKING:
-    from .._leases.renewals import Renewals
+from .resource import Resource
 
 
-class Hub(ABC):
-    """Base of the coordinator, which is the hub of its names."""
+class Hub:
+    """The runtime of a coordinator, bound to the event loop that runs when it is made. It sends nothing by itself."""
 
-    renewals: Renewals
-    loop: asyncio.AbstractEventLoop
-    _loop: asyncio.AbstractEventLoop | None = None
-    """The same, once it is bound to one."""
-    _thread = 0
-    """In which that runs."""
-    _forked = False
+    server_id: bytes | None = None
+    """The run_id of the server, once it was asked for; empty when the server does not tell."""
+    ahead_reported = False
+    """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
+
+    def __init__(self, options: HubOptions) -> None:
+        self.options = options
+        self.client = options.client
+        self.claim_ms = options.claim_ms
+        self.burst, self.slice = options.burst, options.slice
+        self.retry_for = options.retry_for
+        self.poll_cap, self.poll = options.poll_cap, options.poll
+        self.loop = running_loop()
+        self._thread = get_ident()
+        self.forked = False
+        """Whether this is a child of the process that made it."""
+        self.asking = 0  # commands that `ask` waits for
+        self.next_number = itertools.count(1).__next__
+        """Return a number for the next acquisition."""
+        self.tickets: dict[int, Acquisition] = {}
+        self.queued_tickets = QueuedTickets()
+        self.bases: dict[int, ProcessGrant] = {}
+        """What tasks share, by the number of the ticket it was granted to, until it has ended."""
+        self.resources: dict[bytes, Resource] = {}  # by the id of their keys
+        self.why_closed: str | None = None
+        """Why it cannot be used any more; None while it can."""
+        self.emptied: asyncio.Event | None = None
+        """Set when nothing is held or waited for; there while the hub drains."""
+
+        self.servers = servers_of(self.client)
+        self._endpoint = Endpoint.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
+        self.link_events = LinkEvents(self)
+        self.link = None if options.push == "never" else self._new_link()
+        self._use(self.link or self._new_pool_executor())
+        self.renewals = Renewals(
+            lambda: self.engine,
+            self.all_leases,
+            self._forget_lease,
+            self._keeps_lease,
+            self._loosen_lease,
+            self.retry_for,
+            options.response_timeout,
+            options.exit_timeout,
+            self.check_context,
+            self.client,
+        )
+        self.renewals.asked_response_timeout = options.asked_response_timeout
+        self.closing = Closing(self)
+
+    # -- the way to the server -------------------------------------------------------------------------
+
+    def _new_link(self) -> Link | ClusterLink:
+        connect_timeout = connect_timeout_of(self.client, self.options.response_timeout)
+        options = LinkOptions(self.options.response_timeout, connect_timeout, converse)
+        owner = WeakOwner(self.link_events)
+        if isinstance(self.servers, Cluster):
+            return ClusterLink(self.servers, self._endpoint, owner, options)
+        return Link(self.servers.clients()[0], self._endpoint, owner, options)
+
+    def _new_pool_executor(self) -> PoolExecutor:
+        return PoolExecutor(self.servers, self._endpoint, self.options.response_timeout, converse)
+
+    def _use(self, executor: Executor) -> None:
+        self.executor = executor
+        self.engine = Commands(executor)
+        self.pushes = executor.pushes
+        self.endpoint_of = executor.endpoint_of
+        self.connection_error_of = executor.connection_error_of
+        self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
+        """For how long a polling waiter's ticket stays alive between two looks."""
+
+    def poll_instead(self, error: SyncError) -> None:
+        """Use the client's pool from now on, since the link is refused."""
+        link, self.link = self.link, None
+        if link is None:
+            return  # another shard was first
+        logs.polling_instead(error)
+        self._use(self._new_pool_executor())
+        self.link_events.link_moved()
+        for call in link.detach():
+            self.executor.send(call)
+
+    async def ask(self, send: Send, *, goes_on: bool = False) -> Reply:
+        """Run one command and return its reply. ``send(engine, sent, expires, done)`` sends it.
+
+        On cancellation it is not sent again and its answer is ignored, unless it ``goes_on``: then ``done`` is called.
+        """
+        self.check()
+        outcome: asyncio.Future[Reply] = self.loop.create_future()
+
+        def done(call: Call) -> None:
+            if outcome.done():
+                return
+            if call.error is None:
+                outcome.set_result(call.reply)
+            else:
+                outcome.set_exception(call.error)
+
+        time = now()
+        call = send(self.engine, time, time + self.retry_for, done)
+        self.next_number()  # shows that it is in use
+        self.asking += 1
+        try:
+            return await outcome_of(outcome)
+        finally:
+            self.asking -= 1
+            if not goes_on:
+                call.drop()
+
+    # -- whether it may be used ------------------------------------------------------------------------
+
+    def usable(self) -> bool:
+        """Return whether it may be used here and now; `check` says why not."""
+        return self._thread == get_ident() and self.why_closed is None and self.loop.is_running()
+
+    def check(self) -> None:
+        """Raise WrongContext or CoordinatorClosed unless it may be used here and now."""
+        self.check_context()
+        if self.why_closed is not None:
+            raise closed_error(self.why_closed)
 
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
         if self._thread == get_ident() and self.loop.is_running():
-            return  # the same, told sooner: until Python 3.12 to ask for the running loop is a call to the system
-        if self._forked:
+            return  # a shortcut: until Python 3.12 to ask for the running loop is a call to the system
+        if self.forked:
             raise WrongContext(
                 "this coordinator belongs to the parent process: after a fork create a new client and a new "
                 "Coordinator in the child (or start children with the 'spawn' method)"
             )
-        if self._loop is not None and self._loop is not running_loop():
+        if self.loop is not running_loop():
             raise WrongContext(
                 "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
                 "share locks made from it, nor leases, between loops or threads"
             )
 
-    @abstractmethod
-    def check(self) -> None:
-        """Raise unless this coordinator may be used here and now."""
+    def leave_to_parent(self) -> None:
+        """Refuse all use in this process, which was forked from the one that made the hub."""
+        self.forked, self._thread = True, 0
 
-    server_id: bytes | None = None
-    """The run_id of the server, as far as it was asked for; empty: it does not tell."""
-    ahead_reported = False
-    """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
+    async def drained(self) -> None:
+        """Wait until nothing is in flight, but not longer than closing may take."""
+        await self.renewals.under_way.drained(min(self.options.exit_timeout, self.options.response_timeout))
 
-    def _know_nothing(self) -> None:
-        self._unchecked: set[int] = set()  # numbers of tickets that have not asked yet on the present connection
-        self._rechecks = 0  # going on
-        self.tickets: dict[int, Acquisition] = {}
-        self.queued_tickets = QueuedTickets()
-        self.bases: dict[
-            int, ProcessGrant
-        ] = {}  # by the number of the ticket they were granted to, until they have ended
-        self.resources: dict[bytes, Resource] = {}  # by the id of their keys
-        self._emptied: asyncio.Event | None = None
-        """Set when nothing is held or waited for; there while it drains."""
+    def client_closed(self) -> None:
+        """Close with the client, or its pool, which was closed."""
+        self.closing.client_closed()
+
+    def __repr__(self) -> str:
+        return f"<Coordinator of {address_of(self.client)}{'' if self.why_closed is None else ', closed'}>"
+
+    # -- names -----------------------------------------------------------------------------------------
 
     def resource(self, keys: Keys, spare: Resource | None = None) -> Resource:
-        """Return the name as this process sees it; the coordinator must be `usable`.
+        """Return the name as this process sees it; the hub must be `usable`.
 
         ``spare``: an object the caller had for this name before, used again if there is none. Raises CoordinatorClosed
-        while the coordinator drains.
+        while the hub drains.
         """
         resource = self.resources.get(keys.id)
-        if self._emptied is not None:
+        if self.emptied is not None:
             raise CoordinatorClosed(f"the coordinator is being closed, and grants {text(keys.name)!r} no more")
         if resource is None:
-            hub = cast(HubServices, self)
-            if spare is not None and spare.hub is hub:
+            if spare is not None and spare.hub is self:
                 resource = spare
-                resource.endpoint = hub.endpoint_of(keys)
+                resource.endpoint = self.endpoint_of(keys)
             else:
-                resource = Resource(hub, keys)
+                resource = Resource(self, keys)
             self.resources[keys.id] = resource
         return resource
 
@@ -101,16 +226,18 @@ class Hub(ABC):
         """Forget a name nobody waits for or holds."""
         if self.resources.get(resource.keys.id) is resource:
             del self.resources[resource.keys.id]
-            if self._emptied is not None and not self.resources:
-                self._emptied.set()
+            if self.emptied is not None and not self.resources:
+                self.emptied.set()
 
-    def _every_name(self) -> Iterator[Resource]:
+    def every_name(self) -> Iterator[Resource]:
+        """Iterate over all names, the latest last, and refer to each only once."""
         left = [*reversed(self.resources.values())]
         while left:  # one after the other: to let go of many at a time takes long
             yield left.pop()
 
-    def _all_leases(self) -> Iterator[Lease]:
-        for resource in self._every_name():
+    def all_leases(self) -> Iterator[Lease]:
+        """Iterate over all that the server granted to this process."""
+        for resource in self.every_name():
             yield from resource.leases.all()
 
     def _keeps_lease(self, lease: Lease) -> bool:
@@ -128,126 +255,20 @@ class Hub(ABC):
             if lease.reason in ("expired", "taken"):
                 resource.look_now()
 
-    # -- what the link tells of them -------------------------------------------------------------------
-
-    def link_pushed(self, payload: bytes) -> None:
-        """A message arrived in our inbox."""
-        try:
-            push = read_push(payload)
-        except ValueError:
-            logs.stray_message(payload)
-            return
-        try:
-            self._dispatch(push)
-        except Exception:  # the connection, and a talk that delivers this, are everybody's
-            logs.useless_message(payload)
-
-    def link_up(self, concerns: Callable[[Keys], bool]) -> None:
-        """Ask a server with a new connection about all that is held there, then about all that waits there."""
-        self._unchecked.update(self.tickets)
-        self._rechecks += 1
-        self.renewals.slices.run(self._recheck(concerns))
-
-    def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
-        concerned: list[Resource] = []
-        for resource in self._every_name():
-            if concerns(resource.keys):
-                concerned.append(resource)
-                for lease in resource.leases.all():
-                    self.renewals.recheck(lease)
-                    yield
-            yield
-        yield from self._reroute()  # before they ask: the connection may have an inbox of its own
-        for resource in concerned:
-            for ticket in list(resource.tickets.values()):
-                self._unchecked.discard(ticket.number)
-                ticket.recheck()
-                yield
-        self._rechecks -= 1
-        if not self._rechecks:
-            self._unchecked.clear()
-
-    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
-        """Return whether anything depends on a connection to a server."""
-        return any(concerns(resource.keys) for resource in self.resources.values())
-
-    def link_moved(self) -> None:
-        """Some servers know us as something else now: grants, and word of who waits there, would not reach us."""
-        self.renewals.slices.run(self._reroute())
-
-    def _reroute(self) -> Iterator[None]:
-        hub = cast(HubServices, self)
-        for resource in self._every_name():
-            endpoint = hub.endpoint_of(resource.keys)
-            if endpoint != resource.endpoint:
-                resource.endpoint = endpoint
-                yield from resource.reroute()
-            yield
-
-    def _dispatch(self, push: Pushed) -> None:
-        """Give a push to the ticket or the base it is for; give back what is granted to a ticket that is gone."""
-        ticket = self.tickets.get(push.number)
-        if push.fence == CONTENDED:
-            if ticket is not None:  # what it wants is granted, as the answer will say
-                ticket.contended = True
-            elif (base := self.bases.get(push.number)) is not None:
-                # It may be on its way back, and its name known anew; but this stands for all that we hold of the name.
-                self.resources.get(base.keys.id, base.cohort.resource).on_contention()
-        elif ticket is not None and push.number in self._unchecked and not ticket.withdrawn:
-            ticket.recheck()  # it may be another server, with another clock
-        elif ticket is not None:
-            ticket.pushed(push)
-        elif push.fence > 0:
-            self._give_back_to_nobody(push.number)
-        ticket = self.tickets.get(push.following) if push.following else None
-        if ticket is not None and push.following not in self._unchecked:
-            ticket.announced(push.server_time, push.next_duration)
-
-    def _give_back_to_nobody(self, number: int) -> None:
-        """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
-        queued = self.queued_tickets.get(number)
-        if queued is None:
-            return
-        resource = self.resources.get(queued.keys.id)
-        leases = () if resource is None else resource.leases.all()
-        if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
-            closing = (queued.attempt,) if queued.attempt else ()
-            self.renewals.undo(queued.keys, queued.token, closing=closing)
-
-    async def _drain(self, within: float) -> None:
-        """End what waits, grant nothing, and wait ``within`` so many seconds until nothing is held."""
-        self._emptied = asyncio.Event()
-        self._stop_sharing()
-        why = "the coordinator is being closed"
-        self.renewals.slices.run(step for resource in self._every_name() for step in resource.give_up(why))
-        await self.renewals.slices.done()
-        self._give_back_resting()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while self.resources:
-                    self._emptied.clear()
-                    await self._emptied.wait()
-
-    def _stop_sharing(self) -> None:
-        """Nothing is handed on without a look at whether it is still allowed (`Cohort.thread`)."""
+    def stop_sharing(self) -> None:
+        """Hand nothing on without a look at whether that is still allowed (`Cohort.thread`)."""
         for resource in self.resources.values():
             for cohort in resource.cohorts.values():
                 cohort.thread = 0
 
-    def _give_back_resting(self) -> bool:
+    def give_back_resting(self) -> bool:
         """Give back what is held and no task has; return whether there was anything."""
         resting = [base for resource in self.resources.values() for base in resource.resting()]
         for base in resting:
             base.cohort.give_back(base)
         return bool(resting)
 
-    def _give_up(self, why: str) -> Iterator[None]:
-        """End all that wait, and take all leases from those who have them."""
-        for resource in self._every_name():
-            yield from resource.give_up(why)
-            yield
-        for lease in self._all_leases():
-            lease.interrupted = True
-            self.renewals.release(lease)
-            lease.lose("closed")
-            yield
+
+def closed_error(why: str) -> CoordinatorClosed:
+    """Return the error for the use of a coordinator that is closed."""
+    return CoordinatorClosed(f"this coordinator can not be used any more, make another one: {why}")

@@ -139,13 +139,14 @@ _OF_REDIS_PY = {
 
 
 def explains_words_of_redis_py(init: Callable[P, R]) -> Callable[P, R]:
-    """Decorate ``__init__``: raise a TypeError that helps for the names that redis-py's Lock gives its arguments."""
+    """Raise a TypeError that helps for the names that redis-py's Lock gives its arguments; decorate a method."""
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for word in kwargs:
             if word in _OF_REDIS_PY:
-                raise TypeError(f"{type(args[0]).__name__}() has no argument {word!r}: {_OF_REDIS_PY[word]}")
+                shown = type(args[0]).__name__ + ("" if init.__name__ == "__init__" else f".{init.__name__}")
+                raise TypeError(f"{shown}() has no argument {word!r}: {_OF_REDIS_PY[word]}")
         return init(*args, **kwargs)
 
     return checked

@@ -16,6 +16,9 @@ from typing import Any, NoReturn, TypeVar, get_args
 from weakref import ref
 
 from .._acquire.acquisition import acquire
+from .._acquire.binding import CoordinatorLike
+from .._acquire.hub import Hub
+from .._acquire.implicit import client_of, hub_of
 from .._acquire.request import Request, never_refused
 from .._acquire.resource import Resource
 from .._acquire.waits import data_instead
@@ -32,9 +35,7 @@ from .._leases.lease import Lease
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
 from .._sharing.cohort import Cohort
 from .._transport.call import Call, understood
-from ..coordinator import Coordinator
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
-from .implicit import client_of, coordinator_for
 
 L = TypeVar("L", bound=Lease)
 
@@ -56,7 +57,7 @@ class Primitive(LeaseContext[L]):
 
     def __init__(
         self,
-        client: Client | Coordinator,
+        client: Client | CoordinatorLike,
         name: Name,
         keys: Callable[[bytes], Keys],
         *,
@@ -82,7 +83,7 @@ class Primitive(LeaseContext[L]):
         self._share = share and engine != "watch"
         self._default = self._new_request(None, None, None, self._weight)
         # What the latest acquisition used; only so that the next one need not look it up.
-        self._coordinator: Coordinator | None = None
+        self._hub: Hub | None = None
         self._latest_resource: Resource | None = None
         self._cohort: Cohort | None = None
 
@@ -240,18 +241,18 @@ class Primitive(LeaseContext[L]):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _at_work(self) -> Coordinator:
-        """Return the coordinator that does it here and now."""
+    def _at_work(self) -> Hub:
+        """Return the hub that it uses here and now."""
         try:
-            return coordinator_for(self._source)
+            return hub_of(self._source)
         except WrongContext as error:
             raise error.about(repr(self)) from None
 
     def _resource(self) -> Resource:
-        coordinator = self._coordinator
-        if coordinator is None or not coordinator.usable():
-            coordinator = self._coordinator = self._at_work()
-        resource = self._latest_resource = coordinator.resource(self._keys, self._latest_resource)
+        hub = self._hub
+        if hub is None or not hub.usable():
+            hub = self._hub = self._at_work()
+        resource = self._latest_resource = hub.resource(self._keys, self._latest_resource)
         return resource
 
     def _known(self) -> Resource | None:

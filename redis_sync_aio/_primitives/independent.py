@@ -8,20 +8,22 @@ from collections.abc import Iterable, Sequence
 
 from redis.asyncio import Redis, RedisCluster
 
+from .._acquire.binding import CoordinatorLike
+from .._acquire.hub import Hub
+from .._acquire.implicit import binding_of
 from .._client.error_replies import error_answer
 from .._client.redis_py import send_once
 from .._client.settings import Client, address_of
 from .._core.cancellation import cancel_repeatedly
 from .._core.display import shown
 from .._transport.failures import not_from_outside
-from ..coordinator import Coordinator
 
 _RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")
 
 
-def several(clients: Iterable[Redis | Coordinator]) -> tuple[Redis | Coordinator, ...]:
+def several(clients: Iterable[Redis | CoordinatorLike]) -> tuple[Redis | CoordinatorLike, ...]:
     """Return ``clients`` as a tuple; raise TypeError for a single one."""
-    if isinstance(clients, (Redis, RedisCluster, Coordinator)) or not isinstance(clients, Iterable):
+    if isinstance(clients, (Redis, RedisCluster)) or binding_of(clients) or not isinstance(clients, Iterable):
         raise TypeError(f"clients must be several, one for each server, not {shown(clients)}; AsyncLock takes one")
     return tuple(clients)
 
@@ -38,41 +40,41 @@ def check_apart(clients: Sequence[Client]) -> None:
         raise ValueError("clients has one server, and its failure would be everybody's: give three, or use AsyncLock")
 
 
-async def check_independent(name: str, coordinators: Sequence[Coordinator], within: float) -> None:
-    """Raise ValueError if two of ``coordinators`` lead to one server: it would count twice for a majority.
+async def check_independent(name: str, hubs: Sequence[Hub], within: float) -> None:
+    """Raise ValueError if two of ``hubs`` lead to one server: it would count twice for a majority.
 
     A server is known by its run_id, which is asked for once and has ``within`` so many seconds to arrive. One that is
     out of reach is asked again at the next use. One that does not tell (an ACL, a proxy, a slow one) is not compared.
     """
-    unknown = [one for one in coordinators if one.server_id is None and one.connection_error is None]
+    unknown = [hub for hub in hubs if hub.server_id is None and hub.executor.connection_error is None]
     if unknown:
-        await asyncio.gather(*(_identify(one, within) for one in unknown))
+        await asyncio.gather(*(_identify(hub, within) for hub in unknown))
     seen: dict[bytes, int] = {}
-    for number, coordinator in enumerate(coordinators, 1):
-        if coordinator.server_id:
-            first = seen.setdefault(coordinator.server_id, number)
+    for number, hub in enumerate(hubs, 1):
+        if hub.server_id:
+            first = seen.setdefault(hub.server_id, number)
             if first != number:
-                where = address_of(coordinator.client)
+                where = address_of(hub.client)
                 raise ValueError(
                     f"clients no. {first} and {number} of {name!r} lead to one server ({where}): it would count twice, "
                     "so that its failure alone could cost the majority. Give one client for each server"
                 )
 
 
-async def _identify(coordinator: Coordinator, within: float) -> None:
-    client = coordinator.client
+async def _identify(hub: Hub, within: float) -> None:
+    client = hub.client
     assert isinstance(client, Redis)
     try:
         async with asyncio.timeout(within):
             with cancel_repeatedly(within):
                 answer = await send_once(client, (b"INFO", b"server"))
     except TimeoutError:
-        coordinator.server_id = b""
+        hub.server_id = b""
         return
     except (Exception, asyncio.CancelledError) as error:
         error = not_from_outside(error, closed=False)
         if error_answer(error) is not None:
-            coordinator.server_id = b""
+            hub.server_id = b""
         return
     found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
-    coordinator.server_id = b"" if found is None else found[1]
+    hub.server_id = b"" if found is None else found[1]

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .._acquire.hub import Hub
 from .._core import logs
 from .._transport.failures import said
-from ..coordinator import Coordinator
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
 from .votes import Vote, Votes
 
@@ -28,14 +28,14 @@ def majority_fence(fences: Sequence[int], quorum: int) -> int | None:
     return next((first for first, last in pairs if first - last <= APART * 1_000_000), None)
 
 
-def report_ahead(name: str, coordinators: Sequence[Coordinator], bids: Votes, fence: int) -> None:
+def report_ahead(name: str, hubs: Sequence[Hub], bids: Votes, fence: int) -> None:
     """Log, once for each server, that its fences are far ahead of ``fence``, which a majority agrees on."""
     for bid, lease in bids.granted:
-        ahead, coordinator = (lease.fence - fence) / 1_000_000, coordinators[bid.server]
+        ahead, hub = (lease.fence - fence) / 1_000_000, hubs[bid.server]
         if ahead <= APART:
-            coordinator.ahead_reported = False
-        elif not coordinator.ahead_reported:
-            coordinator.ahead_reported = True
+            hub.ahead_reported = False
+        elif not hub.ahead_reported:
+            hub.ahead_reported = True
             logs.fence_ahead(name, bid.server + 1, len(bids.all), ahead)
 
 

@@ -68,9 +68,9 @@ class _Closable(Protocol):
 class Unclosed:
     """Notices the end of a coordinator that nobody closed: the end of its event loop, or that it is dropped."""
 
-    def __init__(self, coordinator: _Closable, link: _Link | None) -> None:
+    def __init__(self, coordinator: _Closable, shown: str, link: _Link | None) -> None:
         loop = asyncio.get_running_loop()
-        self._dropped = finalize(coordinator, _dropped, repr(coordinator), loop, link)
+        self._dropped = finalize(coordinator, _dropped, shown, loop, link)
         self._dropped.atexit = False
         self._loop_end = _at_loop_end(ref(coordinator))
         with suppress(StopIteration):  # run to its first yield, which makes the loop know it

@@ -15,7 +15,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redis_sync_aio import CommandRefused, Unreachable
-from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio._scripts import load
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
@@ -34,6 +33,7 @@ from ..support.compat import (
 from ..support.compat import client as client
 from ..support.compat import kind as kind
 from ..support.compat import lock as lock
+from ..support.inside import close_implicit, hub_of
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, SWALLOW_REQUEST, script
 
 # -- the contract: errors of connection and server -------------------------------------------------------
@@ -83,10 +83,10 @@ async def test_without_server(kind: type[RedisLock]) -> None:
     with EmbeddedServer() as server:
         client = server.client(socket_timeout=0.1, retry=Retry(NoBackoff(), 0))
         server.stop()
-        coordinator = coordinator_for(client)
+        coordinator = hub_of(client)
         coordinator.retry_for = 0.05
         await refused(kind, client, redis_error("ConnectionError"))
-        await coordinator.close()
+        await close_implicit(coordinator)
         await client.aclose()
 
 
@@ -131,7 +131,7 @@ async def test_the_error_of_the_body_leaves_without_a_server(redis: Redis, serve
 
         async def fail() -> None:
             async with lock:
-                coordinator_for(client).retry_for = 0.05
+                hub_of(client).retry_for = 0.05
                 proxy.refuse = True
                 await proxy.cut()
                 raise ZeroDivisionError
@@ -221,7 +221,7 @@ async def test_an_answer_that_is_an_error(
 ) -> None:
     error = redis_error(name)
     async with through_proxy(server) as (proxy, client):
-        coordinator_for(client).retry_for = 0.02
+        hub_of(client).retry_for = 0.02
         rule = proxy.on("EVALSHA", ERROR(answer), times=None)
         await refused(Lock, client, error, at_release)
         with pytest.raises(error) as caught:
@@ -248,7 +248,7 @@ async def test_out_of_reach_is_not_false(server: EmbeddedServer, redis: Redis) -
     await redis.set(NAME, OTHER)
     asked = script(load("lock/acquire").sha)
     async with through_proxy(server) as (proxy, client):
-        coordinator_for(client).retry_for = 0.5
+        hub_of(client).retry_for = 0.5
         lock = client.lock(NAME, lock_class=Lock)
         await lock.acquire(blocking=False)
         silent = proxy.on(asked, SWALLOW_REQUEST, skip=1)
@@ -269,11 +269,11 @@ async def test_the_client_is_closed_while_it_waits(make_client: MakeClient, redi
     await redis.set(NAME, OTHER)
     client = make_client()
     waiting = await started(redis, client.lock(NAME, lock_class=Lock).acquire())
-    coordinator = coordinator_for(client)
+    coordinator = hub_of(client)
     await client.aclose()
     with pytest.raises(redis_error("ConnectionError"), match="client was closed"):
         await waiting
-    await coordinator.close()
+    await close_implicit(coordinator)
     assert await queue_is_empty(redis)
 
 
@@ -293,10 +293,10 @@ async def test_nothing_is_remembered(lock: RedisLock, client: Redis, redis: Redi
     await redis.delete(NAME)
     for _ in range(2):
         await lock.acquire()
-        assert coordinator_for(client).resources == {}
+        assert hub_of(client).resources == {}
         await lock.extend(10)
         await lock.release()
-        assert coordinator_for(client).resources == {}
+        assert hub_of(client).resources == {}
 
 
 async def test_a_key_of_another_type(lock: RedisLock, redis: Redis) -> None:

@@ -12,12 +12,12 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncReadWriteLock, Coordinator, CoordinatorClosed, wait_until
-from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.contexts import connections, nothing_left, observer, our_tasks, same
 from ..support.factories import Kind, holder
+from ..support.inside import close_implicit, hub_of, implicit
 
 __all__ = ["nothing_left", "observer"]  # fixtures
 
@@ -32,8 +32,8 @@ async def test_p12_one_implicit_coordinator_for_each_client(kind: Kind, redis: R
     assert await connections(observer) == before + 1
     for lease in leases:
         await lease.release()
-    assert implicit.coordinator_for(redis) is locks[0]._coordinator
-    await implicit.coordinator_for(redis).close()
+    assert hub_of(redis) is locks[0]._hub
+    await close_implicit(redis)
     await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
 
 
@@ -46,12 +46,12 @@ async def test_p12_an_idle_implicit_coordinator_closes(
     before = await connections(observer)
     for _ in range(2):
         lease = await lock.acquire()
-        first = implicit.coordinator_for(redis)
+        first = hub_of(redis)
         await asyncio.sleep(0.15)
         lease.check()
-        assert implicit.coordinator_for(redis) is first  # held: not idle
+        assert hub_of(redis) is first  # held: not idle
         await lease.release()
-        await wait_until(lambda: not implicit.coordinators, FAST, timeout=2)
+        await wait_until(lambda: not implicit.hubs, FAST, timeout=2)
         await wait_until(lambda: same(connections(observer), before), FAST, timeout=2)
         await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
         with pytest.raises(CoordinatorClosed):
@@ -70,7 +70,7 @@ async def test_p12_an_implicit_coordinator_in_use_does_not_close(
         await asyncio.sleep(pause)
         assert await holder(lock) is None
         await asyncio.sleep(pause)
-    await wait_until(lambda: not implicit.coordinators, FAST, timeout=2)
+    await wait_until(lambda: not implicit.hubs, FAST, timeout=2)
     await wait_until(lambda: our_tasks() == [], FAST, timeout=2)
 
 
@@ -119,7 +119,7 @@ async def test_p12_a_name_that_could_not_be_had_is_forgotten(
         with pytest.raises(AcquireTimeout) as caught:
             await kind.make(redis, NAME).acquire(timeout=timeout)
         assert 0 < (caught.value.remaining or 0) <= 30
-        coordinator = implicit.coordinator_for(redis)
+        coordinator = hub_of(redis)
         await wait_until(lambda: not (coordinator.resources or coordinator.tickets), FAST, timeout=2)
 
 
@@ -129,5 +129,5 @@ async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, s
         for timeout in (0, 0.01):
             with pytest.raises(AcquireTimeout):
                 await rw.upgrade(reader, timeout=timeout).__aenter__()
-            known = implicit.coordinator_for(redis).resources
+            known = hub_of(redis).resources
             await wait_until(lambda: len(known) == 1, FAST, timeout=2)  # noqa: B023

@@ -24,7 +24,6 @@ from redis_sync_aio import (
     Unreachable,
     wait_until,
 )
-from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
@@ -33,6 +32,7 @@ from ..support.contexts import NAME, connections, our_tasks, same
 from ..support.contexts import nothing_left as nothing_left
 from ..support.contexts import observer as observer
 from ..support.factories import Exclusive, Kind
+from ..support.inside import close_implicit, hub_of
 
 
 def overrule(lock: Exclusive) -> Awaitable[object]:
@@ -101,7 +101,7 @@ async def test_p12_close_while_waiting_and_holding(kind: Kind, sync: Coordinator
     assert await kind.empty(observer, NAME)
     assert our_tasks() == []
     await assert_told(holding, waiting, "closed")
-    assert sync.resources == {}
+    assert hub_of(sync).resources == {}
 
 
 async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Redis) -> None:
@@ -291,7 +291,7 @@ async def test_e4_client_of_an_implicit_coordinator_closed(kind: Kind, redis: Re
     await observer.delete(*kind.keys(NAME).all)
     async with lock:
         assert await kind.held(redis, NAME)
-    await implicit.coordinator_for(redis).close()
+    await close_implicit(redis)
 
 
 async def test_e4_server_never_there(kind: Kind, make_client: MakeClient) -> None:

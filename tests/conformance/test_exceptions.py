@@ -30,6 +30,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
+from ..support.inside import hub_of
 
 NAME = "exceptions"
 
@@ -365,7 +366,7 @@ async def test_p7(kind: Kind, sync: Coordinator, redis: Redis, body: Body, lease
         await assert_undisturbed()
     await asyncio.sleep(0)
     await wait_until(lambda: settled(kind, lease, redis), FAST, timeout=2)
-    await wait_until(lambda: not sync.resources, FAST, timeout=2)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=2)
 
 
 # -- a release that nobody answers -------------------------------------------------------------------------

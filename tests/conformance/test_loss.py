@@ -22,6 +22,7 @@ from redis_sync_aio.errors import LossReason
 
 from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
 from ..support.factories import KINDS, LOCK, Kind
+from ..support.inside import link_events_of
 from ..support.timed import assert_within, timed
 
 NAME = "loss"
@@ -237,7 +238,7 @@ async def test_lost_between_grant_and_body(kind: Kind, redis: Redis, turns: int)
 
         losing = asyncio.create_task(lost_in(kind.make(sync, NAME), body))
         await wait_until(waits(kind.make(holder, NAME)), FAST, timeout=5)
-        deliver = sync.link_pushed
+        deliver = link_events_of(sync).link_pushed
 
         def pushed_and_lost(payload: bytes) -> None:
             deliver(payload)
@@ -250,7 +251,7 @@ async def test_lost_between_grant_and_body(kind: Kind, redis: Redis, turns: int)
                 for lease in kind.make(sync, NAME)._held():
                     lease.lose("taken")
 
-        sync.link_pushed = pushed_and_lost  # type: ignore[method-assign]
+        link_events_of(sync).link_pushed = pushed_and_lost  # type: ignore[method-assign]
         await first.release()
         with suppress(LeaseLost, IndexError):  # IndexError: it was raised before the body began
             await losing

@@ -23,6 +23,7 @@ from redis_sync_aio import (
 from redis_sync_aio._primitives.lease_group import _bundles
 
 from ..support.body import FAST
+from ..support.inside import hub_of
 from ..support.multilocks import SLOTS, all_free, holders, queued
 from ..support.multilocks import names as names
 from ..support.multilocks import way as way
@@ -186,8 +187,8 @@ async def test_p1_random_orders_of_random_names(sync: Coordinator, other: Coordi
             group.create_task(worker(jobs, (sync, other)[number % 2]))
     assert done == 20 * each
     assert await all_free(AsyncMultiLock(sync, pool))
-    assert not sync.resources
-    assert not other.resources
+    assert not hub_of(sync).resources
+    assert not hub_of(other).resources
 
 
 @pytest.mark.parametrize("way", ["link"], indirect=True)

@@ -29,6 +29,7 @@ from redis_sync_aio.errors import LossReason
 
 from ..support.arena import Arena, sweep_all
 from ..support.body import FAST, for_ever, lost_in
+from ..support.inside import hub_of
 from ..support.multilocks import all_free, holders, names, queued, way
 
 __all__ = ["names", "way"]  # fixtures
@@ -76,7 +77,7 @@ async def test_p6_one_is_lost(
 
 
 async def forgotten(sync: Coordinator) -> bool:
-    return not sync.resources and not sync.tickets
+    return not hub_of(sync).resources and not hub_of(sync).tickets
 
 
 @faults
@@ -103,7 +104,7 @@ async def test_one_of_them_is_not_released_by_its_own_name(sync: Coordinator, na
 
 async def test_p6_one_deadline_the_earliest(sync: Coordinator, redis: Redis, names: tuple[str, ...]) -> None:
     async with AsyncMultiLock(sync, names, auto_renew=False) as lease:
-        await next(iter(sync.resources[lock_keys(names[1].encode()).id].leases)).extend(5)
+        await next(iter(hub_of(sync).resources[lock_keys(names[1].encode()).id].leases)).extend(5)
         assert lease.remaining() <= 5
 
 
@@ -116,7 +117,7 @@ async def test_p6_one_is_lost_while_the_next_is_waited_for(
     holder = await single.acquire()
     waiting = asyncio.create_task(lock.acquire(timeout=10))
     await wait_until(queued(single), FAST, timeout=5)
-    (early,) = sync.resources[lock_keys(names[0].encode()).id].leases
+    (early,) = hub_of(sync).resources[lock_keys(names[0].encode()).id].leases
     await redis.delete(names[0])
     await asyncio.wait_for(early.lost.wait(), 5)
     await holder.release()

@@ -24,6 +24,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.factories import KINDS, Kind
+from ..support.inside import hub_of, link_events_of
 from ..support.proxy import FaultProxy
 from ..support.timed import Timed, assert_within
 
@@ -47,8 +48,8 @@ async def last(redis: Redis) -> AsyncIterator[Coordinator]:
 async def nothing_left(kind: Kind, sync: Coordinator, redis: Redis, name: str = NAME) -> None:
     """Nobody holds it, nobody is queued, and the process has forgotten it."""
     assert await kind.empty(redis, name)
-    assert not sync.tickets
-    await wait_until(lambda: not sync.resources, FAST, timeout=10 * kind.linger + 0.01)
+    assert not hub_of(sync).tickets
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=10 * kind.linger + 0.01)
 
 
 async def turns(number: int) -> None:
@@ -74,13 +75,13 @@ async def third_gets_it(third: asyncio.Task[Lease], first: asyncio.Task[Lease], 
 
 def expire(sync: Coordinator, number: int = 0) -> None:
     """Let the time of a waiter be up, now: what its timer does."""
-    for local in sync.resources.values():
+    for local in hub_of(sync).resources.values():
         for cohort in local.cohorts.values():
             if cohort.waiting:
                 waiting = [future for future, _, _ in cohort.line if not future.done()]
                 cohort._time_out(waiting[number], 1.0)
                 return
-    tickets = list(sync.tickets.values())
+    tickets = list(hub_of(sync).tickets.values())
     if tickets:
         tickets[number]._time_out()
 
@@ -114,7 +115,7 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
     """The push is at the door, and the waiter ends right before, or right after it is let in."""
     for _ in range(10):
         holder, first, third = await three(kind, sync, other, last)
-        entered, let_in = asyncio.Event(), sync.link_pushed
+        entered, let_in = asyncio.Event(), link_events_of(sync).link_pushed
 
         def end() -> None:
             if how == "cancelled":
@@ -181,7 +182,7 @@ async def test_p5_b2_end_while_it_asks_again(
     """A queued waiter repeats its request and ends before that has left: its ticket goes all the same."""
     for _ in range(5):
         holder, first, third = await three(kind, sync, other, last)
-        [ticket] = sync.tickets.values()
+        [ticket] = hub_of(sync).tickets.values()
         await wait_until(lambda: ticket.call is None, FAST, timeout=2)  # noqa: B023
         ticket.ask()
         first.cancel() if how == "cancelled" else expire(sync)
@@ -212,7 +213,7 @@ async def test_p5_b2_end_while_the_connection_is_down(
         await wait_until(waits(kind.make(other, NAME), 2), FAST, timeout=5)
         opened, proxy.refuse = sync.connections, True
         await proxy.cut()
-        await wait_until(lambda: any(one.call is not None for one in sync.tickets.values()), FAST, timeout=2)
+        await wait_until(lambda: any(one.call is not None for one in hub_of(sync).tickets.values()), FAST, timeout=2)
         first.cancel() if how == "cancelled" else expire(sync)
         await asyncio.wait([first])
         proxy.refuse = False
@@ -282,7 +283,7 @@ async def test_p3_c7_lost_wake_up_is_healed(
             holder = await kind.make(other, NAME, ttl=ttl, auto_renew=False).acquire()
             waiter = asyncio.create_task(kind.make(sync, NAME, ttl=30).acquire())
             await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
-            let_in, swallowed = sync.link_pushed, asyncio.Event()
+            let_in, swallowed = link_events_of(sync).link_pushed, asyncio.Event()
 
             def swallow(payload: bytes) -> None:
                 if payload.split()[1] != b"0":
@@ -367,7 +368,7 @@ async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: 
     cancelling, used_cpu = time.monotonic() - begin, cpu() - used_cpu
     assert all(waiter.cancelled() for waiter in waiters[handed + 1 :])
     assert cancelling < 6  # the bar is 2 on a quiet machine
-    assert not sync.tickets
+    assert not hub_of(sync).tickets
     last.check()
     await last.release()
     await nothing_left(kind, sync, redis)
@@ -403,8 +404,8 @@ async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis) -> None
     leases = await asyncio.gather(*(lock.acquire() for lock in locks))
     acquiring = time.monotonic() - begin
     await asyncio.gather(*(lease.release() for lease in leases))
-    assert not sync.tickets
-    assert not sync.resources
+    assert not hub_of(sync).tickets
+    assert not hub_of(sync).resources
     assert await redis.dbsize() == MANY
     assert (after - before) / MANY < 8192
     print(

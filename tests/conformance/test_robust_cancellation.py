@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncLock, AsyncRobustLock, Coordinator, Lease, RobustLease, wait_until
 
 from ..support.body import FAST, waits
+from ..support.inside import hub_of
 from ..support.robust import NAME, RECORD, crash, is_of, lock, way
 from ..support.sweep import Outcome, sweep
 
@@ -179,7 +180,7 @@ async def test_p5_a_cancelled_twin_of_an_identity_leaves_the_lease_alone(
     async def check(outcome: Outcome[object]) -> None:
         nonlocal lease
         if isinstance(outcome.value, RobustLease):  # that one records from now on
-            sync.resource(lease.keys).decline(lease)
+            hub_of(sync).resource(lease.keys).decline(lease)
             lease = outcome.value
         await lease.record({"step": 1})  # the adoption of one that was cancelled is withdrawn
         await lease.extend(30)

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AcquireTimeout, AsyncSemaphore, Coordinator, Lease, LimitMismatch, wait_until
 
 from ..support.body import FAST, waits
+from ..support.inside import hub_of
 
 NAME = "permits"
 only_link = pytest.mark.parametrize("way", ["link"])
@@ -104,7 +105,7 @@ async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
     """P1: 10,000 permits of weight 1 and two of 5,000; all of them expire at once, and one takes all that is free."""
     sem = semaphore(sync, 20_000)
     heavy = [await sem.acquire(5000), await sem.acquire(5000)]
-    light = await asyncio.gather(*(sem.acquire() for _ in range(10_000 if sync.pushes else 500)))
+    light = await asyncio.gather(*(sem.acquire() for _ in range(10_000 if hub_of(sync).pushes else 500)))
     found = await sem.statistics()
     assert found.held == 10_000 + len(light)
     assert len(found.holders) == 100
@@ -240,7 +241,7 @@ async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinat
             await use(4)
         assert (caught.value.name, caught.value.expected, caught.value.found) == (NAME, None, 3)
     await all_free(sem)
-    assert not sync.resources
+    assert not hub_of(sync).resources
 
 
 @pytest.mark.parametrize("share", [False, True])

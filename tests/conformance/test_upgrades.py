@@ -29,6 +29,7 @@ from redis_sync_aio._sharing.shared_grant import TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
+from ..support.inside import hub_of
 from ..support.proxy import SWALLOW_REQUEST, FaultProxy, anything, script
 
 NAME = "config"
@@ -441,7 +442,7 @@ async def test_p5_cancelled_in_the_turn_of_its_grant_and_no_answer_to_that() -> 
             swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST)
             task = asyncio.create_task(upgrade())
             await asyncio.sleep(0)
-            (ticket,) = sync.tickets.values()
+            (ticket,) = hub_of(sync).tickets.values()
             ticket._taker = _CancelledAtItsGrant(ticket._taker, task)
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -17,13 +17,13 @@ from redis_sync_aio import AsyncSemaphore, Coordinator, CoordinatorClosed, Fence
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio._leases.in_flight_counter import InFlightCounter
-from redis_sync_aio._primitives import implicit as implicit
 from redis_sync_aio._scripts import load
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
 from ..support.clusters import Nodes
+from ..support.inside import hub_of, implicit
 from ..support.proxy import FaultProxy
 from ..support.wired import MODES, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -56,7 +56,7 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
         over = asyncio.get_running_loop().create_future()
         sent = now()
         keys = lock_keys(nodes.name_at(1).encode())
-        sync.engine.acquire(keys, b"late", 9, b"", 0, (0,), sent, sent + 20, over.set_result)
+        hub_of(sync).engine.acquire(keys, b"late", 9, b"", 0, (0,), sent, sent + 20, over.set_result)
         assert not over.done()  # not before `send` has returned
         call: Call = await asyncio.wait_for(over, 2)
         assert isinstance(call.error, CoordinatorClosed)
@@ -74,7 +74,7 @@ async def main():
     lease = await sync.lock("end").acquire()
     async with Redis(port=int(sys.argv[2])) as direct:
         await direct.set("cut", 1)  # the proxy cuts, and refuses from then on
-    while sync.trouble is None:
+    while sync.connection_error is None:
         await asyncio.sleep(0.001)
     async def release_at_the_end():
         try:
@@ -159,10 +159,10 @@ async def test_what_is_only_asked_is_no_idleness(redis: Redis, monkeypatch: pyte
     """P12: gates and statistics use a connection as well."""
     monkeypatch.setattr(implicit, "IDLE", 0.05)
     gate = FenceGate(redis, "only asked")
-    first = implicit.coordinator_for(redis)
+    first = hub_of(redis)
     for fence in range(1, 31):
         await gate.accept(fence)
-        assert implicit.coordinator_for(redis) is first, fence
+        assert hub_of(redis) is first, fence
         await asyncio.sleep(0.01)
 
 

@@ -27,6 +27,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
+from ..support.inside import LinkEvents, hub_of
 from ..support.proxy import ERROR, Action, script
 from ..support.wired import Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -177,7 +178,7 @@ async def test_a_defect_in_what_takes_a_message_costs_nothing_but_the_message(
         await wait_until(waits(lock), FAST, timeout=5)
         opened = sync.connections
         with monkeypatch.context() as patch:
-            patch.setattr(Coordinator, "_dispatch", defect)
+            patch.setattr(LinkEvents, "_dispatch", defect)
             await holder.release()
             await lock.statistics()  # the message was before this
         async with asyncio.timeout(10):  # the grant is found when it looks again
@@ -245,7 +246,7 @@ async def test_a_malformed_message_in_the_inbox_is_ignored_and_logged(
     waiting = asyncio.create_task(sync.lock("inbox").acquire())
     await wait_until(waits(other.lock("inbox")), FAST, timeout=5)
     opened = sync.connections
-    number = next(iter(sync.tickets))
+    number = next(iter(hub_of(sync).tickets))
     found = message.replace("{number}", str(number)).encode("utf-8", "surrogateescape")
     for channel in await redis.pubsub_channels("rsa:*"):
         await redis.publish(channel, found)

@@ -32,6 +32,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever
 from ..support.factories import KINDS, SHARED, WATCHED, Kind
+from ..support.inside import hub_of
 from ..support.one_server import one_server_for_all as one_server_for_all
 
 NAME = "claims"
@@ -76,7 +77,9 @@ async def other(make_client: MakeClient, sync: Coordinator) -> AsyncIterator[Coo
 
 async def in_queue(sync: Coordinator, waiting: int) -> None:
     """Wait until so many requests of ``sync`` are in a queue at the server."""
-    await wait_until(lambda: sum(ticket._queued for ticket in sync.tickets.values()) >= waiting, FAST, timeout=20)
+    await wait_until(
+        lambda: sum(ticket._queued for ticket in hub_of(sync).tickets.values()) >= waiting, FAST, timeout=20
+    )
 
 
 async def handed_over(holders: list[Lease], waiter: Coordinator, tasks: list[asyncio.Task[Lease]]) -> None:

@@ -42,6 +42,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, waits
 from ..support.clusters import SHARDS, Nodes
+from ..support.inside import hub_of
 
 EVERY_SHARD = range(SHARDS)
 
@@ -230,7 +231,7 @@ async def hold_for_ever(lock: AsyncLock) -> None:
 async def test_a_client_that_is_closed_before_anything_was_sent(nodes: Nodes) -> None:
     client = nodes.client()
     sync = Coordinator(client)
-    sync.check()
+    hub_of(sync).check()
     await client.aclose()
     with pytest.raises(CoordinatorClosed):
         await sync.lock("a").acquire()
@@ -309,7 +310,7 @@ async def test_a_user_without_the_rights(nodes: Nodes, caplog: pytest.LogCapture
         await nodes.say(node, "ACL", "SETUSER", "deaf", "on", ">x", *rights, "-pubsub")
     async with nodes.client(username="deaf", password="x") as client, Coordinator(client) as sync:
         async with sync.lock(nodes.name_at(1)):
-            assert not sync.pushes
+            assert not hub_of(sync).pushes
         assert "PUBSUB NUMSUB" in caplog.text
     client = nodes.client(username="blind", password="x")
     with pytest.raises(PermissionDenied, match="cluster"):
@@ -348,7 +349,7 @@ async def test_every_node_refuses_at_once(nodes: Nodes, caplog: pytest.LogCaptur
                 pass
 
         await asyncio.gather(*map(use, EVERY_SHARD))
-        assert not sync.pushes
+        assert not hub_of(sync).pushes
         assert len(caplog.records) == 1
 
 

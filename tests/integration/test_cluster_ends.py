@@ -15,10 +15,10 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Transaction, transaction, wait_until
-from redis_sync_aio._transport.cluster_link import ClusterLink
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes
+from ..support.inside import cluster_link_of
 from ..support.proxy import FaultProxy
 from ..support.sweep import Outcome, sweep
 from ..support.tls import make_tls
@@ -56,10 +56,9 @@ async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: boo
     async with sync.lock(nodes.name_at(0)):
         pass
     async with standing_still(nodes), asyncio.timeout(1.5):
-        assert isinstance(sync._link, ClusterLink)
-        sync._link.redirected("")
+        cluster_link_of(sync).redirected("")
         await asyncio.sleep(0)
-        asking = sync._link._refreshing
+        asking = cluster_link_of(sync)._refreshing
         assert asking is not None
         assert not asking.done()
         closing = asyncio.create_task(sync.close())

@@ -22,13 +22,13 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._client.cluster import Cluster, Range
 from redis_sync_aio._client.primary_pool import Address
-from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio._transport.cluster_link import ShardLink
 from redis_sync_aio._transport.connection import Connection
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
+from ..support.inside import close_implicit
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
@@ -126,7 +126,7 @@ def test_a9_two_loops_in_turn() -> None:
 
 
 async def closed(client: RedisCluster) -> None:
-    await coordinator_for(client).close()
+    await close_implicit(client)
 
 
 async def test_d8_what_a_node_does_not_answer_goes_where_its_slot_is(nodes: Nodes) -> None:

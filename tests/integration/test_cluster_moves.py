@@ -20,10 +20,10 @@ from redis_sync_aio import (
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import Engine, lock_keys
 from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.cluster_link import ClusterLink
 
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
+from ..support.inside import LinkEvents, cluster_link_of, hub_of
 
 
 @pytest.mark.parametrize("way", ["link", "polling", "shared", "at once"])
@@ -106,8 +106,7 @@ async def test_p4_p5_a_slot_on_its_way(nodes: Nodes) -> None:
             await AsyncLock(other, name).acquire(timeout=0.2)
         cancelled = asyncio.create_task(AsyncLock(other, name).acquire())
         releasing = asyncio.create_task(lease.release())
-        assert isinstance(other._link, ClusterLink)
-        link = other._link.link_of(lock_keys(name.encode()))
+        link = cluster_link_of(other).link_of(lock_keys(name.encode()))
         await wait_until(lambda: enough(link._retries.delayed, 1), FAST, timeout=5)
         cancelled.cancel()
         await asyncio.wait([cancelled])
@@ -178,7 +177,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
                 answers.append(token)
 
             sent = now()
-            return sync.engine.acquire(lock_keys(name.encode()), token, 9, b"", 0, (0,), sent, sent + 20, noted)
+            return hub_of(sync).engine.acquire(lock_keys(name.encode()), token, 9, b"", 0, (0,), sent, sent + 20, noted)
 
         if state == "under way":
             a.pause()
@@ -207,9 +206,8 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
         send(b"third")
         await wait_until(lambda: enough(answers, 3), FAST, timeout=10)
         assert answers == [b"first", b"second", b"third"]
-        assert isinstance(sync._link, ClusterLink)
         send(b"fourth")
-        assert not sync._link._left
+        assert not cluster_link_of(sync)._left
         await wait_until(lambda: enough(answers, 4), FAST, timeout=10)
 
 
@@ -230,7 +228,7 @@ async def test_p3_who_waits_follows_the_slot(nodes: Nodes, share: bool) -> None:
         await nodes.move(slot, a, b)
         assert isinstance(other.client, RedisCluster)
         await learn_of_moves(other.client, f"{b.host}:{b.port}")
-        inbox = other.endpoint_of(lock_keys(name.encode())).inbox
+        inbox = hub_of(other).endpoint_of(lock_keys(name.encode())).inbox
 
         async def stands_there_now() -> bool:
             tickets = await nodes.say(b, "ZRANGE", f"{{{name}}}:queue", 0, -1)
@@ -314,13 +312,13 @@ async def test_p12_address_remap_raises(nodes: Nodes, caplog: pytest.LogCaptureF
 async def test_p9_a_grant_is_heard_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although what is published at one node is heard at all of them, and a process listens at each."""
     heard: list[bytes] = []
-    pushed = Coordinator.link_pushed
+    pushed = LinkEvents.link_pushed
 
-    def noted(sync: Coordinator, payload: bytes) -> None:
+    def noted(events: LinkEvents, payload: bytes) -> None:
         heard.append(payload)
-        pushed(sync, payload)
+        pushed(events, payload)
 
-    monkeypatch.setattr(Coordinator, "link_pushed", noted)
+    monkeypatch.setattr(LinkEvents, "link_pushed", noted)
     async with processes(nodes) as (sync, other):
         for shard in range(SHARDS):
             async with other.lock(nodes.name_at(shard)):

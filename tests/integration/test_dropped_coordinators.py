@@ -16,13 +16,13 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio._core.keys import INBOX_PREFIX
-from redis_sync_aio._primitives import implicit
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
+from ..support.inside import implicit
 
 DROPPED = "was dropped without close()"
 
@@ -118,8 +118,8 @@ async def test_an_implicit_one_is_not_warned_of(
     with caught() as warned:
         async with AsyncLock(make_client(), "a"):
             pass
-        assert implicit.coordinators
-        await wait_until(lambda: not implicit.coordinators, FAST, timeout=5)
+        assert implicit.hubs
+        await wait_until(lambda: not implicit.hubs, FAST, timeout=5)
         assert warned.dropped == 0
 
 

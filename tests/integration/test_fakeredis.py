@@ -37,8 +37,9 @@ from redis_sync_aio import (
     transaction,
     watch_retry,
 )
-from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
+
+from ..support.inside import close_implicit, hub_of
 
 LUPA = sys.modules.get("lupa", ...) is not None and importlib.util.find_spec("lupa") is not None
 NAME = "fake"
@@ -54,7 +55,7 @@ async def client(fake: FakeServer, request: pytest.FixtureRequest) -> AsyncItera
     """A client as a user's test makes it. Its implicit coordinator is closed at the end."""
     async with FakeAsyncRedis(server=fake, **request.param) as client:
         yield client
-        await coordinator_for(client).close()
+        await close_implicit(client)
 
 
 @pytest_asyncio.fixture
@@ -140,7 +141,7 @@ async def test_a_server_that_is_down(client: Redis, fake: FakeServer, other: Coo
     fake.connected = False
     with pytest.raises(Unreachable):
         await transaction(client, increment, "n", deadline=0.05)
-    other.retry_for = 0.05
+    hub_of(other).retry_for = 0.05
     with pytest.raises(Unreachable):
         await other.lock(NAME).acquire()
     fake.connected = True

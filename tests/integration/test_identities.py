@@ -18,6 +18,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.factories import KINDS, WATCHED, Kind
+from ..support.inside import hub_of
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR
 from ..support.timed import Timed
 from ..support.wired import ACQUIRE, RELEASE, wired
@@ -100,7 +101,7 @@ async def test_a_release_that_was_refused_for_now_is_executed_before_the_next_ac
 ) -> None:
     """P1: what is sent about a name while an earlier command waits to be sent again stays behind it."""
     async with wired(server, kind=kind) as w:
-        link, first = w.sync._link, await w.lock().acquire(identity="w")
+        link, first = hub_of(w.sync).link, await w.lock().acquire(identity="w")
         assert isinstance(link, Link)
         rule = w.proxy.on(RELEASE, ERROR("BUSY Redis is busy running a script."), times=1)
         releasing = asyncio.create_task(first.release())

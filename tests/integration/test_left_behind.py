@@ -14,6 +14,7 @@ from redis_sync_aio._core.keys import Engine
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
+from ..support.inside import hub_of
 from ..support.proxy import CUT_BEFORE, HOLD
 from ..support.wired import RELEASE, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -96,7 +97,7 @@ async def test_p12_names_that_were_taken_are_forgotten(sync: Coordinator, other:
             with pytest.raises(TimeoutError):
                 await AsyncMultiLock(sync, names).acquire(timeout=0)
     async with asyncio.timeout(2):
-        while sync.resources:
+        while hub_of(sync).resources:
             await asyncio.sleep(0.001)
 
 

@@ -14,10 +14,10 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncReentrantLock, AsyncSemaphore, Coordinator, LeaseLost
-from redis_sync_aio._primitives.implicit import coordinators
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
+from ..support.inside import close_implicit, implicit
 
 
 def connections(server: EmbeddedServer) -> int:
@@ -74,14 +74,14 @@ async def test_p12_a_client_for_each_request_is_freed_with_it(redis: Redis, make
         """Return how many timers there are that would keep something for a while."""
         return sum(not it.cancelled() and it.when() > loop.time() + 1 for it in loop._scheduled)
 
-    before, timers = len(coordinators), later()
+    before, timers = len(implicit.hubs), later()
     for number in range(20):
         client = make_client()
         async with AsyncLock(client, f"name{number}"):
-            assert len(coordinators) == before + 1
+            assert len(implicit.hubs) == before + 1
         await client.aclose()
     async with asyncio.timeout(5):
-        while len(coordinators) > before:
+        while len(implicit.hubs) > before:
             await asyncio.sleep(0.01)
     assert later() <= timers
 
@@ -91,13 +91,13 @@ async def test_p12_the_end_of_a_coordinator_does_not_make_the_next_one_forgotten
     lock, loop = AsyncLock(redis, "again"), asyncio.get_running_loop()
     async with lock:
         pass
-    first = coordinators[id(redis), id(loop)]
-    first.retire("for a test")
+    first = implicit.hubs[id(redis), id(loop)]
+    first.closing.retire("for a test")
     async with lock:
-        second = coordinators[id(redis), id(loop)]
-    await first.close()
+        second = implicit.hubs[id(redis), id(loop)]
+    await close_implicit(first)
     assert second is not first
-    assert coordinators[id(redis), id(loop)] is second
+    assert implicit.hubs[id(redis), id(loop)] is second
 
 
 def test_a_forked_child_may_close_the_parents_client(server: EmbeddedServer) -> None:

@@ -20,11 +20,11 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._leases.lease import Lease
-from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
 
 from ..conftest import MakeClient
 from ..support.compat import calls
+from ..support.inside import hub_of
 from ..support.timed import Timed
 
 NAME = "neighbour"
@@ -283,9 +283,9 @@ async def test_a_blocking_timeout_ends_with_a_last_look(
 ) -> None:
     """As the test above. With ``token=`` a lock polls by itself, every ``sleep`` seconds."""
     client = make_client()
-    coordinator_for(client).poll = SELDOM
+    hub_of(client).poll = SELDOM
     lock = client.lock(NAME, timeout=30, sleep=60, lock_class=Lock)
-    coordinator_for(client).poll_cap = NEVER
+    hub_of(client).poll_cap = NEVER
     await redis.set(NAME, "foreign", px=60_000)
     before = await calls(redis, "evalsha")
     waiter = asyncio.create_task(lock.acquire(blocking_timeout=0.9, token=token))

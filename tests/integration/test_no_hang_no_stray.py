@@ -34,6 +34,7 @@ from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
+from ..support.inside import hub_of
 from ..support.proxy import DELAY_REPLY, ERROR, FaultProxy, script
 
 
@@ -94,7 +95,7 @@ async def test_p6_a_lease_that_is_over_before_it_is_heard_of(
             with pytest.raises(Unreachable, match="a longer ttl"):
                 await ask(sync)
         proxy.latency = 0
-        assert not sync.tickets
+        assert not hub_of(sync).tickets
     async with Coordinator(redis) as near:
         assert await asyncio.wait_for(ask(near), 5) is not None
 

@@ -32,6 +32,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.clusters import cluster, processes
 from ..support.factories import Exclusive
+from ..support.inside import hub_of
 from ..support.proxy import FaultProxy
 from ..support.sentinels import sentinels
 
@@ -264,7 +265,7 @@ async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinat
     mine, theirs = AsyncLock(sync, NAME), AsyncLock(other, NAME)
 
     async def again(fence: int, number: bytes) -> None:
-        inbox = sync.endpoint_of(lock_keys(NAME.encode())).inbox
+        inbox = hub_of(sync).endpoint_of(lock_keys(NAME.encode())).inbox
         assert await redis.publish(inbox, b"%b %d 1000000 2000" % (number, fence)) == 1
         await (await sync.lock("something else").acquire()).release()  # and whatever that led to was executed
 
@@ -327,7 +328,7 @@ async def test_p3_a_place_that_could_not_be_given_up(
         await proxy.cut()
         with pytest.raises(Unreachable):
             await waiting
-        await wait_until(lambda: not sync.renewals.under_way._calls, FAST, timeout=5)
+        await wait_until(lambda: not hub_of(sync).renewals.under_way._calls, FAST, timeout=5)
         proxy.refuse = False
         await wait_until(connected(sync, 2), FAST, timeout=5)
         assert (await theirs.statistics()).waiters == 1

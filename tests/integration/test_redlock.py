@@ -36,6 +36,7 @@ from redis_sync_aio._primitives import quorum
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
+from ..support.inside import hub_of
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, CUT_INSIDE_REPLY, DUPLICATE, HOLD, SWALLOW_REPLY, Action, FaultProxy
 from ..support.resp import Predicate
 from ..support.timed import Timed, timed
@@ -549,7 +550,7 @@ async def test_p1_what_ends_before_it_is_had_is_not_had(
     assert await redlock(one, ttl=0.3).try_acquire() is None
     await nothing_left(servers)
     await asyncio.sleep(0.3)
-    assert not any(coordinator.resources for coordinator in one)
+    assert not any(hub_of(coordinator).resources for coordinator in one)
     assert not left_on(servers)
 
 

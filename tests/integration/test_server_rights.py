@@ -22,6 +22,7 @@ from redis_sync_aio import (
 from redis_sync_aio.errors import PushUnavailable
 from redis_sync_aio.rwlock import WriteSide
 
+from ..support.inside import hub_of
 from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
 from ..support.served import ORDERS, Served, everything, modes, served_to, user
 from ..support.wired import SOON
@@ -88,7 +89,7 @@ async def test_least_rights_for_sharing(what: str) -> None:
         waiting = asyncio.create_task(other.acquire(timeout=5))
         first = lease.deadline
         await wait_until(lambda: lease.deadline > first, SOON, timeout=2)
-        await wait_until(lambda: bool(elsewhere.resource(other._keys).tickets), SOON, timeout=2)
+        await wait_until(lambda: bool(hub_of(elsewhere).resource(other._keys).tickets), SOON, timeout=2)
         await lease.release()
         again = asyncio.create_task(ours.acquire(timeout=5))
         await (await waiting).release()

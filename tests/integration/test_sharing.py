@@ -17,6 +17,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.gate import _times
+from ..support.inside import hub_of, link_events_of
 from ..support.proxy import DROP, HOLD_REPLY, FaultProxy, anything
 from ..support.sharing import (
     KEYS,
@@ -340,8 +341,8 @@ async def test_p2_the_word_comes_before_the_grant(
     await turns(1)
     if holder is not None:
         await in_queue(redis, 1)
-    [number] = sync.tickets
-    sync.link_pushed(b"%d %d 0 0" % (number, CONTENDED))
+    [number] = hub_of(sync).tickets
+    link_events_of(sync).link_pushed(b"%d %d 0 0" % (number, CONTENDED))
     if holder is not None:
         await holder.release()
     lease = await soon(acquiring)

@@ -14,6 +14,7 @@ from redis_sync_aio._leases import renewals
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.gate import _times
+from ..support.inside import hub_of
 from ..support.sharing import NAME, base_of, gets_free, in_line, in_queue, queued, scripts, shared, soon, turns, waiters
 
 # -- the end of a task's own lease ---------------------------------------------------------------------------
@@ -200,7 +201,7 @@ async def test_p1_a_process_that_was_stopped(redis: Redis, sync: Coordinator) ->
                 assert after.token != lease.token
                 assert after.fence > lease.fence
                 await after.release()
-            sync._give_back_resting()
+            hub_of(sync).give_back_resting()
             await gets_free(redis)
 
 
@@ -263,7 +264,7 @@ async def test_p5_the_last_one_withdraws_the_ticket(
     await in_queue(redis, 0)
     await theirs.release()
     await gets_free(redis)
-    await wait_until(lambda: not sync.resources, FAST, timeout=5)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
 
 
 async def waiters_more(sync: Coordinator, number: int) -> asyncio.Task[Any]:
@@ -305,7 +306,7 @@ async def test_p5_cancelled_while_it_is_handed_on(redis: Redis, sync: Coordinato
     assert after.fence > lease.fence
     await after.release()
     await gets_free(redis)
-    await wait_until(lambda: not sync.resources, FAST, timeout=5)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
 
 
 async def test_p5_all_who_wait_are_cancelled_while_it_is_handed_on(redis: Redis, sync: Coordinator) -> None:
@@ -318,14 +319,16 @@ async def test_p5_all_who_wait_are_cancelled_while_it_is_handed_on(redis: Redis,
     await asyncio.wait(tasks)
     assert all(task.cancelled() for task in tasks)
     await gets_free(redis)
-    await wait_until(lambda: not (sync.resources or sync.bases or sync.tickets), FAST, timeout=5)
+    await wait_until(
+        lambda: not (hub_of(sync).resources or hub_of(sync).bases or hub_of(sync).tickets), FAST, timeout=5
+    )
 
 
 async def test_p5_what_is_granted_to_nobody_may_be_lost(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P5: a grant that met a cancellation has no cohort; that it is lost before it is given back disturbs nobody."""
     theirs = await shared(other).acquire()
     (waiting,) = await waiters(shared(sync), sync, 1)
-    (ticket,) = sync.tickets.values()
+    (ticket,) = hub_of(sync).tickets.values()
     lease = ticket._resource.hold(ticket._request, b"of nobody~", 1, now() + 5, 5.0)
     lease.lose("expired")
     assert lease.is_lost()

@@ -21,6 +21,7 @@ from redis_sync_aio._sharing.shared_grant import TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
+from ..support.inside import hub_of
 from ..support.proxy import CUT_BEFORE
 from ..support.sharing import base_of, on_wanted, told
 from ..support.transactions import proxied
@@ -54,7 +55,7 @@ async def test_permits_are_handed_on_without_a_command(sync: Coordinator, redis:
     await asyncio.gather(*(work() for _ in range(20)))
     assert most == 5
     assert await scripts(redis) <= 10 + 5 * 5
-    await wait_until(lambda: not sync.resources, FAST, timeout=2)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=2)
     assert (await sem.statistics()).held == 0
 
 
@@ -106,7 +107,7 @@ async def test_p2_another_process_has_its_turn(sync: Coordinator, other: Coordin
                 await asyncio.sleep(0)
 
     tasks = [asyncio.create_task(busy()) for _ in range(20)]
-    await wait_until(lambda: len(sync.bases) == 5, FAST, timeout=5)
+    await wait_until(lambda: len(hub_of(sync).bases) == 5, FAST, timeout=5)
     for _ in range(20):
         lease = await semaphore(other).acquire(timeout=1)
         await lease.release()
@@ -126,14 +127,14 @@ async def test_p3_word_of_what_is_on_its_way_back(sync: Coordinator, other: Coor
     giving_back = asyncio.create_task(first.release())
     await asyncio.sleep(0)
     assert not giving_back.done()
-    assert number in sync.bases
+    assert number in hub_of(sync).bases
     words[0]()
     assert base_of(second).contended
     await giving_back
-    assert number not in sync.bases
+    assert number not in hub_of(sync).bases
     await second.release()
     await (await asyncio.wait_for(waiting, 5)).release()
-    assert not sync.bases
+    assert not hub_of(sync).bases
 
 
 async def test_a_process_may_have_any_number_of_an_unknown_limit(sync: Coordinator, other: Coordinator) -> None:
@@ -164,7 +165,7 @@ async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
         lease = await task
         assert (await sem.statistics()).held <= 3
         await lease.release()
-    await wait_until(lambda: not sync.resources, FAST, timeout=2)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=2)
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
@@ -180,9 +181,9 @@ async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: C
                 await asyncio.sleep(0.001)
 
     tasks = [asyncio.create_task(busy()) for _ in range(8)]
-    await wait_until(lambda: len(sync.bases) == 4, FAST, timeout=5)
+    await wait_until(lambda: len(hub_of(sync).bases) == 4, FAST, timeout=5)
     await admin.resize(3)
-    await wait_until(lambda: len(sync.bases) == 2, FAST, timeout=2)
+    await wait_until(lambda: len(hub_of(sync).bases) == 2, FAST, timeout=2)
     stop = True
     done, _ = await asyncio.wait(tasks, timeout=5)
     assert len(done) == 8
@@ -207,7 +208,7 @@ async def test_p3_all_who_share_make_room_for_who_waits(
     for _ in range(3):
         stop, held = False, await sem.acquire(idle)
         tasks = [asyncio.create_task(busy()) for _ in range(5)]
-        await wait_until(lambda: len(sync.bases) == 2, FAST, timeout=5)
+        await wait_until(lambda: len(hub_of(sync).bases) == 2, FAST, timeout=5)
         whole = asyncio.create_task(semaphore(other if elsewhere else sync, 3).acquire(3))
         await wait_until(is_queued, FAST, timeout=5)
         await held.release()
@@ -260,7 +261,7 @@ async def test_readers_of_a_process_share_one_permit(sync: Coordinator, redis: R
         await lease.release()
     assert (await rw.statistics()).readers == 0
     assert await scripts(redis) <= 4
-    assert not sync.resources
+    assert not hub_of(sync).resources
 
 
 async def test_p2_readers_do_not_join_while_a_writer_waits(sync: Coordinator, other: Coordinator) -> None:

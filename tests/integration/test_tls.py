@@ -29,6 +29,7 @@ from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import Exclusive
+from ..support.inside import hub_of
 from ..support.proxy import SWALLOW_REPLY, FaultProxy
 from ..support.tls import Tls, encrypted, make_tls
 from ..support.wire_sweep import ANSWERS, OPERATIONS, PUSHES, WIRE, Case, Operation, acquire_pushed, sweep
@@ -68,7 +69,7 @@ async def test_it_is_the_link_that_carries_all(server: EmbeddedServer, tls: Tls)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(20):
                 tasks.create_task(used_once(w.lock()))
-        assert w.sync.pushes
+        assert hub_of(w.sync).pushes
         assert w.proxy.connections == 1
 
 

@@ -15,6 +15,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.factories import WATCHED_LOCK, Client
+from ..support.inside import hub_of, hub_options
 from ..support.proxy import CUT_BEFORE, HOLD, HOLD_REPLY, command
 from ..support.wired import SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -36,7 +37,7 @@ async def test_only_our_own_old_connection_is_killed(
         await monitor.psubscribe("*")
         stranger = make_client(single_connection_client=True)
         await stranger.initialize()
-        link = w.sync._link
+        link = hub_of(w.sync).link
         assert isinstance(link, Link)
         lease = await w.lock().acquire()
         if lives:
@@ -100,7 +101,7 @@ async def test_p12_eager_tasks(make_client: MakeClient) -> None:
         raise RuntimeError("no credentials yet")
 
     async with Coordinator(client, retry_for=5) as sync:
-        sync.check()
+        hub_of(sync).check()
         pool.make_connection = failing
         loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
         try:
@@ -113,5 +114,5 @@ async def test_p12_eager_tasks(make_client: MakeClient) -> None:
 def test_p3_nobody_looks_less_often_than_the_queue_lasts() -> None:
     """A queue is kept for ten minutes after the latest look."""
     client = Redis()
-    assert Coordinator(client, poll_cap=timedelta(hours=1)).poll_cap == 300
-    assert Coordinator(client, poll_cap=20).poll_cap == 20
+    assert hub_options(client, poll_cap=timedelta(hours=1)).poll_cap == 300
+    assert hub_options(client, poll_cap=20).poll_cap == 20

@@ -27,10 +27,10 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockNotOwnedError
 
-from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.inside import close_implicit
 from ..support.options import OPTIONS
 
 COMPARISONS = OPTIONS.comparisons or 60
@@ -336,7 +336,7 @@ class Arena:
             for (db, place, *_), client in self._clients.items():
                 if place == where:
                     if db == 2:
-                        await coordinator_for(client).close()
+                        await close_implicit(client)
                     await client.aclose()
 
         async def both() -> None:

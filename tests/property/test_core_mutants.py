@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio import Coordinator
 from redis_sync_aio._acquire.acquisition import Acquisition
-from redis_sync_aio._acquire.hub import Hub
+from redis_sync_aio._acquire.closing import Closing
 from redis_sync_aio._acquire.identities import IdentityRequests
+from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._leases import renewals
 from redis_sync_aio._leases.cancel_on_loss import CancelOnLoss
@@ -29,7 +29,7 @@ from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
 
 MUTANTS: Mapping[str, Mutant] = {
     # P3 wake-up
-    "waiters are not re-checked": Mutant(Hub, "_recheck", "ticket.recheck()"),
+    "waiters are not re-checked": Mutant(LinkEvents, "_recheck", "ticket.recheck()"),
     "nobody looks again": Mutant(Resource, "_look", "ticket.ask()"),
     "a look only when the lease should have ended": Mutant(
         Resource, "queued", "min(left + EARLY, delay)", "left + EARLY"
@@ -95,7 +95,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "logs.renewal_refused(lease.name, call.error, lease.remaining())",
         'lease.lose("unreachable")',
     ),
-    "leases are not re-checked": Mutant(Hub, "_recheck", "self.renewals.recheck(lease)"),
+    "leases are not re-checked": Mutant(LinkEvents, "_recheck", "hub.renewals.recheck(lease)"),
     "the deadline passes unnoticed": Mutant(Renewals, "_look_at", "if time >= lease.deadline:", "if False:"),
     "a lost lease lets the body run": Mutant(Hold, "__aenter__", "lease.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
@@ -114,7 +114,7 @@ MUTANTS: Mapping[str, Mutant] = {
         CancelOnLoss, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
     ),
     # P12 the end
-    "close() releases nothing": Mutant(Coordinator, "_give_up", "self.renewals.release(lease)"),
+    "close() releases nothing": Mutant(Closing, "_give_up", "hub.renewals.release(lease)"),
 }
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio._acquire.hub import Hub
+from redis_sync_aio._acquire.closing import Closing
+from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._primitives.base import Primitive
 from redis_sync_aio._sharing.cohort import Cohort
 from redis_sync_aio._sharing.holdings import Holdings
@@ -37,7 +38,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the slice does not count": Mutant(Holdings, "_may_go_on", "time < base.yield_at", "True"),
     "nobody is told": Mutant(ProcessGrant, "on_contention", "self.cohort.resource.on_contention()"),
     "the word does not arrive": Mutant(
-        Hub, "_dispatch", "self.resources.get(base.keys.id, base.cohort.resource).on_contention()"
+        LinkEvents, "_dispatch", "hub.resources.get(base.keys.id, base.cohort.resource).on_contention()"
     ),
     "each word begins anew": Mutant(Holdings, "_wanted", "if base.contended:", "if False:"),
     "who waits is not asked for": Mutant(Holdings, "give_back", "self._ask()"),
@@ -71,7 +72,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "one fence for all": Mutant(TaskLease, "__init__", "base.next_fence = fence + base.step"),
     "beyond the range": Mutant(Holdings, "_may_go_on", "base.next_fence > base.last_fence", "False"),
     # P12 the end
-    "what rests is renewed for ever": Mutant(Hub, "_give_up", "self.renewals.release(lease)"),
+    "what rests is renewed for ever": Mutant(Closing, "_give_up", "hub.renewals.release(lease)"),
 }
 
 

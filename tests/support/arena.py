@@ -12,6 +12,7 @@ from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio._primitives.lease_group import _bundles
 
 from .body import FAST
+from .inside import hub_of
 from .sweep import Outcome, sweep
 
 
@@ -62,10 +63,10 @@ class Arena:
         async def free() -> bool:
             found = [await lock.statistics() for lock in self.rivals]
             nobody = all((one.holder, one.waiters) == (None, 0) for one in found)
-            return nobody and not self.sync.resources and not self.sync.tickets
+            return nobody and not hub_of(self.sync).resources and not hub_of(self.sync).tickets
 
         await wait_until(free, FAST, timeout=5)
-        await self.sync.renewals.under_way.drained(5)
+        await hub_of(self.sync).renewals.under_way.drained(5)
         await asyncio.sleep(0)  # those who waited for the answer hear of it a turn later
         assert not [key for key in _bundles if self.sync in (key if isinstance(key, tuple) else ())]
 

@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 
 from redis_sync_aio import AsyncLock, Backoff, wait_until
-from redis_sync_aio._primitives.implicit import coordinator_for
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
+from .inside import close_implicit, hub_of
 from .proxy import FaultProxy
 
 NAME = "compat"
@@ -60,12 +60,12 @@ def lock(client: Redis) -> RedisLock:
 async def through_proxy(server: EmbeddedServer) -> AsyncIterator[tuple[FaultProxy, Redis]]:
     """A client whose connections can be disturbed. In the end all that it still has to undo is undone."""
     async with FaultProxy((server.host, server.port or 0)) as proxy, Redis.from_url(proxy.url) as client:
-        coordinator = coordinator_for(client)
+        coordinator = hub_of(client)
         try:
             yield proxy, client
         finally:
             proxy.refuse = False
-            await coordinator.close()
+            await close_implicit(coordinator)
 
 
 async def until(condition: Condition, timeout: float = 5) -> None:

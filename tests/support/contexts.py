@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Awaitable
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from redis_sync_aio._primitives import implicit as implicit
-
 from ..conftest import MakeClient
 from .factories import Kind
+from .inside import implicit
 
 NAME = "life"
 
@@ -27,7 +26,7 @@ async def nothing_left(kind: Kind, no_task_left: None, observer: Redis) -> Async
     """P12: in the end there are no tasks of ours, no queue, and no implicit coordinator that is closed."""
     yield
     assert await observer.exists(kind.queue(NAME)) == 0
-    assert all(found.why_closed is None for found in implicit.coordinators.values())
+    assert all(found.why_closed is None for found in implicit.hubs.values())
 
 
 def our_tasks() -> list[str]:

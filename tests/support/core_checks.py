@@ -15,10 +15,10 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, CommandRefused, Coordinator, Lease, LeaseLost, Unreachable
-from redis_sync_aio._transport.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Pipe
+from .inside import link_of
 from .mutants import Trial
 from .schedule import KINDS, run, sha
 from .schedule_locks import LOCK
@@ -79,8 +79,7 @@ class Sim:
             pipe.cut()
 
     def pipes(self) -> list[Pipe]:
-        assert isinstance(self.other._link, Link)
-        other = self.other._link._connection
+        other = link_of(self.other)._connection
         return [pipe for pipe in self.gate.pipes if not (other and other._transport is pipe)]
 
     def refuse(self, _: Pipe) -> bool:

@@ -21,6 +21,7 @@ from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Move, Pipe
+from .inside import hub_of
 
 LEASE = 3600.0
 """Longer than any schedule: what is left behind stays, and no lease ends by itself."""
@@ -67,12 +68,12 @@ class Worker(ABC):
 async def settled(sync: Coordinator) -> None:
     """Wait until all that goes on in the background is answered."""
     if sync.why_closed is None and hasattr(sync, "renewals"):
-        await sync.renewals.under_way.drained(60)
+        await hub_of(sync).renewals.under_way.drained(60)
         # An identity's request that was given up is undone once its answer is there.
         async with asyncio.timeout(60):
-            while sync.tickets or sync.resources:
+            while hub_of(sync).tickets or hub_of(sync).resources:
                 await asyncio.sleep(0.1)
-        await sync.renewals.under_way.drained(60)  # what had lingered
+        await hub_of(sync).renewals.under_way.drained(60)  # what had lingered
 
 
 W = TypeVar("W", bound=Worker)

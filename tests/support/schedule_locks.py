@@ -23,6 +23,7 @@ from redis_sync_aio._leases.hold import Hold
 from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 
 from .gate import Command, Gate, Pipe
+from .inside import hub_of
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 NAME = "s"
@@ -213,7 +214,7 @@ class LateTalks:
             return True
         tickets = {words[3] for words in pipe.queued if words[:2] == (b"ZADD", self.queue)}
         started = [sync for sync in self.schedule.syncs if hasattr(sync, "tickets")]
-        wanted = {ticket._member for sync in started for ticket in sync.tickets.values()}
+        wanted = {ticket._member for sync in started for ticket in hub_of(sync).tickets.values()}
         allowed = tickets <= wanted
         self.schedule.happened["late" if allowed else "too late"] += 1
         return allowed

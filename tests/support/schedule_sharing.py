@@ -10,9 +10,9 @@ from typing import Any, Literal
 from redis_sync_aio import AsyncLock, Coordinator, Lease
 from redis_sync_aio._engine.snapshot import Ticket
 from redis_sync_aio._sharing.shared_grant import TaskLease
-from redis_sync_aio._transport.link import Link
 
 from .gate import Command, Gate, Pipe
+from .inside import hub_of, link_of
 from .schedule import KINDS, LEASE, Subject, sha
 from .schedule_locks import IDENTITIES, KEYS, NAME, WAYS, Acquisitions, Door, Holder, Lock
 
@@ -27,7 +27,7 @@ SLICES = (0.005, 1.0, LEASE)
 
 
 def prefix(sync: Coordinator) -> bytes:
-    return sync.endpoint_of(KEYS).token_prefix
+    return hub_of(sync).endpoint_of(KEYS).token_prefix
 
 
 class SharedLock(Lock):
@@ -100,15 +100,15 @@ class Sharings(Acquisitions):
         if self.knows(sync):
             self.known[token] += 1
             self.happened["in turn"] += 1
-            assert self.known[token] <= sync.burst + 1, f"P2: {holder} is one too many while others wait"
+            assert self.known[token] <= hub_of(sync).burst + 1, f"P2: {holder} is one too many while others wait"
 
     def knows(self, sync: Coordinator) -> bool:
         """Whether others wait, and the process of ``sync`` has heard all that there is to hear."""
         tickets = self.server.zrange(KEYS.queue, 0, -1)
         if all(found and found.token.startswith(prefix(sync)) for found in map(Ticket.of_lock, tickets)):
             return False
-        assert isinstance(sync._link, Link)
-        pipe = sync._link._connection and sync._link._connection._transport
+        wire = link_of(sync)._connection
+        pipe = wire and wire._transport
         return isinstance(pipe, Pipe) and pipe.subscribed and not (pipe.lost or pipe.ended or pipe.up or pipe.down)
 
 

@@ -16,6 +16,7 @@ from redis_sync_aio._scripts.constants import CONTENDED
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 
 from .body import FAST
+from .inside import hub_of, link_events_of
 
 NAME = "shared"
 KEYS = lock_keys(NAME.encode())
@@ -56,7 +57,7 @@ async def in_line(sync: Coordinator, number: int, name: bytes = KEYS.id) -> None
     """Wait until so many tasks of ``sync`` wait."""
 
     async def so_many() -> bool:
-        local = sync.resources.get(name)
+        local = hub_of(sync).resources.get(name)
         return number == (0 if local is None else sum(cohort.waiting for cohort in local.cohorts.values()))
 
     await wait_until(so_many, FAST, timeout=5)
@@ -90,7 +91,7 @@ async def gets_free(redis: Redis) -> None:
 
 async def nothing_kept(sync: Coordinator) -> None:
     """Wait until ``sync`` knows of nothing that it shares: a moment after the server does."""
-    await wait_until(lambda: not sync.bases, FAST, timeout=5)
+    await wait_until(lambda: not hub_of(sync).bases, FAST, timeout=5)
 
 
 async def turns(number: int = 5) -> None:
@@ -101,7 +102,7 @@ async def turns(number: int = 5) -> None:
 
 def on_wanted(sync: Coordinator, act: Callable[[Callable[[], None]], None]) -> None:
     """Let ``act(deliver)`` decide when the word that others wait is delivered to ``sync``, if at all."""
-    let_in = sync.link_pushed
+    let_in = link_events_of(sync).link_pushed
 
     def pushed(payload: bytes) -> None:
         if payload and read_push(payload).fence == CONTENDED:
@@ -109,7 +110,7 @@ def on_wanted(sync: Coordinator, act: Callable[[Callable[[], None]], None]) -> N
         else:
             let_in(payload)
 
-    sync.link_pushed = pushed  # type: ignore[method-assign]
+    link_events_of(sync).link_pushed = pushed  # type: ignore[method-assign]
 
 
 @asynccontextmanager

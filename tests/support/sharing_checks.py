@@ -14,6 +14,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from .core_checks import Check, Sim
 from .gate import Pipe
+from .inside import link_events_of
 from .schedule import run
 from .schedule_sharing import SHARED_LOCK
 from .sharing import base_of
@@ -318,13 +319,13 @@ async def check_a_grant_for_those_who_just_left(sim: Sim) -> None:
     async with sim.coordinators():
         held = await lock(sim, other=True).acquire()
         (task,) = await line(sim, 1)
-        let_in = sim.sync.link_pushed
+        let_in = link_events_of(sim.sync).link_pushed
 
         def pushed(payload: bytes) -> None:
             task.cancel()
             let_in(payload)
 
-        sim.sync.link_pushed = pushed  # type: ignore[method-assign]
+        link_events_of(sim.sync).link_pushed = pushed  # type: ignore[method-assign]
         await held.release()
         await asyncio.wait([task])
         await asyncio.sleep(0.5)

@@ -74,7 +74,7 @@ SHIELDS = {
     "_transport.call": 2,
     "_transport.dialogues": 1,
     "_transport.connection": 1,
-    "_acquire.hub": 1,
+    "_acquire.link_events": 1,
     "_transport.link": 1,
     "_transport.pool_executor": 1,
     "_primitives.independent": 1,

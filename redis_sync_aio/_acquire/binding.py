@@ -1,0 +1,49 @@
+"""What a `Coordinator` is inside: options, and from its first use on the hub of one event loop."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .hub import Hub, closed_error
+from .options import HubOptions
+
+
+class Binding:
+    """The hub of a coordinator, which the first use binds to the running event loop."""
+
+    def __init__(self, options: HubOptions) -> None:
+        self.options = options
+        self.started: Hub | None = None
+        """The hub, once it was used."""
+        self._closed_unused = False
+
+    @property
+    def why_closed(self) -> str | None:
+        """Why it cannot be used any more; None while it can."""
+        if self.started is not None:
+            return self.started.why_closed
+        return "it was closed" if self._closed_unused else None
+
+    def hub(self) -> Hub:
+        """Return the hub. Raises WrongContext or CoordinatorClosed unless it may be used here and now."""
+        hub = self.started
+        if hub is not None:
+            hub.check()
+            return hub
+        if self.why_closed is not None:
+            raise closed_error(self.why_closed)
+        hub = self.started = Hub(self.options)
+        return hub
+
+    async def close(self, drain: float) -> None:
+        """Close the hub, as `Coordinator.close`; the first use is refused from now on if there was none."""
+        if self.started is None:
+            self._closed_unused = True
+        else:
+            await self.started.closing.close(drain)
+
+
+class CoordinatorLike(Protocol):
+    """A `Coordinator`, as the primitives know it."""
+
+    _binding: Binding

@@ -1,0 +1,177 @@
+"""The end of a hub: by `Coordinator.close`, with its client or its event loop, in a forked child, or forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol
+
+from .._client.cluster import Cluster
+from .._client.redis_py import CloseObserver, close_idle
+from .._client.settings import running_loop
+from .._client.topology import OneServer
+from .._core.cancellation import wait_shielded
+from .._leases.lease import Lease
+from .._leases.renewals import Renewals
+from .._transport.cluster_link import ClusterLink
+from .._transport.executor import Executor
+from .._transport.link import Link
+from .._transport.owner import Unclosed
+from .options import HubOptions
+from .resource import Resource
+
+living: weakref.WeakSet[Closing] = weakref.WeakSet()
+"""Those of all hubs of this process."""
+
+
+class ClosableHub(Protocol):
+    """A hub, as its end knows it."""
+
+    options: HubOptions
+    loop: asyncio.AbstractEventLoop
+    servers: OneServer | Cluster
+    link: Link | ClusterLink | None
+    executor: Executor
+    renewals: Renewals
+    resources: dict[bytes, Resource]
+    why_closed: str | None
+    emptied: asyncio.Event | None
+    forked: bool
+
+    def check_context(self) -> None: ...
+    def leave_to_parent(self) -> None: ...
+    def every_name(self) -> Iterator[Resource]: ...
+    def all_leases(self) -> Iterator[Lease]: ...
+    def stop_sharing(self) -> None: ...
+    def give_back_resting(self) -> bool: ...
+    async def drained(self) -> None: ...
+
+
+class Closing:
+    """Ends a hub once, for whatever reason comes first."""
+
+    def __init__(self, hub: ClosableHub) -> None:
+        self._hub = hub
+        self._task: asyncio.Task[None] | None = None
+        self._client_is_closed = False
+        self.on_close: Callable[[], None] = lambda: None
+        """Called once the hub cannot be used any more; perhaps twice."""
+        self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
+        self._unclosed = Unclosed(self, repr(hub), hub.link)
+        living.add(self)
+
+    async def close(self, drain: float) -> None:
+        """Let bodies go on for ``drain`` seconds, then end what is left; see `Coordinator.close`."""
+        hub = self._hub
+        if hub.forked:
+            hub.why_closed = hub.why_closed or "it was closed"
+            return
+        hub.check_context()
+        try:
+            if drain and hub.why_closed is None:
+                await self._drain(drain)
+        finally:
+            await wait_shielded(self._start())  # bounded by `Hub.drained` and the close of connections
+
+    def retire(self, why: str) -> None:
+        """Close the hub in the background. It cannot be used from now on, since locks remember it."""
+        self._hub.why_closed = self._hub.why_closed or why
+        self.on_close()
+        self._start()
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._task is None or self._task.cancelled():  # `asyncio.run` cancels all tasks at its end
+            hub = self._hub
+            hub.why_closed = hub.why_closed or "it was closed"
+            hub.stop_sharing()
+            # Not by the loop's factory: an eager task would end the loop's generator before it is known here.
+            self._task = asyncio.Task(self._close(), loop=hub.loop, name="redis_sync_aio close")
+        return self._task
+
+    async def _close(self) -> None:
+        hub = self._hub
+        self.on_close()
+        self._end_all()
+        await hub.renewals.slices.done()
+        hub.renewals.stop()
+        await hub.drained()
+        await hub.executor.close()
+        self._witness.leave()
+        if self._client_is_closed:
+            for client in hub.servers.clients():
+                await close_idle(client)
+        await self._unclosed.closed()
+
+    async def _drain(self, within: float) -> None:
+        """End what waits, grant nothing, and wait ``within`` so many seconds until nothing is held."""
+        hub = self._hub
+        emptied = hub.emptied = asyncio.Event()
+        hub.stop_sharing()
+        why = "the coordinator is being closed"
+        hub.renewals.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
+        await hub.renewals.slices.done()
+        hub.give_back_resting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while hub.resources:
+                    emptied.clear()
+                    await emptied.wait()
+
+    def _end_all(self) -> None:
+        hub = self._hub
+        hub.renewals.slices.stop()
+        hub.renewals.slices.run(self._give_up(f"the coordinator can not be used any more: {hub.why_closed}"))
+
+    def _give_up(self, why: str) -> Iterator[None]:
+        """End all that wait, and take all leases from those who have them."""
+        hub = self._hub
+        for resource in hub.every_name():
+            yield from resource.give_up(why)
+            yield
+        for lease in hub.all_leases():
+            lease.interrupted = True
+            hub.renewals.release(lease)
+            lease.lose("closed")
+            yield
+
+    # -- ends that nobody asked for --------------------------------------------------------------------
+
+    async def loop_ends(self) -> None:
+        """Close at the end of the event loop. Nothing runs after it, so a closing that has begun ends first."""
+        if self._task is not asyncio.current_task():  # else that one asks the loop to notice nothing more
+            await self.close(0.0)
+
+    def client_closed(self) -> None:
+        """Close with the client, or its pool, which was closed."""
+        hub = self._hub
+        if hub.forked or hub.why_closed is not None or hub.loop is not running_loop():
+            return
+        self._client_is_closed = True
+        self.retire("its client was closed (aclose(), or disconnect() of its pool); create a new client")
+        self._end_all()
+
+    def _client_closes(self) -> None:
+        """Close with the client, unless a link is up: that notices it once its own connection is closed."""
+        executor = self._hub.executor
+        if executor.connections == 0 or executor.connection_error is not None:
+            self.client_closed()
+
+    def after_fork(self) -> None:
+        """Leave everything to the parent process, whose sockets these are: never use or close them here."""
+        self._hub.leave_to_parent()
+        self._stop_at_once()
+        self._hub.executor.after_fork()
+
+    def close_without_loop(self) -> None:
+        """Give up the connection, and the places in the client's pool: the event loop was closed without a word."""
+        self._hub.why_closed = self._hub.why_closed or "its event loop was closed"
+        self._stop_at_once()
+        self._hub.executor.close_without_loop()
+
+    def _stop_at_once(self) -> None:
+        self._unclosed.forget()
+        self._hub.stop_sharing()
+        self._hub.renewals.stop()
+        self._witness.leave()

@@ -1,0 +1,103 @@
+"""The implicit hubs: one per client and running event loop, for locks that were given a bare client.
+
+A hub connects when first used, closes its connection when nothing was held, waited for or asked during `IDLE` seconds,
+and otherwise when the event loop ends.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+from .._client.settings import Client, check_client, running_loop
+from .binding import Binding, CoordinatorLike
+from .closing import living
+from .hub import Hub
+from .options import hub_options
+
+IDLE = 5.0
+"""Seconds without any use after which an implicit hub closes."""
+
+hubs: dict[tuple[int, int], Hub] = {}
+"""By the ids of client and loop, which they keep alive. (Clients may be equal, or not hashable.)"""
+
+
+def binding_of(source: object) -> Binding | None:
+    """Return what a coordinator is inside; None if ``source`` is not a coordinator."""
+    found = getattr(source, "_binding", None)
+    return found if isinstance(found, Binding) else None
+
+
+def client_of(source: Client | CoordinatorLike) -> Client:
+    """Return the client of what a user gave; raise TypeError unless it is an asyncio client, or a coordinator."""
+    binding = binding_of(source)
+    if binding is not None:
+        return binding.options.client
+    check_client(source)
+    return cast("Client", source)
+
+
+def hub_of(source: Client | CoordinatorLike) -> Hub:
+    """Return the hub of a coordinator, or the implicit one of a client in the running loop.
+
+    Raises WrongContext or CoordinatorClosed if it cannot be used here and now.
+    """
+    binding = binding_of(source)
+    return _implicit(cast("Client", source)) if binding is None else binding.hub()
+
+
+def _implicit(client: Client) -> Hub:
+    loop = running_loop()
+    found = hubs.get((id(client), id(loop)))
+    if found is None:
+        _close_those_of_closed_loops()
+        found = Hub(hub_options(client))
+        hubs[id(client), id(loop)] = found
+        _Idle(client, found)
+    else:
+        found.check()
+    return found
+
+
+def _close_those_of_closed_loops() -> None:
+    """End hubs whose loop was closed by itself, not by `asyncio.run` or another that lets generators end before."""
+    for key, found in list(hubs.items()):  # a copy: other threads have loops and hubs, too
+        if found.loop.is_closed() and (dead := hubs.pop(key, None)) is not None:
+            dead.closing.close_without_loop()
+
+
+class _Idle:
+    """Closes a hub when it was not used for a while."""
+
+    def __init__(self, client: Client, hub: Hub) -> None:
+        self._key = id(client), id(hub.loop)
+        self._hub = hub
+        hub.closing.on_close = self._closed
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._number = self._hub.next_number()
+        self._timer = self._hub.loop.call_later(IDLE, self._look)
+
+    def _look(self) -> None:
+        _close_those_of_closed_loops()
+        hub = self._hub
+        if hub.resources or hub.asking or hub.next_number() > self._number + 1:
+            self._look_later()
+        else:
+            hub.closing.retire("it was idle")
+
+    def _closed(self) -> None:
+        self._timer.cancel()  # it would keep the hub and its client for that long
+        if hubs.get(self._key) is self._hub:  # called twice, and there may be another hub by then
+            del hubs[self._key]
+
+
+def _after_fork_in_child() -> None:
+    hubs.clear()
+    for closing in list(living):
+        closing.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork_in_child)

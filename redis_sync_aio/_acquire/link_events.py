@@ -1,0 +1,151 @@
+"""What the link reports to the hub: pushes, new connections, slots that moved, refusals, a client that was closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from .._client.settings import running_loop
+from .._core import logs
+from .._core.keys import Keys
+from .._engine.commands import Pushed, read_push
+from .._scripts.constants import CONTENDED
+from ..errors import PushUnavailable, SyncError, copy_error
+from .options import HubOptions
+from .resource import HubServices, Resource
+
+
+class LinkedHub(HubServices, Protocol):
+    """A hub, as its link's owner knows it."""
+
+    options: HubOptions
+    resources: dict[bytes, Resource]
+    forked: bool
+
+    def every_name(self) -> Iterator[Resource]: ...
+    def poll_instead(self, error: SyncError) -> None: ...
+    def give_back_resting(self) -> bool: ...
+    async def drained(self) -> None: ...
+    def client_closed(self) -> None: ...
+
+
+class LinkEvents:
+    """The owner of a hub's link (`_transport.executor.LinkOwner`)."""
+
+    def __init__(self, hub: LinkedHub) -> None:
+        self._hub = hub
+        self._unchecked: set[int] = set()  # numbers of tickets that have not asked yet on the present connection
+        self._rechecks = 0  # going on
+
+    # -- pushes ----------------------------------------------------------------------------------------
+
+    def link_pushed(self, payload: bytes) -> None:
+        """Take a message that arrived in our inbox."""
+        try:
+            push = read_push(payload)
+        except ValueError:
+            logs.stray_message(payload)
+            return
+        try:
+            self._dispatch(push)
+        except Exception:  # the connection, and a talk that delivers this, are everybody's
+            logs.useless_message(payload)
+
+    def _dispatch(self, push: Pushed) -> None:
+        """Give a push to the ticket or the base it is for; give back what is granted to a ticket that is gone."""
+        hub = self._hub
+        ticket = hub.tickets.get(push.number)
+        if push.fence == CONTENDED:
+            if ticket is not None:  # what it wants is granted, as the answer will say
+                ticket.contended = True
+            elif (base := hub.bases.get(push.number)) is not None:
+                # It may be on its way back, and its name known anew; but this stands for all that we hold of the name.
+                hub.resources.get(base.keys.id, base.cohort.resource).on_contention()
+        elif ticket is not None and push.number in self._unchecked and not ticket.withdrawn:
+            ticket.recheck()  # it may be another server, with another clock
+        elif ticket is not None:
+            ticket.pushed(push)
+        elif push.fence > 0:
+            self._give_back_to_nobody(push.number)
+        ticket = hub.tickets.get(push.following) if push.following else None
+        if ticket is not None and push.following not in self._unchecked:
+            ticket.announced(push.server_time, push.next_duration)
+
+    def _give_back_to_nobody(self, number: int) -> None:
+        """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
+        queued = self._hub.queued_tickets.get(number)
+        if queued is None:
+            return
+        resource = self._hub.resources.get(queued.keys.id)
+        leases = () if resource is None else resource.leases.all()
+        if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
+            closing = (queued.attempt,) if queued.attempt else ()
+            self._hub.renewals.undo(queued.keys, queued.token, closing=closing)
+
+    # -- another connection, or another server ---------------------------------------------------------
+
+    def link_up(self, concerns: Callable[[Keys], bool]) -> None:
+        """Ask a server with a new connection about all that is held there, then about all that waits there."""
+        self._unchecked.update(self._hub.tickets)
+        self._rechecks += 1
+        self._hub.renewals.slices.run(self._recheck(concerns))
+
+    def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
+        hub = self._hub
+        concerned: list[Resource] = []
+        for resource in hub.every_name():
+            if concerns(resource.keys):
+                concerned.append(resource)
+                for lease in resource.leases.all():
+                    hub.renewals.recheck(lease)
+                    yield
+            yield
+        yield from self._reroute()  # before they ask: the connection may have an inbox of its own
+        for resource in concerned:
+            for ticket in list(resource.tickets.values()):
+                self._unchecked.discard(ticket.number)
+                ticket.recheck()
+                yield
+        self._rechecks -= 1
+        if not self._rechecks:
+            self._unchecked.clear()
+
+    def link_needed(self, concerns: Callable[[Keys], bool]) -> bool:
+        """Return whether anything depends on a connection to a server."""
+        return any(concerns(resource.keys) for resource in self._hub.resources.values())
+
+    def link_moved(self) -> None:
+        """Queue again by the names under which some servers know us now; pushes to the old ones do not reach us."""
+        self._hub.renewals.slices.run(self._reroute())
+
+    def _reroute(self) -> Iterator[None]:
+        for resource in self._hub.every_name():
+            endpoint = self._hub.endpoint_of(resource.keys)
+            if endpoint != resource.endpoint:
+                resource.endpoint = endpoint
+                yield from resource.reroute()
+            yield
+
+    # -- no connection ---------------------------------------------------------------------------------
+
+    def link_refused(self, error: SyncError, concerns: Callable[[Keys], bool]) -> None:
+        """Poll instead, or end what waits: a server, or the user's rights there, do not allow the link."""
+        hub = self._hub
+        if hub.options.push == "auto" and isinstance(error, PushUnavailable):
+            hub.poll_instead(error)
+            return
+        for resource in list(hub.resources.values()):
+            for ticket in list(resource.tickets.values()) if concerns(resource.keys) else ():
+                ticket.withdraw(copy_error(error))
+
+    async def link_closing(self) -> None:
+        """Give back what no task has, before the client closes our connection."""
+        hub = self._hub
+        if hub.forked or hub.loop is not running_loop():
+            return
+        if hub.give_back_resting():
+            await hub.drained()
+
+    def link_client_closed(self) -> None:
+        """Close the hub: the client or its pool was closed, and with it our connection if there is one."""
+        self._hub.client_closed()

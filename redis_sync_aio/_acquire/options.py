@@ -1,0 +1,78 @@
+"""The options of a coordinator, checked, as the hub uses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from .._client.retry import RETRY_FOR
+from .._client.settings import Client, check_client, response_timeout_of
+from .._core.arguments import Seconds, count, one_of, positive_seconds, ttl_ms
+from .._core.backoff import Backoff
+from .._core.display import shown
+
+MOST_POLL_CAP = 300.0
+"""Seconds. The queue of waiters lives for twice as long after the latest look."""
+
+Push: TypeAlias = Literal["auto", "always", "never"]
+"""How waiters are woken, as `Coordinator` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """The options of a `Coordinator`; times are in seconds."""
+
+    client: Client
+    push: Push
+    claim_ms: int
+    burst: int
+    slice: float
+    retry_for: float
+    poll_cap: float
+    poll: Backoff
+    exit_timeout: float
+    response_timeout: float
+    asked_response_timeout: float | None
+    """The response timeout if it was an argument, not a setting of the client."""
+
+
+def hub_options(
+    client: Client,
+    *,
+    push: Push = "auto",
+    claim: Seconds = 4.5,
+    burst: int = 64,
+    slice: Seconds = 0.005,
+    retry_for: Seconds = RETRY_FOR,
+    poll_cap: Seconds = 2.5,
+    poll: Backoff | None = None,
+    exit_timeout: Seconds = 1.0,
+    response_timeout: Seconds | None = None,
+) -> HubOptions:
+    """Check the arguments of a coordinator; the defaults are those of implicit coordinators.
+
+    Raises TypeError or ValueError, as `Coordinator` says.
+    """
+    check_client(client)
+    one_of(push, get_args(Push), "push")
+    claim_ms = ttl_ms(claim, "claim")
+    burst, slice = count(burst, "burst"), positive_seconds(slice, "slice")
+    retry_for = positive_seconds(retry_for, "retry_for")
+    poll_cap = min(positive_seconds(poll_cap, "poll_cap"), MOST_POLL_CAP)
+    if poll is not None and not isinstance(poll, Backoff):
+        raise TypeError(f"poll must be a Backoff or None, not {shown(poll)}")
+    exit_timeout = positive_seconds(exit_timeout, "exit_timeout")
+    answered_within = response_timeout_of(client, response_timeout)
+    return HubOptions(
+        client,
+        push,
+        claim_ms,
+        burst,
+        slice,
+        retry_for,
+        poll_cap,
+        poll if poll is not None else Backoff(initial=0.01, cap=0.1),
+        exit_timeout,
+        answered_within,
+        None if response_timeout is None else answered_within,
+    )
