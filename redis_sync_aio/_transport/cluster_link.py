@@ -13,7 +13,6 @@ allow: the old one, and after its ASK the new one (`_transport/asking.py`).
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import suppress
 from threading import get_ident
 
@@ -29,7 +28,6 @@ from .._core.keys import Endpoint, Keys
 from .asking import Asking
 from .call import Call
 from .connection import Connection
-from .deferred import DeferredCalls
 from .executor import LinkOptions, LinkOwner
 from .failures import MAYBE_LATER, REFUSED, not_possible, too_late
 from .link import Link
@@ -227,7 +225,6 @@ class ShardLink(Link):
         self._links = links
         self._shard = shard
         self._asking = Asking(links.cluster, self._converse, self._response_timeout, self._not_answered)
-        self._retries = DeferredCalls(self._loop, self._send_again, links.send)
 
     def concerns(self, keys: Keys) -> bool:
         """Return whether its calls are about ``keys``."""
@@ -235,6 +232,9 @@ class ShardLink(Link):
 
     def _send_again(self, call: Call) -> None:
         self._links.link_of(call.keys).send(call)
+
+    def _send_behind(self, call: Call) -> None:
+        self._links.send(call)
 
     def _on_error(self, call: Call, message: str) -> None:
         code, connection = error_code(message), self._connection
@@ -264,7 +264,7 @@ class ShardLink(Link):
         """Hand over all calls that wait, or are being asked elsewhere."""
         return [*self._asking.take(), *super().take_unsent()]
 
-    def _understood(self, message: str) -> str:
+    def _interpret(self, message: str) -> str:
         code, _, rest = message.partition(" ")
         if code == "CLUSTERDOWN":
             self._links.down(self._shard)
@@ -275,19 +275,14 @@ class ShardLink(Link):
             self._links.redirected(address)
         return f"TRYAGAIN {not_now(code, slot, address)}"
 
-    async def _introduce(self, connection: Connection) -> None:
-        await super()._introduce(connection)
+    async def check(self, connection: Connection) -> None:
+        """Raise unless the user may ask who hears an inbox, and the connection leads to the primary."""
         try:
-            await connection.ask((b"PUBSUB", b"NUMSUB", self._introduction.inbox))  # as scripts do before they publish
+            await connection.ask((b"PUBSUB", b"NUMSUB", self._handshake.inbox))  # as scripts do before they publish
         except ReplyError as error:
             raise not_possible(str(error), "PUBSUB NUMSUB") from error
-
-    async def _open(self) -> Connection:
-        connection = await super()._open()
         if connection.leads_to != self._shard.address:
-            connection.abort()
             raise ConnectionResetError("the primary of these slots became another node meanwhile")
-        return connection
 
     def _put_back(self, connection: Connection) -> None:
         for call, _ in connection.unanswered():
@@ -297,39 +292,33 @@ class ShardLink(Link):
 
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         super()._on_lost(connection, error)
-        if self._connecting is None and not self._closed:
+        if not self._connector.active and not self._closed:
             self._links.refresh_soon()  # nothing is needed of it: perhaps it was removed for good
 
     def calls(self) -> list[Call]:
         """Return all calls that are to be sent, or under way."""
-        under_way = () if self._connection is None else self._connection.unanswered()
-        calls = [*self._retries.calls(), *self._unsent, *(call for call, _ in under_way)]
+        in_flight = () if self._connection is None else self._connection.unanswered()
+        calls = [*self._queue.calls(), *(call for call, _ in in_flight)]
         return [call for call in calls if not call.over]
 
     def keeps_behind(self, call: Call) -> bool:
         """Keep a new call about a name that has left, if an earlier one about it is here; return whether it does."""
-        if self._retries.keeps_behind(call):
+        if self._deferred.keeps_behind(call):
             return True
         here = any(earlier.name == call.name for earlier in self.calls())
         if here:
-            self._retries.hold(call)
+            self._deferred.hold(call)
         return here
 
     def settle(self) -> None:
         """Slots have moved: use another connection if the primary is another one, and part with calls of others."""
         if self._connection is not None and self._connection.leads_to != self._shard.address:
-            self._drop("the primary of these slots is another node now")
-        elif self._connection is None and self._connecting is None:
-            self._connection_error = None  # it was with another node, perhaps
+            self.drop("the primary of these slots is another node now")
+        elif self._connection is None and not self._connector.active:
+            self._connector.error = None  # it was with another node, perhaps
         self._hand_on()
 
     def _hand_on(self) -> None:
         """Let others send what waits for a connection here and is theirs."""
-        if self._closed:
-            return
-        unsent, self._unsent = self._unsent, deque()
-        for call in unsent:
-            if self.concerns(call.keys):
-                self._unsent.append(call)
-            elif not call.over:
-                self._send_again(call)
+        if not self._closed:
+            self._queue.hand_on(lambda call: self.concerns(call.keys))

@@ -26,8 +26,8 @@ FORMER = 8
 _HISTORY = re.compile(rb"\bmaster_replid:([0-9a-f]+)")
 
 
-class Introduction:
-    """Introduces one link on its connections, one after the other."""
+class Handshake:
+    """Sets up the connections of one link, one after the other."""
 
     alone = True
     """Whether no command can be left on another connection than the newest."""
@@ -40,7 +40,7 @@ class Introduction:
         self._newest: tuple[object, int | None] | None = None  # connection: where it led to, and its id there
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def introduce(self, connection: Connection) -> None:
+    async def perform(self, connection: Connection) -> None:
         """Switch to RESP3, subscribe the inbox and prove that it hears; retire the previous connection."""
         hello, client_id = connection.ask((b"HELLO", 3)), connection.ask((b"CLIENT", b"ID"))
         history = connection.ask((b"INFO", b"replication"))
@@ -108,7 +108,7 @@ class Introduction:
             self._heard.set_result(None)
 
     def fail(self, connection: Connection, error: Exception) -> None:
-        """End the introduction on ``connection``, which was lost."""
+        """End the handshake on ``connection``, which was lost."""
         for future in (*connection.pending, self._heard):
             if isinstance(future, asyncio.Future) and not future.done():
                 future.set_exception(error)

@@ -162,14 +162,14 @@ async def test_d6_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sync.connections == 2
 
         introduced, go_on = asyncio.Event(), asyncio.Event()
-        introduce = ShardLink._introduce
+        check = ShardLink.check
 
         async def slowly(link: ShardLink, connection: Connection) -> None:
-            await introduce(link, connection)
             introduced.set()
             await go_on.wait()
+            await check(link, connection)
 
-        monkeypatch.setattr(ShardLink, "_introduce", slowly)
+        monkeypatch.setattr(ShardLink, "check", slowly)
         async with Coordinator(client) as late:
             acquiring = asyncio.create_task(late.lock(name).acquire())
             await introduced.wait()  # at the replica

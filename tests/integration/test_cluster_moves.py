@@ -107,7 +107,7 @@ async def test_p4_p5_a_slot_on_its_way(nodes: Nodes) -> None:
         cancelled = asyncio.create_task(AsyncLock(other, name).acquire())
         releasing = asyncio.create_task(lease.release())
         link = cluster_link_of(other).link_of(lock_keys(name.encode()))
-        await wait_until(lambda: enough(link._retries.delayed, 1), FAST, timeout=5)
+        await wait_until(lambda: enough(link._deferred.delayed, 1), FAST, timeout=5)
         cancelled.cancel()
         await asyncio.wait([cancelled])
         assert not releasing.done()

@@ -106,7 +106,7 @@ async def test_a_release_that_was_refused_for_now_is_executed_before_the_next_ac
         rule = w.proxy.on(RELEASE, ERROR("BUSY Redis is busy running a script."), times=1)
         releasing = asyncio.create_task(first.release())
         await rule.fired.wait()
-        await wait_until(lambda: bool(link._retries.delayed), FAST, timeout=5)
+        await wait_until(lambda: bool(link._deferred.delayed), FAST, timeout=5)
         second = await w.lock().acquire(identity="w")
         await releasing
         assert second.fence > first.fence

@@ -42,14 +42,14 @@ async def test_only_our_own_old_connection_is_killed(
         lease = await w.lock().acquire()
         if lives:
             inbox = make_client(client_name="old").pubsub()
-            await inbox.subscribe(link._introduction.inbox)  # stands for the old connection
+            await inbox.subscribe(link._handshake.inbox)  # stands for the old connection
             await inbox.get_message(timeout=5)
             (known,) = [int(one["id"]) for one in await w.direct.client_list() if one["name"] == "old"]
         else:
             known = await stranger.client_id()
-        newest = link._introduction._newest
+        newest = link._handshake._newest
         assert newest is not None
-        link._introduction._newest = ("elsewhere", 1) if lives == "elsewhere" else newest[0], known
+        link._handshake._newest = ("elsewhere", 1) if lives == "elsewhere" else newest[0], known
         if lives == "longer":  # the first connection that would kill it is cut before
             w.proxy.on("PUBSUB", CUT_BEFORE)
         await reconnected(w)

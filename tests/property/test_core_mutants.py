@@ -20,7 +20,7 @@ from redis_sync_aio._leases.cancel_on_loss import CancelOnLoss
 from redis_sync_aio._leases.deadlines import Deadlines
 from redis_sync_aio._leases.hold import Hold
 from redis_sync_aio._leases.renewals import Renewals
-from redis_sync_aio._transport.link import Link
+from redis_sync_aio._transport.call_queue import CallQueue
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -50,12 +50,14 @@ MUTANTS: Mapping[str, Mutant] = {
         "((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline)",
         "False",
     ),
-    "a lost connection is no doubt": Mutant(Link, "_put_back", "call.ambiguous |= perhaps"),
+    "a lost connection is no doubt": Mutant(CallQueue, "put_back", "call.ambiguous |= perhaps"),
     "a lost connection is no doubt, without a link": Mutant(
         PoolExecutor, "_failed", "call.ambiguous |= refused is None"
     ),
-    "what was not answered is not sent again": Mutant(Link, "_put_back", "self._unsent.extendleft(reversed(resend))"),
-    "a force_release is repeated": Mutant(Link, "_put_back", "if call.once and perhaps:", "if False:"),
+    "what was not answered is not sent again": Mutant(
+        CallQueue, "put_back", "self.unsent.extendleft(reversed(resend))"
+    ),
+    "a force_release is repeated": Mutant(CallQueue, "put_back", "if call.once and perhaps:", "if False:"),
     "our own grant is taken for somebody else's": Mutant(
         Acquisition, "_decided", "answer.outcome is Outcome.OWN and", "False and"
     ),

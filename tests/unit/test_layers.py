@@ -75,7 +75,7 @@ SHIELDS = {
     "_transport.dialogues": 1,
     "_transport.connection": 1,
     "_acquire.link_events": 1,
-    "_transport.link": 1,
+    "_transport.connector": 1,
     "_transport.pool_executor": 1,
     "_primitives.independent": 1,
 }

@@ -1,0 +1,89 @@
+"""Whether the connection of a link still answers: looked at in every tick, as long as there is something to look at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from redis.asyncio import Redis
+
+from .._core.clock import now
+from .connection import Connection
+from .endpoint import EndpointWatch
+
+MAX_TICK = 0.25
+"""Most seconds between two ticks."""
+
+
+class Watched(Protocol):
+    """What the ticks of a link need of it. None of its methods raises."""
+
+    def present_connection(self) -> Connection | None:
+        """Return the connection in use, if there is one."""
+        ...
+
+    def needed(self) -> bool:
+        """Return whether a lease or a request depends on pushes."""
+        ...
+
+    def drop(self, why: str) -> None:
+        """Give up the connection, and open another."""
+
+    def tick(self) -> None:
+        """Do what is due in every tick: fail the calls whose time is up, tell the log of outages."""
+
+    def goes_on(self) -> bool:
+        """Return whether another tick is needed."""
+        ...
+
+
+class Liveness:
+    """Notices overdue replies, silent connections and connections that no longer lead to the right server."""
+
+    def __init__(self, client: Redis, response_timeout: float, link: Watched) -> None:
+        self._response_timeout = response_timeout
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinged = 0.0  # local clock
+        self._endpoint = EndpointWatch(client, link.drop)
+        self._stopped = False
+
+    def start(self) -> None:
+        """Tick from now on, until the link has nothing to look at."""
+        if self._timer is None and not self._stopped:
+            self._timer = self._loop.call_later(min(MAX_TICK, self._response_timeout / 4), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._link.tick()
+        if (connection := self._link.present_connection()) is not None:
+            self._check(connection)
+        if self._link.goes_on():
+            self.start()
+
+    def _check(self, connection: Connection) -> None:
+        needed, time = self._link.needed, now()
+        oldest = connection.oldest(self._pinged)
+        if oldest is not None and time - max(oldest, connection.heard) > self._response_timeout:
+            self._link.drop(f"no answer for {self._response_timeout} seconds")
+        elif oldest is None and needed() and time - connection.heard > self._response_timeout:
+            self._pinged = time
+            connection.ask((b"PING",))
+        self._endpoint.check(connection, connection.leads_to, needed)
+
+    def stop(self) -> None:
+        """Stop ticking for good, and cancel the check of the endpoint without waiting for its end."""
+        self._stopped = True
+        self._endpoint.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abandon(self) -> None:
+        """Start no more ticks: there is no event loop, or it is the parent's."""
+        self._stopped = True
+
+    async def close(self) -> None:
+        """Stop ticking for good, and wait for the end of the check of the endpoint."""
+        self.stop()
+        await self._endpoint.close()
