@@ -93,7 +93,7 @@ async def work(sync: Coordinator, record: Record, over: asyncio.Event, *, new: b
             continue
         begin = now()
         await asyncio.sleep(HOLD)
-        record.holds.append((begin, min(now(), lease.deadline), name))
+        record.holds.append((begin, min(now(), lease._grant.deadline), name))
         record.by_new_client += new
         try:
             await lease.release()

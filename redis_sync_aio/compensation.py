@@ -13,7 +13,7 @@ from ._core.arguments import Seconds, positive_seconds
 from ._core.cancellation import redeliver_cancellation
 from ._core.display import shown
 from ._recovery.record import Step, checked
-from ._recovery.robust_grant import RobustLease
+from ._recovery.robust_grant import RobustLease, robust_grant_of
 from ._recovery.undo import (
     UndoRunner,
     UndoStep,
@@ -94,8 +94,8 @@ class Compensation:
             raise TypeError("give both a lease and a registry of undo steps (to record steps), or neither")
         if lease is not None and not isinstance(lease, RobustLease):
             raise TypeError(f"lease must be a RobustLease, from an AsyncRobustLock, not {shown(lease)}")
-        self._lease = lease
-        self._record = None if lease is None else lease._writable()
+        self._grant = None if lease is None else robust_grant_of(lease)
+        self._record = None if self._grant is None else self._grant.writable()
         self._registry = {} if registry is None else check_registry(registry)
         self._timeout = positive_seconds(timeout, "timeout")
         self._pushed: list[_Pushed] = []
@@ -143,18 +143,18 @@ class Compensation:
         return None
 
     def _push_recorded(self, name: str, arguments: dict[str, object]) -> Coroutine[Any, Any, None]:
-        lease, record = self._lease, self._record
-        if lease is None or record is None:
+        grant, record = self._grant, self._record
+        if grant is None or record is None:
             raise TypeError(f"the step {name!r} can be recorded only with a lease: Compensation(lease, registry)")
-        check_names((name,), self._registry, lease.name)
+        check_names((name,), self._registry, grant.name)
         check_arguments(self._registry[name], name, **arguments)
         step = Step(name, checked(arguments, f"arguments of {name!r}"))
-        run = partial(undo_recorded, lease, record, self._registry[name], step)
+        run = partial(undo_recorded, grant, record, self._registry[name], step)
 
         async def pushed() -> None:
             self._waiting -= 1
-            record.check_writer(lease)
-            writing = record.add(lease, step)
+            record.check_writer(grant)
+            writing = record.add(grant, step)
             # It may be on the server from now on, whatever becomes of this task.
             self._pushed.append(_Pushed(name, run, step))
             await writing
@@ -180,8 +180,8 @@ class Compensation:
     async def _complete(self) -> None:
         """The work is done when the record says so."""
         recorded = [pushed.recorded for pushed in self._pushed if pushed.recorded is not None]
-        if recorded and self._lease is not None:
-            await self._lease._writable().drop(self._lease, recorded)
+        if recorded and self._grant is not None:
+            await self._grant.writable().drop(self._grant, recorded)
 
     async def _undo(self, error: BaseException) -> None:
         undoing, left = UndoRunner(self._timeout), 0
@@ -194,17 +194,17 @@ class Compensation:
         self.errors = undoing.failure("after " + type(error).__name__)
         if self.errors is not None:
             error.add_note(f"redis_sync_aio: {self.errors}")
-        if left and self._lease is not None and self._record is not None:
+        if left and self._grant is not None and self._record is not None:
             whom = "a later lease of its identity" if self._record.superseded else "the next holder"
-            error.add_note(f"redis_sync_aio: {left} undo steps of {self._lease.name!r} are left to {whom}")
+            error.add_note(f"redis_sync_aio: {left} undo steps of {self._grant.name!r} are left to {whom}")
         if undoing.cancelled is not None and not isinstance(error, asyncio.CancelledError):
             # The body's error propagates; the cancellation stays due.
             redeliver_cancellation(undoing.cancelled, self._cancelling)
 
     def _may_undo(self) -> bool:
         """Return whether recorded steps are ours to run, and not another holder's."""
-        lease, record = self._lease, self._record
-        return lease is not None and record is not None and lease.remaining() > 0 and not record.superseded
+        grant, record = self._grant, self._record
+        return grant is not None and record is not None and grant.remaining() > 0 and not record.superseded
 
 
 async def _call(step: Callable[[], Awaitable[object]]) -> None:

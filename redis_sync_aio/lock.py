@@ -94,6 +94,8 @@ class AsyncLock(LockBase[Lease]):
             await write_order(fence=lease.fence)
     """
 
+    _lease_type = Lease
+
     @explains_words_of_redis_py
     def __init__(
         self,

@@ -16,9 +16,10 @@ from ._core.clock import now
 from ._core.display import shown, shown_within
 from ._core.keys import Engine
 from ._leases.choice import to_release
+from ._leases.grant import Grant
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
-from ._primitives.lease_group import GroupLease, LeaseGroup
+from ._primitives.lease_group import GroupGrant, LeaseGroup
 from ._primitives.try_all import try_acquire_all
 from .errors import AcquireTimeout
 from .lock import AsyncLock, LockStatistics
@@ -26,7 +27,16 @@ from .lock import AsyncLock, LockStatistics
 __all__ = ["AsyncMultiLock", "MultiLease"]
 
 
-class MultiLease(GroupLease):
+class MultiGrant(GroupGrant):
+    """A grant of several locks."""
+
+    @property
+    def name(self) -> str:
+        """Names of the locks as one text."""
+        return ", ".join(one.name for one in self.bundle.members)
+
+
+class MultiLease(Lease):
     """One lease over several locks: what `AsyncMultiLock.acquire` returns.
 
     It lasts until the earliest deadline of them, is lost when one of them is lost, and is released as a whole.
@@ -38,9 +48,10 @@ class MultiLease(GroupLease):
             for resources that are never used under one of the names alone.
     """
 
-    def __init__(self, bundle: LeaseGroup) -> None:
-        super().__init__(bundle)
-        self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in bundle.members})
+    def __init__(self, grant: MultiGrant) -> None:
+        """Show ``grant``."""
+        super().__init__(grant)
+        self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.bundle.members})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -216,10 +227,10 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     def _key(self) -> Hashable:
         return running_loop(), Same(self._client), tuple(lock._keys.name for lock in self._locks)
 
-    def _lease(self, leases: list[Lease]) -> MultiLease:
-        return LeaseGroup(self._key(), tuple(leases)).enter(MultiLease)
+    def _lease(self, grants: list[Grant]) -> MultiLease:
+        return MultiLease(LeaseGroup(self._key(), tuple(grants)).enter(MultiGrant))
 
-    async def _all_or_none(self, ttl: Seconds | None) -> list[Lease]:
+    async def _all_or_none(self, ttl: Seconds | None) -> list[Grant]:
         leases, free = await self._take_free(self._locks, None, ttl)
         if len(leases) == len(self._locks):
             return leases
@@ -229,14 +240,14 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         name.forget_if_idle()
         raise error
 
-    async def _acquire_all(self, within: float | None, ttl: Seconds | None) -> list[Lease]:
+    async def _acquire_all(self, within: float | None, ttl: Seconds | None) -> list[Grant]:
         """Take what is free, wait for the next in order, and so on until all are held.
 
         Invariant, and the reason why nobody deadlocks: who waits for a lock holds only locks that come before it.
         """
         ends = None if within is None else now() + within
         loop = running_loop()
-        held: list[Lease] = []
+        held: list[Grant] = []
         try:
             while True:
                 taken, free = await self._take_free(self._locks[len(held) :], ends, ttl)
@@ -245,7 +256,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
                     held += (await self._take_free(self._locks[len(held) : len(held) + free], ends, ttl))[0]
                 if len(held) < len(self._locks):
                     left = None if ends is None else max(0.0, ends - now())
-                    held.append(await self._locks[len(held)].acquire(timeout=left, ttl=ttl))
+                    lock = self._locks[len(held)]
+                    held.append(await lock._grant(lock._request(ttl, None, left)))
                 if len(held) == len(self._locks):
                     if all(map(_valid, held)):
                         return held
@@ -257,7 +269,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     async def _take_free(
         self, locks: Sequence[AsyncLock], ends: float | None, ttl: Seconds | None
-    ) -> tuple[list[Lease], int]:
+    ) -> tuple[list[Grant], int]:
         """Take those of ``locks`` that are free, up to the first that is not.
 
         Return the leases, and how many more are free, but were not taken since others behind them are not.
@@ -272,12 +284,12 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         return [lease for lease in found[:first] if lease is not None], more
 
 
-def _valid(lease: Lease | None) -> bool:
+def _valid(lease: Grant | None) -> bool:
     """Whether it was granted, and was not lost while the others were still under way."""
     return lease is not None and lease.remaining() > 0
 
 
-def _give_back(leases: Iterable[Lease | None]) -> None:
+def _give_back(leases: Iterable[Grant | None]) -> None:
     for lease in leases:
         if lease is not None:
             lease.give_back()

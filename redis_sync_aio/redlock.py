@@ -21,8 +21,9 @@ from ._core.display import shown_within
 from ._core.keys import Engine
 from ._leases.choice import to_release
 from ._leases.hold import Hold, LeaseContext, OnLost
+from ._leases.lease import Lease
 from ._primitives.independent import check_apart, check_independent, several
-from ._primitives.lease_group import GroupLease, LeaseGroup
+from ._primitives.lease_group import GroupGrant, LeaseGroup
 from ._primitives.majority import majority_fence, no_majority, report_ahead, why_no_answer, why_no_fence
 from ._primitives.quorum import QuorumGroup, majority
 from ._primitives.votes import Vote, Votes, in_time, raise_fence
@@ -38,23 +39,32 @@ AGAIN = Backoff(initial=0.02, cap=0.5)
 """Between attempts of one who got no majority, or had no answer from one."""
 
 
-class RedlockLease(GroupLease):
+class RedlockGrant(GroupGrant):
+    """A grant of a majority of servers."""
+
+    bundle: QuorumGroup
+    reports_loss = True
+
+    def _report_loss(self) -> None:
+        logs.lease_lost(self.bundle.loss())
+
+
+class RedlockLease(Lease):
     """One lease on a majority of servers: what `AsyncRedlock.acquire` returns.
 
     It is held as long as a majority holds it, less what their clocks may be fast. ``fence`` rises from one lease to the
     next whichever servers gave it. ``token`` has the tokens of all servers that gave it, separated by spaces.
     """
 
-    _bundle: QuorumGroup
-    reports_loss = True
+    def __init__(self, grant: RedlockGrant) -> None:
+        """Show ``grant``."""
+        super().__init__(grant)
+        self._group = grant.bundle
 
     @property
     def held_on(self) -> int:
         """On how many servers it is held, as far as is known here."""
-        return len(self._bundle.held())
-
-    def _report_loss(self) -> None:
-        logs.lease_lost(self._bundle.loss())
+        return len(self._group.held())
 
     def transaction(self) -> GuardedTransaction:
         """Raise TransactionMisuse: no server could compare the token and write in one step, for all."""
@@ -368,7 +378,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             bid.used = bid.server in held
             if bid.used and (task := asyncio.current_task()) is not None:
                 bid.resource.leases.acquired(held[bid.server], task)
-        return bundle.enter(RedlockLease)
+        return RedlockLease(bundle.enter(RedlockGrant))
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         raise AcquireTimeout(

@@ -12,7 +12,7 @@ from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_
 from ._core.keys import Engine
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
-from ._primitives.lease_group import GroupLease, LeaseGroup
+from ._primitives.lease_group import GroupGrant, LeaseGroup
 from .errors import AcquireTimeout, NotHeld, WrongContext
 from .lock import AsyncLock, LockStatistics
 
@@ -101,12 +101,12 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         if (inside := self._enter(key, owner, ttl)) is not None:
             return inside
         try:
-            lease = await self._lock.acquire(timeout=timeout, ttl=ttl)
+            grant = await self._lock._grant(self._lock._request(ttl, None, timeout))
         except AcquireTimeout as error:
             if not self._lock._leases():
                 raise
             raise self._held_here(error) from error
-        return self._owned(LeaseGroup(key, (lease,)), owner)
+        return self._owned(LeaseGroup(key, (grant,)), owner)
 
     async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
         """Return a lease, or None when others hold the lock or wait for it. One round trip, or none as in `acquire`.
@@ -116,8 +116,8 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         key = self._key(owner)
         if (inside := self._enter(key, owner, ttl)) is not None:
             return inside
-        lease = await self._lock.try_acquire(ttl=ttl)
-        return None if lease is None else self._owned(LeaseGroup(key, (lease,)), owner)
+        grant = await self._lock._try(self._lock._request(ttl, None, 0))
+        return None if grant is None else self._owned(LeaseGroup(key, (grant,)), owner)
 
     def hold(
         self,
@@ -192,12 +192,12 @@ class AsyncReentrantLock(LeaseContext[Lease]):
             ttl_ms(ttl)  # not used, but checked
         return self._owned(bundle, owner)
 
-    def _owned(self, bundle: LeaseGroup, owner: Hashable | None) -> GroupLease:
+    def _owned(self, bundle: LeaseGroup, owner: Hashable | None) -> Lease:
         """Return one lease more. What a named owner holds is not the task's that acquires it."""
-        share = bundle.enter(GroupLease)
+        share = bundle.enter(GroupGrant)
         if owner is not None:
             share.acquirer = None
-        return share
+        return Lease(share)
 
     def _held_here(self, error: AcquireTimeout) -> AcquireTimeout:
         return AcquireTimeout(

@@ -13,7 +13,7 @@ from ._core.arguments import Name, Seconds, explains_words_of_redis_py
 from ._core.keys import Engine, robust_keys
 from ._leases.hold import OnLost
 from ._primitives.lock_base import LockBase
-from ._recovery.robust_grant import RobustLease, adopting
+from ._recovery.robust_grant import RobustGrant, RobustLease, adopting
 
 __all__ = ["AsyncRobustLock", "RobustLease"]
 
@@ -45,7 +45,8 @@ class AsyncRobustLock(LockBase[RobustLease]):
             await lease.record({"charged": 120})
     """
 
-    _grant_type = RobustLease
+    _grant_type = RobustGrant
+    _lease_type = RobustLease
     _closing = (b"*", b"0")  # released by its identity: whichever of its leases wrote the record
 
     @explains_words_of_redis_py
@@ -73,5 +74,5 @@ class AsyncRobustLock(LockBase[RobustLease]):
             engine="lua" if engine == "auto" else engine,
         )
 
-    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, RobustLease | None]:
+    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, RobustGrant | None]:
         return adopting(super()._ticket(resource, request), resource, request.timeout)

@@ -13,8 +13,9 @@ from ._client.settings import Client
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py
 from ._core.display import text
 from ._core.keys import Engine, PermitKeys, permit_keys
+from ._leases.grant import Grant
 from ._leases.hold import Hold, OnLost
-from ._leases.lease import Lease
+from ._leases.lease import Lease, grant_of
 from ._primitives.base import PermitPrimitive
 from ._primitives.upgrade import Upgrader
 from ._scripts.constants import WRITER_WEIGHT
@@ -57,7 +58,7 @@ class Side(PermitPrimitive):
     _limit = WRITER_WEIGHT
     _keys: PermitKeys
 
-    async def _ticket(self, resource: Resource, request: Request) -> Lease | None:
+    async def _ticket(self, resource: Resource, request: Request) -> Grant | None:
         lease = await acquire(resource, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             resource.decline(lease)
@@ -67,7 +68,7 @@ class Side(PermitPrimitive):
             )
         return lease
 
-    def _held(self) -> list[Lease]:
+    def _held(self) -> list[Grant]:
         return [lease for lease in self._leases() if lease.weight == self._side]  # the other side has the same keys
 
     def __repr__(self) -> str:
@@ -234,7 +235,7 @@ class AsyncReadWriteLock:
         reads, for as long as the lease lasts; do not write any more.
         """
         self._check_lease(lease, "writer")
-        await self._upgrade.downgrade(lease)
+        await self._upgrade.downgrade(grant_of(lease))
 
     def _check_lease(self, lease: Lease, what: str) -> None:
         if not isinstance(lease, Lease):  # for callers without a type checker

@@ -233,7 +233,7 @@ class AsyncSemaphore(PermitPrimitive):
 
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
         """
-        return await self._try(self._request(ttl, identity, 0, self._check_weight(weight)))
+        return await self._try_lease(self._request(ttl, identity, 0, self._check_weight(weight)))
 
     def hold(
         self,

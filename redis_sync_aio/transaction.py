@@ -29,7 +29,8 @@ from ._core.backoff import Backoff
 from ._core.display import shown
 from ._core.keys import turn_key
 from ._core.name_templates import check_template, names_from, signature_without_first
-from ._leases.lease import Lease
+from ._leases.grant import Grant
+from ._leases.lease import grant_of
 from ._transactions.attempts import Attempt, Attempts
 from ._transactions.handle import Transaction
 from ._transactions.options import Committed, TransactionOptions
@@ -247,24 +248,24 @@ class LockTurn:
     def __init__(self, client: Client | Coordinator, keys: tuple[bytes, ...]) -> None:
         self._client = client
         self.keys = tuple(map(turn_key, keys))
-        self._lease: Lease | None = None
+        self._grant: Grant | None = None
 
     @property
     def held(self) -> bool:
         """Whether it was taken, and lasts."""
-        return self._lease is not None and self._lease.remaining() > 0
+        return self._grant is not None and self._grant.remaining() > 0
 
     async def take(self, timeout: float | None) -> None:
         """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""
         lock = AsyncMultiLock(self._client, self.keys, ttl=TURN_TTL, max_hold=TURN_MAX)
-        self._lease = await lock.acquire(timeout=timeout)
+        self._grant = grant_of(await lock.acquire(timeout=timeout))
 
     def give_back(self) -> None:
         """Let the next one have it, if it was taken. A turn that was lost belongs to somebody else already."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.check_context()
-            lease.give_back()
+        grant, self._grant = self._grant, None
+        if grant is not None:
+            grant.check_context()
+            grant.give_back()
 
 
 def _terms(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._engine.commands import Answer, Pushed, plain_grant, read_acquire, ticket_member
-from .._leases.lease import Lease
+from .._leases.grant import Grant
 from .._scripts.constants import ASK_AGAIN, Outcome
 from .._transport.call import Call
 from .._transport.failures import too_slow, unanswered
@@ -36,7 +36,7 @@ class Taker(Protocol):
     """Who waits for what becomes of a ticket: the future of a task, or an opening of a cohort."""
 
     def done(self) -> bool: ...
-    def set_result(self, lease: Lease | None, /) -> None: ...
+    def set_result(self, lease: Grant | None, /) -> None: ...
     def set_exception(self, error: SyncError, /) -> None: ...
 
 
@@ -59,7 +59,7 @@ class Acquisition:
     _timer: asyncio.TimerHandle | None = None
     withdrawn = False
     """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
-    _lease: Lease | None = None
+    _lease: Grant | None = None
     _late_since: float | None = None
     """When a grant was over before it got here, first of some in a row (local clock)."""
     _replayed = False
@@ -317,7 +317,7 @@ class Acquisition:
         if not self._taker.done():
             self._taker.set_exception(error)
 
-    def task_cancelled(self, future: asyncio.Future[Lease | None]) -> None:
+    def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
         """The task does not await ``future``, our taker, any more. Undo whatever was done for it."""
         future.cancel()  # that is done already if it was the task that was cancelled, not if its coroutine was closed
         if self._lease is not None:
@@ -385,9 +385,9 @@ class Acquisition:
             self._timer = None
 
 
-async def acquire(resource: Resource, request: Request) -> Lease | None:
+async def acquire(resource: Resource, request: Request) -> Grant | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
-    future: asyncio.Future[Lease | None] = resource.hub.loop.create_future()
+    future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
     ticket = Acquisition(resource, request, future)
     ticket.ask()
     try:

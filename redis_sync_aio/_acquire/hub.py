@@ -25,7 +25,7 @@ from .._core.display import text
 from .._core.keys import Endpoint, Keys
 from .._engine.commands import Commands, Send
 from .._engine.watch import converse
-from .._leases.lease import Lease
+from .._leases.grant import Grant
 from .._leases.renewals import Renewals
 from .._sharing.shared_grant import ProcessGrant
 from .._transport.call import Call
@@ -235,20 +235,20 @@ class Hub:
         while left:  # one after the other: to let go of many at a time takes long
             yield left.pop()
 
-    def all_leases(self) -> Iterator[Lease]:
+    def all_leases(self) -> Iterator[Grant]:
         """Iterate over all that the server granted to this process."""
         for resource in self.every_name():
             yield from resource.leases.all()
 
-    def _keeps_lease(self, lease: Lease) -> bool:
+    def _keeps_lease(self, lease: Grant) -> bool:
         resource = self.resources.get(lease.keys.id)
         return resource is not None and resource.leases.keeps(lease)
 
-    def _loosen_lease(self, lease: Lease) -> bool:
+    def _loosen_lease(self, lease: Grant) -> bool:
         resource = self.resources.get(lease.keys.id)
         return resource is not None and resource.loosen(lease)
 
-    def _forget_lease(self, lease: Lease) -> None:
+    def _forget_lease(self, lease: Grant) -> None:
         resource = self.resources.get(lease.keys.id)
         if resource is not None:
             resource.drop(lease)

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._leases.grant import Grant
 from .._leases.keeper import LeaseState
-from .._leases.lease import Lease
 
 if TYPE_CHECKING:
     from .acquisition import Acquisition
@@ -31,7 +31,7 @@ class IdentityRequests:
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
         self._tickets: dict[bytes, dict[int, Acquisition]] = {}  # by identity, and by their numbers
-        self._leases: dict[bytes, dict[Lease, None]] = {}
+        self._leases: dict[bytes, dict[Grant, None]] = {}
         self._behind: dict[bytes, list[Acquisition]] = {}  # not asked yet
         self._passed_on: set[bytes] = set()  # identities that have a grant here, and no lease yet
         self._releases: dict[bytes, int] = {}  # how many have no answer yet
@@ -50,18 +50,18 @@ class IdentityRequests:
                 del self._tickets[ticket.token]
             self.settle(ticket.token)
 
-    def hold(self, lease: Lease) -> None:
+    def hold(self, lease: Grant) -> None:
         """Know a lease."""
         lease.namesakes = self
         self._leases.setdefault(lease.wire_token, {})[lease] = None
 
-    def drop(self, lease: Lease) -> None:
+    def drop(self, lease: Grant) -> None:
         """Forget a lease. It may be one without an identity."""
         found = self._leases.get(lease.wire_token)
         if found is not None and found.pop(lease, self) is None and not found:
             del self._leases[lease.wire_token]
 
-    def leases_of(self, identity: bytes) -> list[Lease]:
+    def leases_of(self, identity: bytes) -> list[Grant]:
         """Return the leases of an identity, the oldest first."""
         return list(self._leases.get(identity, ()))
 
@@ -96,7 +96,7 @@ class IdentityRequests:
             behind.append(ticket)
         return True
 
-    def pass_on(self, token: bytes, fence: int, but: Lease | None = None) -> bool:
+    def pass_on(self, token: bytes, fence: int, but: Grant | None = None) -> bool:
         """Return whether another lease than ``but``, or a request, of this identity takes over the grant ``fence``."""
         for lease in self.leases_of(token):  # one with another fence is gone, and has to learn that
             if lease.fence == fence and lease is not but and lease.state is LeaseState.HELD:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from .._client.resp import Argument
 from .._engine.commands import Answer
-from .._leases.lease import Lease
+from .._leases.grant import Grant
 from .._scripts.constants import WRITER_WEIGHT
 from ..errors import SyncError
 
@@ -34,7 +34,7 @@ class Request:
     whose_limit: bytes = b""  # counts when the server knows another one: see include/permit_choose_limit.lua
     upgrade: bool = False  # of what the token holds already; ends by a downgrade
     shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
-    grant_type: type[Lease] = Lease  # of the lease that comes of it
+    grant_type: type[Grant] = Grant
     linger: float = 0.0  # for so long a shared lease that no task has is kept
     closing: tuple[Argument, ...] = ()  # what its release says in the end, unless there is a record
     look_every: float = math.inf  # while it waits somebody looks so often, in seconds; `poll_cap` if that is less

@@ -23,8 +23,8 @@ from .._core.display import text
 from .._core.keys import Endpoint, Keys, PermitKeys
 from .._engine.commands import Commands
 from .._leases.choice import refuse_deadlock
+from .._leases.grant import Grant
 from .._leases.held import HeldLeases
-from .._leases.lease import Lease
 from .._scripts.constants import WRITER_WEIGHT, Look
 from .._sharing.cohort import Cohort
 from .._sharing.shared_grant import ProcessGrant, TaskLease
@@ -253,7 +253,7 @@ class Resource:
 
     # -- leases ----------------------------------------------------------------------------------------
 
-    def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Lease:
+    def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Grant:
         """Make the lease for a grant, and keep it."""
         kind = ProcessGrant if request.shared else request.grant_type
         lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
@@ -263,7 +263,7 @@ class Resource:
         self.hub.renewals.keep_new(lease)
         return lease
 
-    def decline(self, lease: Lease) -> None:
+    def decline(self, lease: Grant) -> None:
         """Nobody wants it: give it back, unless its identity held it before the request, or others of it take over."""
         if lease.joined or (
             lease.identity is not None and self.by_identity().pass_on(lease.wire_token, lease.fence, lease)
@@ -294,7 +294,7 @@ class Resource:
             found = self.cohorts[key] = Cohort(self, request)
         return found
 
-    def loosen(self, lease: Lease) -> bool:
+    def loosen(self, lease: Grant) -> bool:
         """Leave ``lease`` to those who refer to it if its task has ended; return whether that is new."""
         if isinstance(lease, ProcessGrant):
             lease.loosen()
@@ -311,7 +311,7 @@ class Resource:
             held = self.leases.of_task(by)
             refuse_deadlock(self.name, [*held, *self._shares()] if self.cohorts else held, by, request.reads)
 
-    def held(self) -> list[Lease]:
+    def held(self) -> list[Grant]:
         """Return the leases that tasks have, the oldest first of those on the server."""
         return [*(lease for lease in self.leases.all() if not isinstance(lease, ProcessGrant)), *self._shares()]
 
@@ -353,7 +353,7 @@ class Resource:
         """Return what is held and no task has."""
         return [base for cohort in self.cohorts.values() for base in cohort.resting]
 
-    def drop(self, lease: Lease) -> None:
+    def drop(self, lease: Grant) -> None:
         """Forget ``lease``."""
         self.leases.discard(lease)
         self.hub.renewals.dismiss(lease)

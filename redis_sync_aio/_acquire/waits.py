@@ -24,11 +24,11 @@ from .._transport.call import Call
 from ..errors import AcquireTimeout
 
 if TYPE_CHECKING:
-    from .._leases.lease import Lease
+    from .._leases.grant import Grant
     from .._sharing.shared_grant import TaskLease
     from .resource import Resource
 
-Waiter: TypeAlias = "asyncio.Future[Lease | None] | asyncio.Future[TaskLease | None]"
+Waiter: TypeAlias = "asyncio.Future[Grant | None] | asyncio.Future[TaskLease | None]"
 
 LONG = 10.0
 """Seconds of waiting after which the log is told."""

@@ -17,10 +17,10 @@ from .._scripts.constants import WRITER_WEIGHT
 from ..errors import NotHeld, WouldDeadlock
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .grant import Grant
 
 TaskRef: TypeAlias = ReferenceType[asyncio.Task[object]]
-L = TypeVar("L", bound="Lease")
+L = TypeVar("L", bound="Grant")
 
 MAX_LISTED = 5
 
@@ -53,7 +53,7 @@ def to_release(held: Sequence[L], what: str) -> L:
     raise NotHeld(f"this task holds no lease on {what}; {_holders(held)}")
 
 
-def _holders(held: Sequence[Lease]) -> str:
+def _holders(held: Sequence[Grant]) -> str:
     if not held:
         return "neither does any other task of this process. Release the lease where it was acquired"
     shown = ", ".join(map(_holder, held[:MAX_LISTED]))
@@ -61,7 +61,7 @@ def _holders(held: Sequence[Lease]) -> str:
     return f"in this process it is held by {shown}{more}. Release that very lease: lease.release()"
 
 
-def _holder(lease: Lease) -> str:
+def _holder(lease: Grant) -> str:
     if lease.group is not None:
         return f"a lease that stands on several, or that its owner may reenter (fence {lease.fence})"
     task = None if lease.acquirer is None else lease.acquirer()
@@ -70,7 +70,7 @@ def _holder(lease: Lease) -> str:
     return f"the task {task.get_name()!r} (fence {lease.fence})"
 
 
-def refuse_deadlock(name: str, held: Iterable[Lease], task: TaskRef, reads: bool) -> None:
+def refuse_deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool) -> None:
     """Raise WouldDeadlock if ``task`` would wait for the end of its own body, which one of ``held`` is held for.
 
     ``reads``: it asks to read, beside other readers.
@@ -84,6 +84,6 @@ def refuse_deadlock(name: str, held: Iterable[Lease], task: TaskRef, reads: bool
             raise WouldDeadlock(waits_for_itself(name, lease, use))
 
 
-def waits_for_itself(name: str, lease: Lease, use: str) -> str:
+def waits_for_itself(name: str, lease: Grant, use: str) -> str:
     """Return the message for a task that would wait for the end of its own body, which ``lease`` is held for."""
     return f"a body of this task holds {name!r} (fence {lease.fence}), so the task would wait for itself: {use}"

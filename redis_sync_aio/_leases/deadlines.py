@@ -12,9 +12,9 @@ from collections.abc import Callable
 from .._core.clock import now
 from .._transport.call import Call
 from ..errors import CommandRefused
+from .grant import Grant
 from .in_flight import InFlightRenewals, Sent, Span
 from .keeper import LeaseState
-from .lease import Lease
 
 CLAIM_USED = 1 / 6
 """The part of a claim after which it is renewed. A longer section pays one command for it, a shorter one none."""
@@ -29,16 +29,16 @@ class Deadlines(ABC):
         self._unanswered = InFlightRenewals()
 
     @abstractmethod
-    def keep(self, lease: Lease) -> None:
+    def keep(self, lease: Grant) -> None:
         """Look at ``lease`` in time: it has another deadline."""
 
-    def claimed(self, lease: Lease) -> None:
+    def claimed(self, lease: Grant) -> None:
         """Renew ``lease`` soon, as it was handed over for less than its ttl: a stall would lose it."""
         lease.claim = lease.period
         lease.renew_at = min(lease.renew_at, lease.deadline - lease.period * (1 - CLAIM_USED))
         self.keep(lease)
 
-    def sends(self, lease: Lease, ttl: int) -> Sent:
+    def sends(self, lease: Grant, ttl: int) -> Sent:
         """Note that a renewal of ``lease`` is sent now.
 
         While it has no answer no other one is due: that would undo what this one asks for.
@@ -51,7 +51,7 @@ class Deadlines(ABC):
         lease.renewing += 1
         return self._unanswered.add(permit, span, known)
 
-    def heard(self, lease: Lease, sent: Sent, call: Call) -> None:
+    def heard(self, lease: Grant, sent: Sent, call: Call) -> None:
         """Note that ``call``, which sent it, has ended: with an answer, or without."""
         if sent.given_up:  # it has ended already: nobody could make use of the answer, and this is the error
             return
@@ -68,11 +68,11 @@ class Deadlines(ABC):
                 self._last(lease, known)
             self.keep(lease)
 
-    def learned(self, lease: Lease, span: Span) -> None:
+    def learned(self, lease: Grant, span: Span) -> None:
         """Let ``lease`` last for ``span``, as the server does, unless what has no answer ends it sooner."""
         self._last(lease, self._unanswered.learned(lease.permit, span))
 
-    def _last(self, lease: Lease, span: Span) -> None:
+    def _last(self, lease: Grant, span: Span) -> None:
         """Let it last that long, and with it what is on the same permit."""
         since, lease.period = span
         lease.claim = lease.permit.claim = 0.0
@@ -85,14 +85,14 @@ class Deadlines(ABC):
             lease.deadline = min(lease.deadline, lease.until)
         self.writer_follows(lease)
 
-    def writer_follows(self, permit: Lease) -> None:
+    def writer_follows(self, permit: Grant) -> None:
         """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
         writer = permit.writer
         if writer is not None and writer.reader is not None and writer.state is LeaseState.HELD:
             writer.until = writer.reader.ends_by()
             self._follow(writer, permit)
 
-    def upgraded(self, lease: Lease, writer: Lease) -> None:
+    def upgraded(self, lease: Grant, writer: Grant) -> None:
         """``writer`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
         permit = lease.permit
         writer.reader, writer.until = lease, lease.ends_by()
@@ -102,7 +102,7 @@ class Deadlines(ABC):
         if writer.deadline > permit.deadline:
             self._follow(permit, writer)
 
-    def _follow(self, lease: Lease, other: Lease) -> None:
+    def _follow(self, lease: Grant, other: Grant) -> None:
         lease.follow(other)
         lease.prolonged()
         self.keep(lease)

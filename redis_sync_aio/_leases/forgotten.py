@@ -16,9 +16,9 @@ from weakref import ReferenceType, ref
 from .._core import logs
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .grant import Grant
 
-L = TypeVar("L", bound="Lease")
+L = TypeVar("L", bound="Grant")
 
 
 def weakly(

@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 from weakref import ref
 
 import anyio.lowlevel
@@ -22,14 +22,20 @@ from .._core.clock import now
 from ..errors import NotHeld, SyncError
 from .cancel_on_loss import CancelOnLoss
 from .choice import TaskRef, current_ref, ended
+from .grant import Grant
 from .keeper import HELD
-
-if TYPE_CHECKING:
-    from .lease import Lease
 
 P = ParamSpec("P")
 R = TypeVar("R")
-L = TypeVar("L", bound="Lease")
+
+
+class Face(Protocol):
+    """What a body gets: the face of a grant."""
+
+    _grant: Grant
+
+
+L = TypeVar("L", bound=Face)
 
 OnLost: TypeAlias = Literal["cancel", "event"]
 
@@ -43,12 +49,12 @@ class Hold(Generic[L]):
     May be entered in one task and left in another (fixtures, exit stacks, generators).
     """
 
-    task: TaskRef | None = None
+    _task: TaskRef | None = None
     """The task whose body it is. Weak: a hold that is never left keeps no ended task alive."""
-    lease: L | None = None
-    among: Holds[L] | None = None
+    _grant: Grant | None = None
+    _among: Holds[L] | None = None
     """Those of the same object…"""
-    outer: Hold[L] | None = None
+    _outer: Hold[L] | None = None
     """… of which its task is in this one, too."""
     _guard: CancelOnLoss | None = None
     """There from the loss on."""
@@ -64,63 +70,64 @@ class Hold(Generic[L]):
         if self._entered:
             raise RuntimeError("this hold() was entered before: call hold() again for another lease")
         self._entered = True
-        lease = self.lease = await self._acquire()
+        lease = await self._acquire()
+        grant = self._grant = lease._grant
         # The grant arrived a turn of the loop ago, or before a stall; a loss since found no guard.
-        if now() >= lease.deadline and lease.is_lost():
-            lease.lose("expired")
-        if lease.state is not HELD:
-            lease.check()
-        task = asyncio.current_task(lease._keeper.loop)  # to ask for the loop takes longer
+        if now() >= grant.deadline and grant.is_lost():
+            grant.lose("expired")
+        if grant.state is not HELD:
+            grant.check()
+        task = asyncio.current_task(grant._keeper.loop)  # to ask for the loop takes longer
         if task is not None:
             self._before = task.cancelling()
-            by = lease.acquirer
-            self.task = lease.body = by if by is not None and by() is task else ref(task)
+            by = grant.acquirer
+            self._task = grant.body = by if by is not None and by() is task else ref(task)
         if self._on_lost == "cancel":
-            lease.on_loss = self._lost
-        among = self.among
+            grant.on_loss = self._lost
+        among = self._among
         if among is not None:
-            if self.task in among:
-                self.outer = among.pop(self.task)
-            among[self.task] = self
+            if self._task in among:
+                self._outer = among.pop(self._task)
+            among[self._task] = self
         return lease
 
     def _lost(self) -> None:
         """Cancel the body."""
-        task, lease = None if self.task is None else self.task(), self.lease
+        task, grant = None if self._task is None else self._task(), self._grant
         if task is None or task.done():
             return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
-        assert lease is not None
+        assert grant is not None
         if task is asyncio.current_task():
             # By the body itself: release(), extend() or check() raises LeaseLost right there. But not if it ended
             # with another lease, which the body released.
-            lease._keeper.loop.call_soon(self._unless_told)
+            grant._keeper.loop.call_soon(self._unless_told)
             return
-        self._guard = CancelOnLoss(task, self._before, f"the lease on {lease.name!r} was lost")
+        self._guard = CancelOnLoss(task, self._before, f"the lease on {grant.name!r} was lost")
 
     def _unless_told(self) -> None:
-        if self.lease is not None and not self.lease.loss_reported:
+        if self._grant is not None and not self._grant.loss_reported:
             self._lost()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self.lease
-        self.task = None
-        if lease is None:
+        grant = self._grant
+        self._task = None
+        if grant is None:
             await _refused(_not_entered("this hold()"), error)
             return
-        lease.on_loss = lease.body = None
+        grant.on_loss = grant.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
         if own is not None:
-            lease.interrupted = True
-        given_back = lease.loss() if lease.reason == "released" else None
+            grant.interrupted = True
+        given_back = grant.loss() if grant.reason == "released" else None
         leaving = own or given_back
         try:
             if own is None:
-                await lease.release()
+                await grant.release()
             else:
-                lease.check_context()
-                await self._release_after(own, lease)
+                grant.check_context()
+                await self._release_after(own, grant)
         except SyncError as trouble:
             if leaving is None:
                 raise
@@ -132,17 +139,17 @@ class Hold(Generic[L]):
         if own is not None and self._guard is not None and self._guard.named(own):
             await _delivered_again(own)
 
-    async def _release_after(self, error: BaseException, lease: Lease) -> None:
+    async def _release_after(self, error: BaseException, grant: Grant) -> None:
         """Release after a body that failed. Its error waits for the answer for ``exit_timeout`` seconds (P5).
 
         That is for all the bodies that it leaves, one inside the other. A second cancellation must not hide it.
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            async with asyncio.timeout(patience_of(error, lease._keeper.exit_timeout)):
-                await lease.release()
+            async with asyncio.timeout(patience_of(error, grant._keeper.exit_timeout)):
+                await grant.release()
         except TimeoutError:
-            give_up_on(lease.name, error)
+            give_up_on(grant.name, error)
         except asyncio.CancelledError as again:
             # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
             if cancelled or asyncio.current_task() is None:
@@ -184,44 +191,16 @@ def _not_entered(what: str) -> NotHeld:
     )
 
 
+async def leave_unentered(what: str, error: BaseException | None) -> None:
+    """Raise NotHeld for the exit of ``what``, which was not entered, or attach it to what leaves already (P7)."""
+    await _refused(_not_entered(what), error)
+
+
 def _ambiguous(what: str) -> RuntimeError:
     return RuntimeError(
         f"several bodies run under {what}, none of them began in this task, and this exit does not say which one it "
         "ends: it ends none. To leave a body in another task, enter hold(), which stands for one body"
     )
-
-
-class SingleUseContext:
-    """What every lease is itself: an ``async with`` over one body, once.
-
-    The loss of the lease cancels the body, whatever ``on_lost`` its primitive has, and the end of the body releases it.
-    """
-
-    _hold: Hold[Lease] | None = None
-
-    async def __aenter__(self) -> Self:
-        """Enter the body.
-
-        Raises RuntimeError if a body runs under this lease already, LeaseLost or NotHeld if it is no longer held.
-        """
-        lease = await self._itself()
-        if lease.body is not None:
-            raise RuntimeError(f"a body runs under the lease on {lease.name!r} already: acquire another lease for this")
-        self._hold = Hold(self._itself, "cancel")
-        await self._hold.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        hold, self._hold = self._hold, None
-        if hold is None:
-            await _refused(_not_entered(repr(self)), error)
-        else:
-            await hold.__aexit__(kind, error, trace)
-
-    async def _itself(self) -> Lease:
-        return cast("Lease", self)
 
 
 class LeaseContext(ABC, Generic[L]):
@@ -245,7 +224,7 @@ class LeaseContext(ABC, Generic[L]):
 
     def __aenter__(self) -> CoroutineType[Any, Any, L]:
         hold = Hold(self.acquire, self._on_lost)
-        hold.among = self._holds
+        hold._among = self._holds
         return hold.__aenter__()  # type: ignore[return-value]
 
     def __aexit__(
@@ -254,7 +233,7 @@ class LeaseContext(ABC, Generic[L]):
         holds = self._holds
         if len(holds) == 1:
             task, hold = holds.popitem()
-            if hold.outer is None:  # the only body, whoever ends it
+            if hold._outer is None:  # the only body, whoever ends it
                 return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
             holds[task] = hold
         return self._exit_one_of_several(kind, error, trace)
@@ -266,7 +245,7 @@ class LeaseContext(ABC, Generic[L]):
         hold = holds.get(current_ref()) or self._left_by_another_task()
         if hold is None:
             return _refused(_ambiguous(repr(self)) if holds else _not_entered(repr(self)), error)  # type: ignore[return-value]
-        task, outer = hold.task, hold.outer
+        task, outer = hold._task, hold._outer
         del holds[task]
         if outer is not None:
             holds[task] = outer
@@ -278,7 +257,7 @@ class LeaseContext(ABC, Generic[L]):
         It is the latest of the one task that has ended: a living task's hold is not ended while it may have been
         another one's.
         """
-        left_behind = [hold for hold in self._holds.values() if hold.task is None or ended(hold.task)]
+        left_behind = [hold for hold in self._holds.values() if hold._task is None or ended(hold._task)]
         return left_behind[0] if len(left_behind) == 1 else None
 
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from .._core.clock import now
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .grant import Grant
 
 Span: TypeAlias = tuple[float, float]
 """From when on (local clock), and for how many seconds."""
@@ -46,11 +46,11 @@ class InFlightRenewals:
     """The renewals without an answer, in the order in which they were sent, by the lease that the server knows."""
 
     def __init__(self) -> None:
-        self._sent: WeakKeyDictionary[Lease, list[Sent]] = WeakKeyDictionary()
-        self._stray: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()  # until when; seconds of the shortest
-        self._known: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()  # by an answer; of those that are cut
+        self._sent: WeakKeyDictionary[Grant, list[Sent]] = WeakKeyDictionary()
+        self._stray: WeakKeyDictionary[Grant, Span] = WeakKeyDictionary()  # until when; seconds of the shortest
+        self._known: WeakKeyDictionary[Grant, Span] = WeakKeyDictionary()  # by an answer; of those that are cut
 
-    def add(self, permit: Lease, span: Span, known: Span | None) -> Sent:
+    def add(self, permit: Grant, span: Span, known: Span | None) -> Sent:
         """Note that one is sent now. ``known``: for how long the permit lasted before, if it may cut that."""
         sent = Sent(span)
         self._sent.setdefault(permit, []).append(sent)
@@ -58,7 +58,7 @@ class InFlightRenewals:
             self._known.setdefault(permit, known)
         return sent
 
-    def without_effect(self, permit: Lease, sent: Sent) -> None:
+    def without_effect(self, permit: Grant, sent: Sent) -> None:
         """Forget ``sent``: it was not executed, nor will it be. Earlier ones that were given up may have been."""
         found = self._sent.get(permit)
         if found is not None and sent in found:
@@ -66,7 +66,7 @@ class InFlightRenewals:
             if not found:
                 del self._sent[permit]
 
-    def learned(self, permit: Lease, span: Span) -> Span:
+    def learned(self, permit: Grant, span: Span) -> Span:
         """The server let it last for ``span``: return for how long it does, as any other one may end it sooner."""
         if permit in self._sent:
             if permit in self._known:
@@ -75,7 +75,7 @@ class InFlightRenewals:
             self._known.pop(permit, None)
         return self.shortest(permit, span)
 
-    def known(self, permit: Lease) -> Span | None:
+    def known(self, permit: Grant) -> Span | None:
         """Return for how long it lasts by what is known still; None if nothing had cut that."""
         span = self._known.get(permit)
         if span is None:
@@ -84,7 +84,7 @@ class InFlightRenewals:
             del self._known[permit]
         return self.shortest(permit, span)
 
-    def answered(self, permit: Lease, sent: Sent, ambiguous: bool, alone: bool) -> None:
+    def answered(self, permit: Grant, sent: Sent, ambiguous: bool, alone: bool) -> None:
         """The server has answered ``sent``: earlier ones that were given up are not under way here any more.
 
         A copy of those, or of ``sent`` if it is ``ambiguous``, may still arrive by a connection that was lost, unless
@@ -104,20 +104,20 @@ class InFlightRenewals:
         if not found:
             del self._sent[permit]
 
-    def any(self, permit: Lease) -> bool:
+    def any(self, permit: Grant) -> bool:
         """Return whether the server may have prolonged it without our knowledge, or may do so yet."""
         return permit in self._sent or self._shortest_stray(permit) < math.inf
 
-    def _shortest_stray(self, permit: Lease) -> float:
+    def _shortest_stray(self, permit: Grant) -> float:
         until, seconds = self._stray.get(permit, _NONE)
         return seconds if now() < until else math.inf
 
-    def shortest(self, permit: Lease, known: Span) -> Span:
+    def shortest(self, permit: Grant, known: Span) -> Span:
         """Return the span that ends first: what is ``known``, cut by a stray copy, or that of one of these."""
         since, seconds = known
         known = since, min(seconds, self._shortest_stray(permit))
         return min((known, *(sent.span for sent in self._sent.get(permit, ()))), key=sum)
 
-    def bound(self, permit: Lease) -> float:
+    def bound(self, permit: Grant) -> float:
         """Return until when each of these lets it last (local clock)."""
         return sum(self.shortest(permit, (math.inf, 0.0)))

@@ -16,7 +16,7 @@ from .._core.clock import now
 from ..errors import LeaseLost, LossReason
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .grant import Grant
 
 
 class Cause(NamedTuple):
@@ -29,7 +29,7 @@ class Cause(NamedTuple):
     claim: float = 0.0
 
 
-def cause_of(lease: Lease, reason: LossReason) -> Cause:
+def cause_of(lease: Grant, reason: LossReason) -> Cause:
     """Return the facts about a loss that is noticed now."""
     time = now()
     held_for = time - lease.since
@@ -73,7 +73,7 @@ class ExplainedLoss:
 
         ``fence``, ``since``: of that (``since``: when it was granted, local clock); the others as `LeaseLost`.
         """
-        lease = cast("Lease", self)
+        lease = cast("Grant", self)
         cause = self.cause or cause_of(lease, self.reason or "expired")
         return LeaseLost(
             name=lease.name,
@@ -88,12 +88,12 @@ class ExplainedLoss:
         )
 
     def _report_loss(self) -> None:
-        reader = cast("Lease", self).reader
+        reader = cast("Grant", self).reader
         if reader is None or reader.reason is None:  # else the reader's loss, which took this along, is reported
             logs.lease_lost(self.lost_as())
 
 
-def notice_end(loop: asyncio.AbstractEventLoop, lease: Lease) -> None:
+def notice_end(loop: asyncio.AbstractEventLoop, lease: Grant) -> None:
     """Notice the end of a lease whose release failed: no tick looks at it, but somebody may wait for its loss."""
     left = lease.deadline - now()
     if lease.state.value != "held":

@@ -9,7 +9,7 @@ import anyio
 from .keeper import RELEASED
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .grant import Grant
 
 
 class LossEvent:
@@ -17,7 +17,7 @@ class LossEvent:
 
     __slots__ = ("_ended", "_lease")
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Grant) -> None:
         self._lease = lease
         self._ended: anyio.Event | None = None
 

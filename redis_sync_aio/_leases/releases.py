@@ -6,11 +6,11 @@ from .._core.clock import now
 from .._scripts.constants import Released
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
+from .grant import Grant
 from .keeper import IdentityReleases, LeaseState
-from .lease import Lease
 
 
-def release_error(lease: Lease, call: Call) -> SyncError | None:
+def release_error(lease: Grant, call: Call) -> SyncError | None:
     """Return why ``lease`` was not released, by the answer to its release; a lease that was gone is lost."""
     if lease.state is LeaseState.LOST:  # closed, or found lost, meanwhile
         return lease.loss()
@@ -29,6 +29,6 @@ def release_error(lease: Lease, call: Call) -> SyncError | None:
     return lease.loss()
 
 
-def namesakes_of(lease: Lease) -> IdentityReleases | None:
+def namesakes_of(lease: Grant) -> IdentityReleases | None:
     """Return the others of the lease's identity. That of an upgrade is the reader's."""
     return lease.namesakes if lease.reader is None else lease.reader.namesakes

@@ -27,9 +27,9 @@ from .._scripts.constants import WRITER_WEIGHT, Released, Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, LossReason, SyncError
 from .deadlines import Deadlines, changed_nothing
+from .grant import Grant
 from .in_flight_counter import InFlightCounter
 from .keeper import LeaseState
-from .lease import Lease
 from .loss import notice_end
 from .releases import namesakes_of, release_error
 from .schedule import AT_ONCE, LONGEST, SLACK, Schedule
@@ -49,10 +49,10 @@ class Renewals(Deadlines):
     def __init__(
         self,
         engine: Callable[[], Commands],
-        leases: Callable[[], Iterable[Lease]],
-        forget: Callable[[Lease], None],
-        keeps: Callable[[Lease], bool],
-        loosen: Callable[[Lease], bool],
+        leases: Callable[[], Iterable[Grant]],
+        forget: Callable[[Grant], None],
+        keeps: Callable[[Grant], bool],
+        loosen: Callable[[Grant], bool],
         retry_for: float,
         patience: float,
         exit_timeout: float,
@@ -82,14 +82,14 @@ class Renewals(Deadlines):
         self.slices = Slices(self.loop)
         self.under_way = InFlightCounter()
 
-    def keep_new(self, lease: Lease) -> None:
+    def keep_new(self, lease: Grant) -> None:
         """Keep a lease that was just granted."""
         if lease.renew_at >= self._tick_at:
             self._schedule.put_off[lease] = None
         else:
             self.keep(lease)
 
-    def keep(self, lease: Lease) -> None:
+    def keep(self, lease: Grant) -> None:
         """Look at ``lease`` in time: it has another deadline."""
         if lease in self._schedule.put_off:
             if lease.renew_at >= self._tick_at:
@@ -101,7 +101,7 @@ class Renewals(Deadlines):
             slack = (when - now()) / 8
         self._enter(lease, when, slack)
 
-    def _enter(self, lease: Lease, when: float, slack: float) -> None:
+    def _enter(self, lease: Grant, when: float, slack: float) -> None:
         if when < math.inf and self._schedule.enter(lease, when, slack) and when < self._tick_at:
             self._tick_in(when - now())
 
@@ -145,7 +145,7 @@ class Renewals(Deadlines):
             elif (next_due := schedule.next_due()) < math.inf:
                 self._tick_in(next_due - time)
 
-    def _look_at(self, lease: Lease, time: float) -> None:
+    def _look_at(self, lease: Grant, time: float) -> None:
         """Renew ``lease`` if that is due; lose it if its deadline has passed."""
         lease.look_at_shares(time)
         if lease.state is not LeaseState.HELD or not self._keeps(lease):
@@ -181,12 +181,12 @@ class Renewals(Deadlines):
         """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
         return self._engine().executor.answering(keys, stalled)
 
-    def recheck(self, lease: Lease) -> None:
+    def recheck(self, lease: Grant) -> None:
         """Ask the server at once whether the lease is still ours (after a reconnect)."""
         if lease.state is LeaseState.HELD and lease.ttl_ms and not lease.renewing:
             self._renew(lease)
 
-    def due(self, lease: Lease) -> int:
+    def due(self, lease: Grant) -> int:
         """Return for how many milliseconds from now a renewal would be; 0 when there is nothing to gain."""
         if not lease.auto_renew:
             return 0
@@ -194,7 +194,7 @@ class Renewals(Deadlines):
         ttl = min(lease.ttl_ms, math.floor(left * 1000)) if left < math.inf else lease.ttl_ms
         return 0 if now() + ttl / 1000 <= lease.deadline else ttl  # max_hold
 
-    def _renew(self, lease: Lease) -> None:
+    def _renew(self, lease: Grant) -> None:
         ttl = self.due(lease)
         if ttl:
             self.renew(lease, ttl)
@@ -202,7 +202,7 @@ class Renewals(Deadlines):
             later = lease.deadline - lease.ttl_ms / 1500
             lease.renew_at = later if later > now() else lease.deadline
 
-    def renew(self, lease: Lease, ttl: int) -> None:
+    def renew(self, lease: Grant, ttl: int) -> None:
         """Renew ``lease`` by ``ttl`` milliseconds from now."""
         asked, weight = lease.asks(), lease.weight
         sent = self.sends(lease, ttl)
@@ -214,7 +214,7 @@ class Renewals(Deadlines):
         self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done, asked, weight)
 
     def renewed(
-        self, lease: Lease, ttl: int, call: Call, weight: int = 1, asked: tuple[Argument, ...] = ()
+        self, lease: Grant, ttl: int, call: Call, weight: int = 1, asked: tuple[Argument, ...] = ()
     ) -> SyncError | None:
         """Take the answer to a renewal (by 0 ms: it was left as it is); return what went wrong, if it did.
 
@@ -246,7 +246,7 @@ class Renewals(Deadlines):
             lease.renewed(asked, call.reply)
         return None
 
-    def forget(self, lease: Lease) -> None:
+    def forget(self, lease: Grant) -> None:
         """Keep ``lease`` no longer: it is lost."""
         self._forget(lease)
         self._put_back(lease)
@@ -256,11 +256,11 @@ class Renewals(Deadlines):
             lease.interrupted = True
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
-    def members_of(self, lease: Lease) -> tuple[Lease, ...]:
+    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
         return (lease,)
 
-    async def extend(self, lease: Lease, ttl: int) -> None:
+    async def extend(self, lease: Grant, ttl: int) -> None:
         """Renew ``lease`` now with another ttl."""
 
         def executed(call: Call) -> None:
@@ -275,13 +275,13 @@ class Renewals(Deadlines):
 
         await self._renew_now(lease, ttl, executed)
 
-    async def reserve(self, lease: Lease, fences: int) -> None:
+    async def reserve(self, lease: Grant, fences: int) -> None:
         """Let nobody have the ``fences`` next fences after that of ``lease``; it ends as before."""
         left_ms = math.floor((lease.deadline - now()) * 1000)
         await self._renew_now(lease, max(1, left_ms), lambda _: None, (fences,))
 
     async def _renew_now(
-        self, lease: Lease, ttl: int, executed: Callable[[Call], None], more: tuple[Argument, ...] = ()
+        self, lease: Grant, ttl: int, executed: Callable[[Call], None], more: tuple[Argument, ...] = ()
     ) -> None:
         """Renew ``lease`` by ``ttl`` milliseconds from now.
 
@@ -302,7 +302,7 @@ class Renewals(Deadlines):
         )
 
     async def ask(
-        self, lease: Lease, send: Send, answered: Callable[[Call], SyncError | None], by: float = math.inf
+        self, lease: Grant, send: Send, answered: Callable[[Call], SyncError | None], by: float = math.inf
     ) -> None:
         """Send a command about ``lease``; raise what ``answered`` makes of its answer.
 
@@ -323,7 +323,7 @@ class Renewals(Deadlines):
         send(self._engine(), time, min(lease.deadline, time + self.retry_for, by), done)
         await outcome_of(outcome)
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Grant) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
         time = now()
         expires = min(lease.deadline, time + self.retry_for)
@@ -367,7 +367,7 @@ class Renewals(Deadlines):
         )
         self.under_way.started(call)
 
-    def _put_back(self, lease: Lease) -> None:
+    def _put_back(self, lease: Grant) -> None:
         """Make a reader of a writer whose release nobody will send, or that had no answer.
 
         The reader's renewals would keep everybody out otherwise.
@@ -382,7 +382,7 @@ class Renewals(Deadlines):
 
     def _release_answered(self, call: Call) -> None:
         self.under_way.finished(call)
-        lease: Lease = call.about
+        lease: Grant = call.about
         if (here := namesakes_of(lease)) is not None:
             here.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING

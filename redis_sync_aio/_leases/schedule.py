@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weakref import ReferenceType, ref
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .grant import Grant
 
 FINEST, COARSEST = -10, -2
 """Exponents: batches are between a millisecond and a quarter of a second wide."""
@@ -27,7 +27,7 @@ AT_ONCE = 250
 LONGEST = 0.015
 """… unless that takes so many seconds."""
 
-LeaseRef: TypeAlias = "ReferenceType[Lease]"
+LeaseRef: TypeAlias = "ReferenceType[Grant]"
 
 
 class Batch(dict[LeaseRef, None]):
@@ -87,7 +87,7 @@ class Schedule:
     """See the top of this module."""
 
     def __init__(self) -> None:
-        self.put_off: dict[Lease, None] = {}
+        self.put_off: dict[Grant, None] = {}
         """Granted since the latest look, and not due before the next: most end before that, and are never entered."""
         self._rows: dict[int, Row] = {}
         self._batch_of: dict[LeaseRef, Batch] = {}
@@ -96,7 +96,7 @@ class Schedule:
         self._due: dict[int, list[Batch]] = {}  # by row
         self._behind_since = 0.0
 
-    def enter(self, lease: Lease, when: float, slack: float) -> bool:
+    def enter(self, lease: Grant, when: float, slack: float) -> bool:
         """Look at ``lease`` at ``when`` at the latest, perhaps by ``slack`` seconds earlier; return if that is new."""
         key = ref(lease)
         batch = self._batch_of.get(key)
@@ -113,7 +113,7 @@ class Schedule:
         batch[key] = None
         return True
 
-    def leave(self, lease: Lease) -> None:
+    def leave(self, lease: Grant) -> None:
         """Look at ``lease`` no more."""
         if self.put_off.pop(lease, self) is None:
             return
@@ -139,7 +139,7 @@ class Schedule:
                     self._batch_of[key] = self._ended
                 self._due.setdefault(width, []).insert(0, batch)
 
-    def take(self) -> Lease | None:
+    def take(self) -> Grant | None:
         """Return one of those that are due, and know it no more: first what has ended, then what lasts shortest."""
         while True:
             batch = self._first_due()

@@ -30,6 +30,7 @@ from .._core.display import text
 from .._core.keys import Engine, Keys
 from .._engine.commands import Answer, Commands, PermitsView, Send, read_permits
 from .._leases.choice import current_ref, to_release
+from .._leases.grant import Grant
 from .._leases.hold import Hold, LeaseContext, OnLost
 from .._leases.lease import Lease
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
@@ -47,8 +48,9 @@ class Primitive(LeaseContext[L]):
     """Base of everything that is acquired; see the top of this module."""
 
     _weight = 0  # of a request for permits; a lock has none
-    _grant_type: type[Lease] = Lease
-    """What an acquisition returns."""
+    _grant_type: type[Grant] = Grant
+    _lease_type: type[L]
+    """What an acquisition returns: the face of a grant."""
     _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
     _limit = 0
     _whose_limit = b""
@@ -130,15 +132,15 @@ class Primitive(LeaseContext[L]):
         ):
             # As `cohort.acquire`, without its coroutine: for grants inside the process, which cost little else.
             try:
-                lease = await answer
+                grant = await answer
             except BaseException:
                 undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))
                 raise
-            assert lease is not None  # it waits
-            by = lease.acquirer = ref(task)
+            assert grant is not None  # it waits
+            by = grant.acquirer = ref(task)
             if cohort.listed:
-                cohort.resource.leases.note(by, lease)
-            return lease  # type: ignore[return-value]  # only plain leases are shared
+                cohort.resource.leases.note(by, grant)
+            return self._lease_type(grant)
         return await self._acquire(self._request(ttl, identity, timeout))
 
     async def try_acquire(self, *, ttl: Seconds | None = None, identity: Name | None = None) -> L | None:
@@ -146,7 +148,7 @@ class Primitive(LeaseContext[L]):
 
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised.
         """
-        return await self._try(self._request(ttl, identity, 0))
+        return await self._try_lease(self._request(ttl, identity, 0))
 
     def hold(
         self,
@@ -221,12 +223,12 @@ class Primitive(LeaseContext[L]):
                 else f"{self.name!r} is not held by {text(token)!r}, nor by anybody else"
             )
 
-    def _leases(self) -> list[Lease]:
+    def _leases(self) -> list[Grant]:
         """Return this process's leases of what has these keys, the oldest first."""
         resource = self._known()
         return [] if resource is None else resource.held()
 
-    def _held(self) -> list[Lease]:
+    def _held(self) -> list[Grant]:
         """Return this process's leases of it, the oldest first."""
         return self._leases()
 
@@ -308,10 +310,13 @@ class Primitive(LeaseContext[L]):
         return never_refused
 
     async def _acquire(self, request: Request) -> L:
-        lease = await self._try(request)
-        if lease is None:
+        return self._lease_type(await self._grant(request))
+
+    async def _grant(self, request: Request) -> Grant:
+        grant = await self._try(request)
+        if grant is None:
             self._taken(request, await self._data())
-        return lease
+        return grant
 
     async def _data(self) -> str | None:
         """Return what the key of a lock has if that is no lock, and has no ttl."""
@@ -327,7 +332,11 @@ class Primitive(LeaseContext[L]):
             remaining=None if self._latest_resource is None else self._latest_resource.holder_remaining(),
         )
 
-    def _try(self, request: Request) -> Coroutine[Any, Any, L | None]:
+    async def _try_lease(self, request: Request) -> L | None:
+        grant = await self._try(request)
+        return None if grant is None else self._lease_type(grant)
+
+    def _try(self, request: Request) -> Coroutine[Any, Any, Grant | None]:
         resource = self._resource()
         if resource.leases and request.wait and request.identity is None:
             resource.check_waits(request)
@@ -338,11 +347,11 @@ class Primitive(LeaseContext[L]):
         cohort = resource.cohort(request)
         if request is self._default:
             self._cohort = cohort
-        return cohort.acquire(request, current_task(cohort.loop))  # type: ignore[return-value]
+        return cohort.acquire(request, current_task(cohort.loop))
 
-    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, L | None]:
+    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
         """Acquire by a ticket of its own."""
-        return acquire(resource, request)  # type: ignore[return-value]  # of the type that the request names
+        return acquire(resource, request)
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[L]:
         by_request = partial(self._acquire, request)
@@ -351,6 +360,8 @@ class Primitive(LeaseContext[L]):
 
 class PermitPrimitive(Primitive[Lease]):
     """Base of what consists of permits."""
+
+    _lease_type = Lease
 
     async def _view(self, shown: int = SHOWN) -> PermitsView:
         reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest))

@@ -21,26 +21,26 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 from .._acquire.request import Request
 from .._core.clock import now
 from .._leases.choice import current_ref, ended, waits_for_itself
+from .._leases.grant import Grant
 from .._leases.keeper import HELD, LeaseState
-from .._leases.lease import Lease
 from ..errors import CommandRefused, LeaseLost, LossReason, WouldDeadlock
 
 if TYPE_CHECKING:
     from .._core.keys import Keys
 
-S = TypeVar("S", bound="GroupLease")
+S = TypeVar("S", bound="GroupGrant")
 
 _bundles: WeakValueDictionary[Hashable, LeaseGroup] = WeakValueDictionary()
 """By the key that their owner gave them."""
 
 
-class GroupLease(Lease):
+class GroupGrant(Grant):
     """A lease that is held as long as all members of its bundle are, and until it is released itself."""
 
     reports_loss = False
 
     def __init__(self, bundle: LeaseGroup) -> None:
-        self._bundle = bundle
+        self.bundle = bundle
         first = bundle.members[0]
         period = min(member.period for member in bundle.members)
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
@@ -49,12 +49,12 @@ class GroupLease(Lease):
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
-        self.deadline = self._bundle.deadline()
+        self.deadline = self.bundle.deadline()
         return super().remaining()
 
     def is_lost(self) -> bool:
         """Return whether it is gone although nobody released it."""
-        self.deadline = self._bundle.deadline()
+        self.deadline = self.bundle.deadline()
         return super().is_lost()
 
     def loss(self) -> LeaseLost:
@@ -62,7 +62,7 @@ class GroupLease(Lease):
         if self.reason == "released":
             return super().loss()
         self.loss_reported = True
-        return self._bundle.loss()
+        return self.bundle.loss()
 
     async def release(self) -> None:
         """Give the lease back. Idempotent. What others still hold together with it stays held.
@@ -73,12 +73,12 @@ class GroupLease(Lease):
 
         On cancellation the release goes on in the background: it is never torn in half.
         """
-        self.deadline = self._bundle.deadline()
+        self.deadline = self.bundle.deadline()
         try:
             await super().release()
         finally:
             if self.state is LeaseState.LOST:
-                self._bundle.left(self)
+                self.bundle.left(self)
 
 
 class LeaseGroup:
@@ -88,15 +88,15 @@ class LeaseGroup:
     RELEASING, and then it is the last.
     """
 
-    lost: Lease | None = None
+    lost: Grant | None = None
     """The member that was lost first."""
     _ending = False
     """The members are being released, or that failed: they are not renewed any more, so nobody may join."""
 
-    def __init__(self, key: Hashable, members: tuple[Lease, ...]) -> None:
+    def __init__(self, key: Hashable, members: tuple[Grant, ...]) -> None:
         """Bundle ``members``, and be found by ``key``. One that is lost already is found by `enter`."""
         self.members = members
-        self.shares: list[GroupLease] = []
+        self.shares: list[GroupGrant] = []
         self.loop = asyncio.get_running_loop()
         self.response_timeout = members[0].response_timeout
         self.asked_response_timeout = members[0]._keeper.asked_response_timeout
@@ -105,13 +105,13 @@ class LeaseGroup:
         self.client = members[0].client
         self.token = b" ".join(member.wire_token for member in members)
         self.fence = max(member.fence for member in members)
-        self._behind: list[ReferenceType[GroupLease]] = []  # after a loss: shares that were not released since
+        self._behind: list[ReferenceType[GroupGrant]] = []  # after a loss: shares that were not released since
         self._key = key
         _bundles[key] = self
         for member in members:
             self._watch(member)
 
-    def _watch(self, member: Lease) -> None:
+    def _watch(self, member: Grant) -> None:
         member.group = self
         member.on_loss = partial(self._member_lost, member)
 
@@ -122,7 +122,7 @@ class LeaseGroup:
         return None if bundle is None or (bundle._ending and bundle.lost is None) else bundle
 
     @staticmethod
-    def shares_of(key: Hashable) -> list[GroupLease]:
+    def shares_of(key: Hashable) -> list[GroupGrant]:
         """Return what is `inside` the bundle of that key, if there is one."""
         bundle = LeaseGroup.find(key)
         return [] if bundle is None else bundle.inside()
@@ -146,7 +146,7 @@ class LeaseGroup:
         self.shares.append(share)
         return share
 
-    def inside(self) -> list[GroupLease]:
+    def inside(self) -> list[GroupGrant]:
         """Return the shares that were not released, oldest first; after a loss those somebody still refers to."""
         return self.shares or [share for behind in self._behind if (share := behind()) is not None]
 
@@ -173,7 +173,7 @@ class LeaseGroup:
         """Raise WrongContext in another event loop, or after a fork."""
         self.members[0].check_context()
 
-    def forget(self, lease: Lease) -> None:
+    def forget(self, lease: Grant) -> None:
         """A share is lost. If it found out by itself, by the clock, then it tells the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
 
@@ -185,17 +185,17 @@ class LeaseGroup:
         """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
         return self.members[0]._keeper.answering(keys, stalled)
 
-    def members_of(self, lease: Lease) -> tuple[Lease, ...]:
+    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return the leases that a share stands on."""
         return self.members
 
-    async def extend(self, lease: Lease, ttl: int) -> None:
+    async def extend(self, lease: Grant, ttl: int) -> None:
         """Extend all members, in one write; if one is refused, let the others end as before."""
         if len(self.members) == 1:
-            await self.members[0].extend(ttl / 1000)
+            await self.members[0].extend(ttl)
             return
         undos = [undo_extension(member) for member in self.members]
-        outcomes = await asyncio.gather(*(member.extend(ttl / 1000) for member in self.members), return_exceptions=True)
+        outcomes = await asyncio.gather(*(member.extend(ttl) for member in self.members), return_exceptions=True)
         for error in outcomes:
             if isinstance(error, CommandRefused):
                 extended = (undo() for undo, outcome in zip(undos, outcomes, strict=True) if outcome is None)
@@ -203,7 +203,7 @@ class LeaseGroup:
             if isinstance(error, BaseException):
                 raise error
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Grant) -> None:
         """Release one share, and all members if it is the last."""
         if any(other.state is HELD for other in self.shares):
             self.shares = [other for other in self.shares if other is not lease]
@@ -224,7 +224,7 @@ class LeaseGroup:
             member.releasers = [*(member.releasers or ()), outcome]
             member.give_back()
 
-    def _released(self, share: Lease, error: Exception | None) -> None:
+    def _released(self, share: Grant, error: Exception | None) -> None:
         if error is None:
             self.shares.clear()
             self._forget()
@@ -232,10 +232,10 @@ class LeaseGroup:
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def _member_lost(self, member: Lease) -> None:
+    def _member_lost(self, member: Grant) -> None:
         self._end(member, member.reason or "expired")
 
-    def _end(self, member: Lease, reason: LossReason) -> None:
+    def _end(self, member: Grant, reason: LossReason) -> None:
         """``member`` is lost: give back the others and end all shares."""
         if self.lost is not None:
             return
@@ -258,7 +258,7 @@ class LeaseGroup:
         if not shares:
             self._forget()
 
-    def left(self, share: GroupLease) -> None:
+    def left(self, share: GroupGrant) -> None:
         """A lost share was released: who held it knows."""
         self._behind = [behind for behind in self._behind if behind() not in (None, share)]
         if not self._behind:
@@ -271,7 +271,7 @@ class LeaseGroup:
             del _bundles[self._key]
 
 
-def undo_extension(member: Lease) -> Callable[[], Coroutine[Any, Any, None]]:
+def undo_extension(member: Grant) -> Callable[[], Coroutine[Any, Any, None]]:
     """Return a coroutine function that lets ``member`` last as it would now, after it was extended."""
     deadline, ttl, until = member.deadline, member.ttl_ms, member.until
 
@@ -284,5 +284,5 @@ def undo_extension(member: Lease) -> Callable[[], Coroutine[Any, Any, None]]:
     return undo
 
 
-def _deadline(member: Lease) -> float:
+def _deadline(member: Grant) -> float:
     return member.deadline if member.state is HELD else -math.inf

@@ -20,8 +20,8 @@ from contextlib import suppress
 from weakref import ReferenceType, ref
 
 from .._core.clock import now
+from .._leases.grant import Grant
 from .._leases.keeper import HELD, LeaseState
-from .._leases.lease import Lease
 from ..errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
 from .lease_group import LeaseGroup, undo_extension
 from .votes import Vote, Votes, in_time, raise_fence
@@ -50,7 +50,7 @@ class QuorumGroup(LeaseGroup):
     def __init__(
         self,
         key: Hashable,
-        members: dict[int, Lease],
+        members: dict[int, Grant],
         servers: int,
         fence: int,
         answer_within: float,
@@ -73,11 +73,11 @@ class QuorumGroup(LeaseGroup):
         if self.lost is None and first.auto_renew and first.until == math.inf:  # else it would last longer than meant
             self._rejoin_in(first.ttl_ms / 3000)
 
-    def _watch(self, member: Lease) -> None:
+    def _watch(self, member: Grant) -> None:
         super()._watch(member)
         member.reports_loss = False  # it may be one of a minority
 
-    def held(self) -> list[Lease]:
+    def held(self) -> list[Grant]:
         """Return the members that are held."""
         return [member for member in self.members if _certain(member) > now()]
 
@@ -99,11 +99,11 @@ class QuorumGroup(LeaseGroup):
 
     # -- Keeper, for the share -------------------------------------------------------------------------
 
-    async def extend(self, lease: Lease, ttl: int) -> None:
+    async def extend(self, lease: Grant, ttl: int) -> None:
         """Extend all members at once; a majority has to answer."""
         held = self.held()
         undos = [undo_extension(member) for member in held]
-        outcomes = await asyncio.gather(*(in_time(it.extend(ttl / 1000), self._answer_within) for it in held))
+        outcomes = await asyncio.gather(*(in_time(it.extend(ttl), self._answer_within) for it in held))
         errors = [error for error in outcomes if error is not None]
         if len(outcomes) - len(errors) < self.needed:
             extended = (undo() for undo, error in zip(undos, outcomes, strict=True) if error is None)
@@ -115,7 +115,7 @@ class QuorumGroup(LeaseGroup):
                 f"{self._answer_within:g} seconds, {self.needed} have to: its deadline stays; check the others"
             ) from errors[0]
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Grant) -> None:
         """Release all members. It is released when another one could get a majority, and the others had their time."""
         self._ending = self._releasing = True
         self._stop_looking()
@@ -176,11 +176,11 @@ class QuorumGroup(LeaseGroup):
             this: ReferenceType[QuorumGroup] = ref(self)
             self._timer = self.loop.call_later(left, _if_there, this, QuorumGroup._look)
 
-    def _member_lost(self, member: Lease) -> None:
+    def _member_lost(self, member: Grant) -> None:
         if not self._releasing and len(self.held()) < self._fewest:
             super()._member_lost(member)
 
-    def _end(self, member: Lease, reason: LossReason) -> None:
+    def _end(self, member: Grant, reason: LossReason) -> None:
         if self.lost is None:
             self._had = len(self.held())
         self._stop_looking()
@@ -213,7 +213,7 @@ class _Releasing:
 
     def __init__(
         self,
-        members: list[Lease],
+        members: list[Grant],
         needed: int,
         spared: int,
         within: float,
@@ -263,7 +263,7 @@ class _Releasing:
             done(lost or (None if enough else self._error), self._held)
 
 
-def _certain(member: Lease) -> float:
+def _certain(member: Grant) -> float:
     """Return until when a member is certainly held, whatever the clocks do (local clock)."""
     if member.state is LeaseState.HELD:
         return member.deadline - member.period * DRIFT - LEAST_DRIFT

@@ -21,11 +21,11 @@ from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._core.keys import joined_keys
 from .._engine.commands import left_free
-from .._leases.lease import Lease
+from .._leases.grant import Grant
 from .._transport.call import Call
 
 
-async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[list[Lease | None], list[bool]]:
+async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[list[Grant | None], list[bool]]:
     """Ask for all ``names`` in one round trip: for each a lease, or None; and whether it is free all the same.
 
     ``request`` must not wait and must not bring a token or an identity.
@@ -33,7 +33,7 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
     When one request fails, and on cancellation, all are undone.
     """
     hub = names[0].hub
-    futures: list[asyncio.Future[Lease | None]] = [hub.loop.create_future() for _ in names]
+    futures: list[asyncio.Future[Grant | None]] = [hub.loop.create_future() for _ in names]
     tickets = [Acquisition(name, request, future) for name, future in zip(names, futures, strict=True)]
     free = [False] * len(names)
     keys = joined_keys([name.keys for name in names]) if len(names) > 1 and hub.pushes else None

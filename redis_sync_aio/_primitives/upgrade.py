@@ -11,9 +11,10 @@ from .._core.arguments import MIN_TTL_MS, Seconds, timeout_seconds
 from .._core.clock import now
 from .._core.keys import upgrade_keys
 from .._engine.commands import Answer
+from .._leases.grant import Grant
 from .._leases.hold import Hold, OnLost
 from .._leases.keeper import HELD, LeaseState
-from .._leases.lease import Lease
+from .._leases.lease import Lease, grant_of
 from .._leases.renewals import Renewals
 from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
 from .._sharing.shared_grant import TaskLease
@@ -32,8 +33,8 @@ class Upgrader:
         self._on_lost: OnLost = on_lost
         self._keys = upgrade_keys(read._keys)
 
-    def hold(self, lease: Lease, timeout: Seconds | None) -> Hold[Lease]:
-        limit = timeout_seconds(timeout)
+    def hold(self, reader: Lease, timeout: Seconds | None) -> Hold[Lease]:
+        limit, lease = timeout_seconds(timeout), grant_of(reader)
 
         async def enter() -> Lease:
             self._check(lease, 1, "reader")
@@ -51,11 +52,11 @@ class Upgrader:
                 upgraded.give_back()
                 self._check(lease, 1, "reader")
             lease.fence = upgraded.fence  # what it goes on to read is what is written now
-            return upgraded
+            return Lease(upgraded)
 
         return Hold(enter, self._on_lost)
 
-    def _check_alone(self, lease: Lease, permit: Lease) -> None:
+    def _check_alone(self, lease: Grant, permit: Grant) -> None:
         """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
         first = permit.upgrader
         writer = None if first is None else first.writer
@@ -67,7 +68,7 @@ class Upgrader:
         if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
             raise self._deadlock()
 
-    async def _acquire(self, lease: Lease, limit: float | None) -> Lease:
+    async def _acquire(self, lease: Grant, limit: float | None) -> Grant:
         if isinstance(lease, TaskLease):
             # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
             begin = now()
@@ -97,7 +98,7 @@ class Upgrader:
             raise self._in_use(lease, resource.holder_remaining())
         return upgraded
 
-    def _in_use(self, lease: Lease, remaining: float | None, answered: bool = True) -> AcquireTimeout:
+    def _in_use(self, lease: Grant, remaining: float | None, answered: bool = True) -> AcquireTimeout:
         why = "others read it; wait longer, or look at statistics()"
         if not answered:
             why = "Redis has not answered yet; allow more time"
@@ -113,7 +114,7 @@ class Upgrader:
             answered=answered,
         )
 
-    async def downgrade(self, lease: Lease) -> None:
+    async def downgrade(self, lease: Grant) -> None:
         if lease.keys == self._keys and lease.reader is not None:
             lease.check_context()
             lease.check()
@@ -146,14 +147,14 @@ class Upgrader:
             lease, lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest), answered
         )
 
-    def _check(self, lease: Lease, weight: int, what: str) -> None:
+    def _check(self, lease: Grant, weight: int, what: str) -> None:
         lease.check_context()
         lease.check()
         if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
             use = "upgrade() takes one of read()" if weight == 1 else "downgrade() takes one of write() or upgrade()"
             raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}; {use}")
 
-    def _refused(self, answer: Answer, lease: Lease) -> SyncError:
+    def _refused(self, answer: Answer, lease: Grant) -> SyncError:
         if answer.outcome is not Outcome.GONE:
             return self._deadlock()
         if lease.state in (LeaseState.RELEASING, LeaseState.RELEASED):

@@ -13,7 +13,7 @@ from .._acquire.request import Request
 from .._acquire.resource import Resource
 from .._core.cancellation import undo_in
 from .._core.clock import now
-from .._leases.lease import Lease
+from .._leases.grant import Grant
 from ..errors import SyncError, Unreachable
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Vote:
     def __init__(self, server: int, resource: Resource, request: Request) -> None:
         self.server = server  # which of them it is, from 0 on
         self.resource = resource
-        self.future: asyncio.Future[Lease | None] = resource.hub.loop.create_future()
+        self.future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
         self._ticket = Acquisition(resource, request, self.future)
         self._ticket.ask()
 
@@ -49,7 +49,7 @@ class Vote:
         return self.future.done() and not self.future.cancelled() and self.future.exception() is None
 
     @property
-    def lease(self) -> Lease | None:
+    def lease(self) -> Grant | None:
         """What was granted, as long as it is held."""
         lease = self.future.result() if self.answered else None
         return lease if lease is not None and lease.remaining() > 0 else None
@@ -75,7 +75,7 @@ async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
         return error
 
 
-async def raise_fence(bid: Vote, lease: Lease, fence: int, within: float) -> bool:
+async def raise_fence(bid: Vote, lease: Grant, fence: int, within: float) -> bool:
     """Let the server of ``bid``, whose lease it is, grant none but higher fences; return whether it will.
 
     It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
@@ -112,7 +112,7 @@ class Votes:
         return bid
 
     @property
-    def granted(self) -> list[tuple[Vote, Lease]]:
+    def granted(self) -> list[tuple[Vote, Grant]]:
         """Those that have a lease, and that."""
         return [(bid, lease) for bid in self.all if (lease := bid.lease) is not None]
 

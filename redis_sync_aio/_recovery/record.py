@@ -29,8 +29,8 @@ from .._transport.call import Call
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
 
 if TYPE_CHECKING:
+    from .._leases.grant import Grant
     from .._leases.in_flight import Sent
-    from .._leases.lease import Lease
     from .._leases.renewals import Renewals
 
 MAX_BYTES = 65_536
@@ -88,7 +88,7 @@ class WorkRecord:
         self.steps: list[Step] = []
         self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without what was refused
 
-    async def adopt(self, lease: Lease, by: float) -> None:
+    async def adopt(self, lease: Grant, by: float) -> None:
         """Take the place of the record that is there. It has until ``by`` (local clock)."""
 
         def answered(call: Call) -> SyncError | None:
@@ -104,7 +104,7 @@ class WorkRecord:
             by,
         )
 
-    def _adopted(self, lease: Lease, reply: Reply) -> SyncError | None:
+    def _adopted(self, lease: Grant, reply: Reply) -> SyncError | None:
         _, _, before, seq, progress, undo = reply
         try:
             self.progress, self.steps = read_json(progress, undo)
@@ -121,7 +121,7 @@ class WorkRecord:
         self._seq, self._sound = seq, (self.progress, self.steps)
         return None
 
-    def check_writer(self, lease: Lease) -> None:
+    def check_writer(self, lease: Grant) -> None:
         """Raise LeaseLost, NotHeld or StaleWriter unless ``lease`` may write the record."""
         lease.check_context()
         lease.check()
@@ -130,15 +130,15 @@ class WorkRecord:
 
     # -- recording -------------------------------------------------------------------------------------
 
-    def set_progress(self, lease: Lease, progress: Mapping[str, object]) -> Awaitable[None]:
+    def set_progress(self, lease: Grant, progress: Mapping[str, object]) -> Awaitable[None]:
         """Record ``progress`` instead of the one before."""
         return self._write(lease, checked(progress, "progress"), self.steps)
 
-    def add(self, lease: Lease, step: Step) -> Awaitable[None]:
+    def add(self, lease: Grant, step: Step) -> Awaitable[None]:
         """Record one more step."""
         return self._write(lease, self.progress, [*self.steps, step])
 
-    async def drop(self, lease: Lease, done: Iterable[Step]) -> None:
+    async def drop(self, lease: Grant, done: Iterable[Step]) -> None:
         """Record that some steps are not needed any more: the work they undo is complete.
 
         If that fails they are recorded again by the next write, since nobody knows that it is complete.
@@ -151,16 +151,16 @@ class WorkRecord:
             self._sound = self._sound[0], self.steps
             raise
 
-    def undone(self, lease: Lease, step: Step) -> Awaitable[None]:
+    def undone(self, lease: Grant, step: Step) -> Awaitable[None]:
         """Record that a step was run. With the last one all work is undone, and so there is no progress."""
         left = [other for other in self.steps if other is not step]
         return self._write(lease, self.progress if left else None, left)
 
-    def clear(self, lease: Lease) -> Awaitable[None]:
+    def clear(self, lease: Grant) -> Awaitable[None]:
         """Record that there is nothing."""
         return self._write(lease, None, [])
 
-    def _write(self, lease: Lease, progress: dict[str, Json] | None, steps: list[Step]) -> Awaitable[None]:
+    def _write(self, lease: Grant, progress: dict[str, Json] | None, steps: list[Step]) -> Awaitable[None]:
         # Not a coroutine up to here: what can not be recorded is refused by the call, and changes nothing.
         words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
         # At once: what another task records next goes behind this on the wire, and includes it.
@@ -183,7 +183,7 @@ class WorkRecord:
             lease, lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest), answered
         )
 
-    def _connection_error(self, lease: Lease, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
+    def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
         """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
         if sent is not None:
             self._keeper.heard(lease, sent, call)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .._core.arguments import Json, Seconds, positive_seconds
 from .._core.cancellation import undo_in
 from .._core.clock import now
+from .._leases.grant import Grant
 from .._leases.lease import Lease
 from .record import Abandoned, WorkRecord
 from .undo import UndoStep, compensate
@@ -19,14 +20,33 @@ if TYPE_CHECKING:
     from .._client.resp import Argument
 
 
+class RobustGrant(Grant):
+    """A grant of a robust lock, with the record of the work that is done under it."""
+
+    record: WorkRecord | None = None
+    """None until its adoption is sent, which is before the acquisition returns."""
+
+    def writable(self) -> WorkRecord:
+        """Return the record for a write. Raises LeaseLost, NotHeld or StaleWriter."""
+        assert self.record is not None  # it was adopted before anybody got the lease
+        self.record.check_writer(self)
+        return self.record
+
+    def closing(self) -> tuple[Argument, ...]:
+        """Return what its release says of the record."""
+        return super().closing() if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
+
+
 class RobustLease(Lease):
     """A lease of an `AsyncRobustLock`: it keeps a record, which outlives it if it ends without a clean release.
 
     It has everything that a `Lease` has, and `abandoned`, `progress`, `record`, `compensate` and `clear_record`.
     """
 
-    _book: WorkRecord | None = None
-    """The record; None until the lease has adopted it, before the acquisition returns."""
+    def __init__(self, grant: RobustGrant) -> None:
+        """Show ``grant``."""
+        super().__init__(grant)
+        self._robust = grant
 
     @property
     def abandoned(self) -> Abandoned | None:
@@ -37,12 +57,14 @@ class RobustLease(Lease):
         It is what was found at the grant, and does not change; only who asks again with the same identity, for a
         lease that has recorded something since, finds that under `progress`.
         """
-        return None if self._book is None else self._book.abandoned
+        record = self._robust.record
+        return None if record is None else record.abandoned
 
     @property
     def progress(self) -> dict[str, Json] | None:
         """What was last recorded under this lock, by this lease or by abandoned ones before; None: nothing was."""
-        return None if self._book is None else self._book.progress
+        record = self._robust.record
+        return None if record is None else record.progress
 
     async def record(self, progress: Mapping[str, object]) -> None:
         """Record how far the work has come, so that the next holder knows if this one ends without a release.
@@ -69,7 +91,7 @@ class RobustLease(Lease):
                     await finish_or_undo(lease.progress)
                 await lease.record({"charged": 120})
         """
-        await self._writable().set_progress(self, progress)
+        await self._robust.writable().set_progress(self._robust, progress)
 
     async def compensate(self, steps: Mapping[str, UndoStep], *, timeout: Seconds = 10.0) -> None:
         """Run the undo steps that an abandoned holder has recorded, in reverse, and clear the record.
@@ -93,26 +115,20 @@ class RobustLease(Lease):
 
         On cancellation the step under way is finished (within ``timeout``) and recorded; then the cancellation goes on.
         """
-        await compensate(self, self._writable(), steps, positive_seconds(timeout, "timeout"))
+        grant = self._robust
+        await compensate(grant, grant.writable(), steps, positive_seconds(timeout, "timeout"))
 
     async def clear_record(self) -> None:
         """Forget progress and undo steps, as a clean release would; errors and cancellation as in `record`."""
-        await self._writable().clear(self)
-
-    def _writable(self) -> WorkRecord:
-        """Return the record for a write. Raises LeaseLost, NotHeld or StaleWriter."""
-        assert self._book is not None  # it was adopted before anybody got the lease
-        self._book.check_writer(self)
-        return self._book
-
-    def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says of the record."""
-        return super().closing() if self._book is None else (self._book.writer, b"1" if self.interrupted else b"0")
+        await self._robust.writable().clear(self._robust)
 
 
-async def adopting(
-    granting: Awaitable[RobustLease | None], resource: Resource, timeout: float | None
-) -> RobustLease | None:
+def robust_grant_of(lease: RobustLease) -> RobustGrant:
+    """Return the grant that ``lease`` is the face of."""
+    return lease._robust
+
+
+async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeout: float | None) -> RobustGrant | None:
     """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
 
     ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
@@ -121,7 +137,8 @@ async def adopting(
     lease = await granting
     if lease is None:
         return None
-    record = lease._book = WorkRecord(resource.hub.renewals)
+    assert isinstance(lease, RobustGrant)  # the request asked for one
+    record = lease.record = WorkRecord(resource.hub.renewals)
     try:
         await record.adopt(lease, max(ends, now() + lease.response_timeout))
     except BaseException:
@@ -130,7 +147,7 @@ async def adopting(
     return lease
 
 
-def _not_adopted(resource: Resource, lease: RobustLease, record: WorkRecord) -> None:
+def _not_adopted(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
     """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
 
     The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
@@ -142,7 +159,7 @@ def _not_adopted(resource: Resource, lease: RobustLease, record: WorkRecord) -> 
     resource.decline(lease)
 
 
-def _withdraw(resource: Resource, lease: RobustLease, record: WorkRecord) -> None:
+def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
     """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
     renewals, time = resource.hub.renewals, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)

@@ -21,7 +21,7 @@ from .._core.display import shown
 from ..errors import SyncError, UndoFailed, UnknownStep
 
 if TYPE_CHECKING:
-    from .._leases.lease import Lease
+    from .._leases.grant import Grant
     from .record import Step, WorkRecord
 
 
@@ -188,13 +188,13 @@ def _ended_late(task: asyncio.Task[object]) -> None:
         logs.undo_ended_late(error, task.get_name())
 
 
-async def undo_recorded(lease: Lease, record: WorkRecord, function: UndoStep, step: Step) -> None:
+async def undo_recorded(lease: Grant, record: WorkRecord, function: UndoStep, step: Step) -> None:
     """Run a recorded step, and record that it was run. A crash in between runs it once more."""
     await function(**step.arguments)
     await record.undone(lease, step)
 
 
-async def compensate(lease: Lease, record: WorkRecord, registry: Mapping[str, UndoStep], timeout: float) -> None:
+async def compensate(lease: Grant, record: WorkRecord, registry: Mapping[str, UndoStep], timeout: float) -> None:
     """See `RobustLease.compensate`."""
     check_names((step.name for step in record.steps), check_registry(registry), lease.name)
     undoing = UndoRunner(timeout)

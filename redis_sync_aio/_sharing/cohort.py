@@ -32,7 +32,7 @@ from .._acquire.request import Request
 from .._acquire.waits import Waits, timeout_error
 from .._core.cancellation import undo_in
 from .._core.clock import now
-from .._leases.lease import Lease
+from .._leases.grant import Grant
 from ..errors import LimitMismatch, SyncError, Unreachable, copy_error
 from .holdings import Awaited, Holdings
 from .shared_grant import ProcessGrant, Task, TaskLease
@@ -60,7 +60,7 @@ class PendingGrant:
     def done(self) -> bool:
         return self._done
 
-    def set_result(self, lease: Lease | None, /) -> None:
+    def set_result(self, lease: Grant | None, /) -> None:
         self._done = True
         self._cohort.opened(self, lease)
         del self.ticket  # which knows us: for the garbage collector, there is one for each uncontended grant
@@ -96,7 +96,7 @@ class Cohort(Holdings):
 
     # -- acquiring -------------------------------------------------------------------------------------
 
-    async def acquire(self, request: Request, task: Task | None) -> Lease | None:
+    async def acquire(self, request: Request, task: Task | None) -> Grant | None:
         """Acquire for ``task``, the current one: a lease, or None when ``request.wait`` is False and it is taken."""
         cohort = self
         while (answer := cohort.enter(request, task)) is None:
@@ -329,7 +329,7 @@ class Cohort(Holdings):
 
     # -- what becomes of tickets -----------------------------------------------------------------------
 
-    def opened(self, opening: PendingGrant, lease: Lease | None) -> None:
+    def opened(self, opening: PendingGrant, lease: Grant | None) -> None:
         """The server granted it, or (None) said that it is taken to one who does not wait."""
         self._ended(opening)
         only = opening.only

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from .._acquire.request import Request
 from .._core.clock import now
 from .._leases.choice import ended
-from .._leases.lease import Lease
+from .._leases.grant import Grant
 from .._scripts.constants import WRITER_WEIGHT
 from .shared_grant import LastShare, ProcessGrant, TaskLease
 
@@ -237,19 +237,19 @@ class Holdings(ABC):
         """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
         return self.hub.renewals.answering(keys, stalled)
 
-    def members_of(self, lease: Lease) -> tuple[Lease, ...]:
+    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
         assert isinstance(lease, TaskLease)
         return (lease.base,)
 
-    async def extend(self, lease: Lease, ttl: int) -> None:
+    async def extend(self, lease: Grant, ttl: int) -> None:
         """Renew the base now with another ttl, and let ``lease`` end then if it is not renewed."""
         assert isinstance(lease, TaskLease)
         await self.hub.renewals.extend(lease.base, ttl)
         lease.extended(ttl)
         self.hub.renewals.writer_follows(lease.base)
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Grant) -> None:
         """End ``lease``; the server hears of it unless another task has the base then."""
         assert isinstance(lease, TaskLease)
         base = lease.base
@@ -266,7 +266,7 @@ class Holdings(ABC):
         base.releasers = [*(base.releasers or ()), LastShare(lease)]
         self.give_back(base)
 
-    def forget(self, lease: Lease) -> None:
+    def forget(self, lease: Grant) -> None:
         """``lease`` is lost. By its own end: then it is not handed on, since its task may go on writing."""
         assert isinstance(lease, TaskLease)
         base = lease.base

@@ -16,8 +16,8 @@ from weakref import ReferenceType, ref
 from .._core import logs
 from .._core.clock import now
 from .._leases.forgotten import weakly
+from .._leases.grant import Grant
 from .._leases.keeper import HELD, RELEASED, LeaseManager, LeaseState
-from .._leases.lease import Lease
 from .._scripts.constants import FENCE_RANGE
 from ..errors import LeaseLost, LossReason
 
@@ -47,7 +47,7 @@ class Sharing(LeaseManager, Protocol):
     def part_with(self, base: ProcessGrant) -> None: ...
 
 
-class ProcessGrant(Lease):
+class ProcessGrant(Grant):
     """A lease of this process, for its tasks to share.
 
     Invariants: all ``shares`` end with it, if not before. The fences from ``next_fence`` to ``last_fence`` are reserved
@@ -217,7 +217,7 @@ class LastShare:
             lease.release_ended(error)
 
 
-class TaskLease(Lease):
+class TaskLease(Grant):
     """What one task has of a base: a lease with a fence, an end, a loss of its own."""
 
     # As class attributes they cost nothing to set up: it is made for every grant.
@@ -281,7 +281,7 @@ class TaskLease(Lease):
         return self._terms.auto_renew
 
     @property
-    def permit(self) -> Lease:
+    def permit(self) -> Grant:
         """The lease that is known to the server."""
         return self.base
 

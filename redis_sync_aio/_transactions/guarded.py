@@ -27,7 +27,7 @@ from .exec_replies import ExecUnanswered, Replies
 from .handle import Transaction, TransactionState
 
 if TYPE_CHECKING:
-    from .._leases.lease import Lease
+    from .._leases.grant import Grant
 
 
 class GuardedTransaction(Transaction):
@@ -40,7 +40,7 @@ class GuardedTransaction(Transaction):
     _needs_watch = False
     replies: Replies | None = None
 
-    def __init__(self, servers: Topology, lease: Lease, members: Sequence[Lease]) -> None:
+    def __init__(self, servers: Topology, lease: Grant, members: Sequence[Grant]) -> None:
         self._lease = lease
         self._members = members
         self._possessions = [Ownership(member.keys, member.wire_token) for member in members]

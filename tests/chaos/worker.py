@@ -217,11 +217,11 @@ class Worker:
 
     async def lost(self, lease: Lease, where: str) -> None:
         """Tell of a lost lease, and write once more, as who does not look would: that is what fences are for."""
-        at, late, lag = wall(), now() - lease.deadline, max(self.lags)
+        at, late, lag = wall(), now() - lease._grant.deadline, max(self.lags)
         refusal = await self.write("late", lease, at)
         tell(
-            lost=lease.loss().reason, name=lease.name, fence=lease.fence, worker=self.job.number, at=at, late=late,
-            lag=lag, where=where, too_late=refusal is not None,
+            lost=lease._grant.loss().reason, name=lease.name, fence=lease.fence, worker=self.job.number, at=at,
+            late=late, lag=lag, where=where, too_late=refusal is not None,
         )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ async def timed_out(arena: Arena) -> None:
         with pytest.raises(AcquireTimeout):
             await arena.lock.acquire(timeout=0.01)
     finally:
-        holder.give_back()
+        holder._grant.give_back()
 
 
 OPERATIONS: dict[str, Operation] = {

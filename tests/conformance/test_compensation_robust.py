@@ -271,7 +271,7 @@ async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(
     assert shop.done == [], "they are the later lease's"
     left = f"redis_sync_aio: 1 undo steps of {NAME!r} are left to a later lease of its identity"
     assert raised.value.__notes__ == [left]
-    first._keeper.forget(first)
+    first._grant._keeper.forget(first._grant)
     async with lock as lease:
         assert lease.abandoned is not None
         assert lease.abandoned.steps == ("refund", "refund")
@@ -304,7 +304,7 @@ async def test_a_late_copy_from_before_a_restart_changes_nothing(
             await undo.push("refund", order=2)
             before = await redis.hgetall(RECORD)
             for seq in (2, 100):
-                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first._book.writer)  # type: ignore[union-attr]
+                words = (b"w", first.fence, 0, 30_000, seq, b'{"step":1}', b"", first._robust.record.writer)  # type: ignore[union-attr]
                 code, _ = await redis.eval(load("robust/record").source, 5, *KEYS.all, *words)  # type: ignore[arg-type]
                 assert code == 3
             assert await redis.hgetall(RECORD) == before

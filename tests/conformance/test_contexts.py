@@ -82,7 +82,7 @@ async def test_p7_lease_of_a_fixture(held: Lease, lock: Exclusive) -> None:
 
 async def test_p7_lease_of_a_fixture_is_lost(held_and_lost: Lease) -> None:
     """P7: the task that entered is gone, so nobody is cancelled; the tear-down raises LeaseLost."""
-    held_and_lost.lose("taken")
+    held_and_lost._grant.lose("taken")
     await assert_undisturbed()
     with pytest.raises(LeaseLost):
         held_and_lost.check()
@@ -165,7 +165,7 @@ async def test_p7_asynccontextmanager(lock: Exclusive, ends: str) -> None:
             if ends == "raises":
                 raise BodyError
             if ends == "loses":
-                asyncio.get_running_loop().call_soon(lease.lose, "taken")
+                asyncio.get_running_loop().call_soon(lease._grant.lose, "taken")
                 await for_ever()
 
     if ends == "returns":
@@ -223,7 +223,7 @@ async def test_p1_the_right_lease_for_the_right_task(kind: Kind, lock: Exclusive
         await wait_until(partial(leases.get, who), FAST, timeout=2)
         if who == "loser":
             await kind.vanish(redis, NAME)
-            leases[who].lose("expired")
+            leases[who]._grant.lose("expired")
     order = ["loser", "holder"] if first_out == "loser" else ["holder", "loser"]
     for who in order:
         assert (await holder(lock) is not None) == ("holder" in order[order.index(who) :])

@@ -114,7 +114,7 @@ async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Red
         await wait_until(waits(kind.make(other, NAME), 1 if kind.share else 2), FAST, timeout=2)
         await sync.close()
         lease = await asyncio.wait_for(theirs, 2)
-        assert await kind.token(observer, NAME) == lease.wire_token
+        assert await kind.token(observer, NAME) == lease._grant.wire_token
         await lease.release()
     with pytest.raises(CoordinatorClosed):
         await own

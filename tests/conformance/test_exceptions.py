@@ -308,7 +308,7 @@ def runner(kind: Kind, lock: Exclusive, body: Body, lease: str, outer: Outer, re
                 # In a task of its own: on Python 3.11 redis-py may swallow the cancellation of a timer that is early.
                 await wait_shielded(asyncio.ensure_future(prepare(kind, lease, redis)))
                 seen.prepared = True
-                lose: Then = (lambda: held.lose("taken")) if lease.startswith("lost") else nothing
+                lose: Then = (lambda: held._grant.lose("taken")) if lease.startswith("lost") else nothing
                 await body(Disturbance(request, lose, outer is not nobody or lease == "lost"))
         except BaseException as error:
             seen.left = error

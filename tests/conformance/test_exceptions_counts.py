@@ -150,7 +150,7 @@ async def test_p7_a_cancellation_under_way_at_the_loss_wins(
 
                 def both() -> None:
                     task.cancel("from outside")
-                    lease.lose("taken")
+                    lease._grant.lose("taken")
 
                 later(0, both)
                 while True:
@@ -183,7 +183,7 @@ async def test_p7_a_loss_in_the_clean_up_of_a_cancelled_body(
                 await awaits()
             finally:
                 cleaning.set()
-                later(2, lambda: lease.lose("taken"))
+                later(2, lambda: lease._grant.lose("taken"))
                 await awaits()
 
     task = asyncio.create_task(holding())
@@ -204,8 +204,8 @@ async def test_p7_nested_losses_while_a_count_is_left_behind(kind: Kind, sync: C
         async with kind.make(sync, NAME) as outer, kind.make(sync, NAME + "2") as inner:
             await group_that_fails()
             leases = [outer, inner]
-            later(0, lambda: leases[first].lose("taken"))
-            later(0, lambda: leases[1 - first].lose("taken"))
+            later(0, lambda: leases[first]._grant.lose("taken"))
+            later(0, lambda: leases[1 - first]._grant.lose("taken"))
             await for_ever()
 
     with pytest.raises(LeaseLost):
@@ -288,7 +288,7 @@ async def test_p7_a_loss_that_meets_commands_of_redis_py(
 
     async def body(turn: int, seen: list[type[BaseException]]) -> None:
         async with AsyncLock(sync, NAME) as lease:
-            later(turn, lambda: lease.lose("taken"))
+            later(turn, lambda: lease._grant.lose("taken"))
             try:
                 while True:
                     await run(client)

@@ -57,7 +57,7 @@ async def test_p7_a_loss_in_the_turn_of_a_scopes_cancellation(
                 def both() -> None:
                     if not loss_first:
                         scope.cancel()
-                    lease.lose("expired")
+                    lease._grant.lose("expired")
                     scope.cancel()
 
                 later(0, both)
@@ -82,7 +82,7 @@ async def test_p7_loss_and_cancel(
     async def holding() -> None:
         try:
             async with kind.make(sync, NAME).hold() as lease:
-                actions = [(lose_after, lambda: lease.lose("taken")), (cancel_after, lambda: task.cancel())]
+                actions = [(lose_after, lambda: lease._grant.lose("taken")), (cancel_after, lambda: task.cancel())]
                 for turns, action in reversed(actions) if cancel_first else actions:
                     later(turns, action)
                 await for_ever()
@@ -111,7 +111,7 @@ async def test_p7_loss_and_anyio_scope(kind: Kind, sync: Coordinator, scope_firs
     """P7: whoever is first, the scope keeps its own cancellation and nothing of either is left in the task."""
     with suppress(LeaseLost), anyio.move_on_after(60) as scope:
         async with kind.make(sync, NAME).hold() as lease:
-            first, second = scope.cancel, lambda: lease.lose("taken")
+            first, second = scope.cancel, lambda: lease._grant.lose("taken")
             later(0, first if scope_first else second)
             later(turns, second if scope_first else first)
             await for_ever()
@@ -125,7 +125,7 @@ async def test_p7_loss_and_timeout(kind: Kind, sync: Coordinator, timeout_first:
     """P7: TimeoutError if the timeout came first or in the same turn, LeaseLost if it came later."""
     with pytest.raises((TimeoutError, LeaseLost)) as caught:  # noqa: PT012
         async with asyncio.timeout(60) as timeout, kind.make(sync, NAME).hold() as lease:
-            later(turns + 1 if timeout_first else 0, lambda: lease.lose("taken"))
+            later(turns + 1 if timeout_first else 0, lambda: lease._grant.lose("taken"))
             # reschedule() takes a turn of its own
             later(0 if timeout_first else turns, lambda: timeout.reschedule(0))
             await for_ever()
@@ -142,7 +142,7 @@ async def test_p7_loss_after_a_swallowed_cancellation(kind: Kind, sync: Coordina
             await asyncio.sleep(0)
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with kind.make(sync, NAME).hold() as lease:
-                later(0, lambda: lease.lose("taken"))
+                later(0, lambda: lease._grant.lose("taken"))
                 await for_ever()
         assert this_task().cancelling() == 1
         await asyncio.sleep(0)
@@ -165,8 +165,8 @@ async def test_p7_loss_of_two_nested_holds(kind: Kind, sync: Coordinator) -> Non
     """P7: both lost in one turn: one LeaseLost leaves, and nothing is left in the task."""
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
         async with kind.make(sync, NAME).hold() as outer, kind.make(sync, NAME + "2").hold() as inner:
-            later(0, lambda: outer.lose("taken"))
-            later(0, lambda: inner.lose("expired"))
+            later(0, lambda: outer._grant.lose("taken"))
+            later(0, lambda: inner._grant.lose("expired"))
             await for_ever()
     assert caught.value.name == NAME
     await assert_undisturbed()
@@ -178,7 +178,7 @@ async def test_p7_loss_of_one_of_two_nested_holds(kind: Kind, sync: Coordinator,
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
         async with kind.make(sync, NAME).hold() as outer, kind.make(sync, NAME + "2").hold() as inner:
             lost = outer if which == "outer" else inner
-            later(0, lambda: lost.lose("taken"))
+            later(0, lambda: lost._grant.lose("taken"))
             await for_ever()
     assert caught.value.name == (NAME if which == "outer" else NAME + "2")
     assert not getattr(caught.value, "__notes__", [])
@@ -250,7 +250,7 @@ async def test_p7_loss_meets_a_timeout_of_the_body(
     async def body(lease: Lease) -> None:
         if timeouts == "anyio":
             with anyio.move_on_after(60) as scope:
-                actions = [lambda: lease.lose("taken"), scope.cancel]
+                actions = [lambda: lease._grant.lose("taken"), scope.cancel]
                 for action in actions if loss_first else reversed(actions):
                     later(0, action)
                 await for_ever()
@@ -258,7 +258,7 @@ async def test_p7_loss_meets_a_timeout_of_the_body(
             with suppress(TimeoutError):
                 async with asyncio.timeout(60) as timeout:
                     later(0, lambda: timeout.reschedule(0))
-                    later(0 if loss_first else 1, lambda: lease.lose("taken"))
+                    later(0 if loss_first else 1, lambda: lease._grant.lose("taken"))
                     await for_ever()
         await asyncio.sleep(0)
 

@@ -267,7 +267,7 @@ async def test_a_late_release_leaves_the_successor_alone(kind: Kind, sync: Coord
             with pytest.raises(LeaseLost):
                 await first.release()
             await asyncio.wait_for(first.lost.wait(), 1)
-        assert await kind.token(redis, NAME) == second.wire_token
+        assert await kind.token(redis, NAME) == second._grant.wire_token
         assert second.fence > first.fence
         await second.extend(5)
         await second.release()
@@ -309,7 +309,7 @@ async def test_renewals_keep_a_lease_alive(kind: Kind, sync: Coordinator, redis:
     async with kind.make(sync, NAME, ttl=0.7) as lease:  # a busy machine may stop us for a while
         begin = time.monotonic()
         while time.monotonic() - begin < 2:
-            assert await kind.token(redis, NAME) == lease.wire_token
+            assert await kind.token(redis, NAME) == lease._grant.wire_token
             assert 0 < lease.remaining() <= 0.7
             lease.check()
             await asyncio.sleep(0.005)

@@ -23,6 +23,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._primitives.try_all import try_acquire_all
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
@@ -136,7 +137,7 @@ async def test_p6_one_is_lost_while_the_others_are_still_under_way(
     lock = AsyncMultiLock(sync, names)
     losses = 0
 
-    async def lose_one(*arguments: Any) -> tuple[list[Lease | None], list[bool]]:
+    async def lose_one(*arguments: Any) -> tuple[list[Grant | None], list[bool]]:
         nonlocal losses
         found, free = await try_acquire_all(*arguments)
         lost = found[which] if which < len(found) and losses % 2 == 0 else None

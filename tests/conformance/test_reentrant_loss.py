@@ -118,7 +118,7 @@ async def test_p6_lost_in_the_very_turn_of_its_grant(
 
     async def acquire_and_lose(**options: Any) -> Lease:
         lease = await acquire(**options)
-        lease.lose("taken")
+        lease._grant.lose("taken")
         return lease
 
     with monkeypatch.context() as patch:

@@ -25,6 +25,7 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
+from redis_sync_aio._recovery.robust_grant import RobustGrant
 from redis_sync_aio.compat import Lock as CompatLock
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
@@ -201,9 +202,9 @@ async def test_decorators_and_holds_adopt_and_release(lock: AsyncRobustLock, red
 
     @lock.wrap
     async def work() -> None:
-        (lease,) = lock._held()
-        assert isinstance(lease, RobustLease)
-        found.append(lease.abandoned)
+        (grant,) = lock._held()
+        assert isinstance(grant, RobustGrant)
+        found.append(RobustLease(grant).abandoned)
 
     first = await lock.acquire()
     await crash(redis, first)
@@ -264,7 +265,7 @@ async def test_of_two_leases_of_an_identity_the_later_one_writes_and_the_other_i
         first.check()  # it holds the lock still
         await first.extend(20)
         await crash(redis, first)
-        second._keeper.forget(second)
+        second._grant._keeper.forget(second._grant)
         async with lock as following:
             assert following.progress == {"second": 1}
 
@@ -333,9 +334,9 @@ async def test_recording_does_not_renew_what_is_not_to_be_renewed(
     sync: Coordinator, redis: Redis, options: dict[str, Any]
 ) -> None:
     lease = await AsyncRobustLock(sync, NAME, **options).acquire()
-    ends, left = lease.deadline, await redis.pttl(NAME)
+    ends, left = lease._grant.deadline, await redis.pttl(NAME)
     await lease.record({"a": 1})
-    assert lease.deadline == ends
+    assert lease._grant.deadline == ends
     assert left - 5000 < await redis.pttl(NAME) <= left
     assert await redis.pttl(RECORD) > 7 * 86_400_000
     await lease.release()
@@ -489,7 +490,7 @@ async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncRobustL
     with pytest.raises(WrongKeyType, match="not one of ours"):
         await lock.acquire()
     await wait_until(lambda: _free(redis), FAST, timeout=5)
-    assert await redis.hget(RECORD, "token") == first.wire_token
+    assert await redis.hget(RECORD, "token") == first._grant.wire_token
     assert await redis.hget(RECORD, "undo") == b"not json"
 
 

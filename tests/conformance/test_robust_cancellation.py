@@ -49,7 +49,7 @@ class Arena:
         try:
             await wait_until(waits(plain), FAST, timeout=5)
         finally:
-            lease.give_back()
+            lease._grant.give_back()
 
     async def settle(self) -> None:
         """End what helps, release what this process holds, and see that the lock is free and forgotten."""
@@ -103,7 +103,7 @@ async def test_p5_a_cancelled_acquire_puts_the_record_back(arena: Arena, operati
     async def check(outcome: Outcome[object] | None, lease: object) -> None:
         if isinstance(lease, RobustLease):
             assert is_of(lease.abandoned, arena.left_by)
-            lease.interrupted = True
+            lease._grant.interrupted = True
             await lease.release()
         await arena.settle()
         assert await arena.redis.hgetall(RECORD) == {**arena.record, b"seq": b"0", b"writers": b""} or (
@@ -180,7 +180,7 @@ async def test_p5_a_cancelled_twin_of_an_identity_leaves_the_lease_alone(
     async def check(outcome: Outcome[object]) -> None:
         nonlocal lease
         if isinstance(outcome.value, RobustLease):  # that one records from now on
-            hub_of(sync).resource(lease.keys).decline(lease)
+            hub_of(sync).resource(lease._grant.keys).decline(lease._grant)
             lease = outcome.value
         await lease.record({"step": 1})  # the adoption of one that was cancelled is withdrawn
         await lease.extend(30)

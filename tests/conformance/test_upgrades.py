@@ -24,6 +24,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._core.keys import permit_keys
+from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._scripts import load
 from redis_sync_aio._sharing.shared_grant import TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
@@ -193,10 +194,10 @@ async def test_p4_a_renewal_that_was_overtaken_by_the_downgrade(sync: Coordinato
     writer = await rw.write().acquire()
     keys = permit_keys(NAME.encode(), "rw").all
     untyped: Any = redis
-    assert await untyped.eval(load("permits/downgrade").source, 4, *keys, writer.wire_token, b"", 0) == 1
+    assert await untyped.eval(load("permits/downgrade").source, 4, *keys, writer._grant.wire_token, b"", 0) == 1
     extending = asyncio.create_task(writer.extend(30))
     await asyncio.sleep(0)
-    writer.become_reader()
+    writer._grant.become_reader()
     await extending
     writer.check()
     await writer.extend(40)
@@ -255,7 +256,7 @@ async def test_p6_the_reader_is_lost_in_the_turn_of_the_grant(
 
     def lose(ticket: Acquisition, *given: Any) -> None:
         granted(ticket, *given)
-        reader.lose("expired")
+        reader._grant.lose("expired")
 
     monkeypatch.setattr(Acquisition, "_granted", lose)
     upgrading = asyncio.create_task(rw.upgrade(reader).__aenter__())
@@ -265,7 +266,7 @@ async def test_p6_the_reader_is_lost_in_the_turn_of_the_grant(
         await asyncio.wait_for(upgrading, 5)
     monkeypatch.undo()
     await wait_until(lambda: _nobody_writes(rw), FAST, timeout=5)
-    if not isinstance(reader, TaskLease):  # else its process gives the permit back: no task has it
+    if not isinstance(reader._grant, TaskLease):  # else its process gives the permit back: no task has it
         await other.read().release(identity=reader.token)  # as that of any lease that is lost it would end with its ttl
     await wait_until(lambda: _is_free(rw), FAST, timeout=5)
 
@@ -292,15 +293,17 @@ async def test_it_reads_again_after_an_outage(share: bool) -> None:
             with pytest.raises(Unreachable):
                 async with upgrade:
                     server.kill()
-            assert upgrade.lease is not None
+            assert upgrade._grant is not None
             with pytest.raises(LeaseLost):  # P1: nobody may count on it when others get in
-                upgrade.lease.check()
+                upgrade._grant.check()
             server.restart(keep_data=True)
             with suppress(Unreachable):
                 await wait_until(lambda: _nobody_writes(rw), FAST, timeout=10)
             assert await _nobody_writes(rw)
-            ends = reader.deadline
-            await wait_until(lambda: reader.deadline > ends + 2, FAST, timeout=5)  # P6: it is renewed as a reader
+            ends = reader._grant.deadline
+            await wait_until(
+                lambda: reader._grant.deadline > ends + 2, FAST, timeout=5
+            )  # P6: it is renewed as a reader
             reader.check()
             await reader.release()
 
@@ -344,8 +347,8 @@ async def test_p6_the_reader_is_extended(sync: Coordinator) -> None:
 
 
 async def _is_renewed(lease: Lease) -> None:
-    first = lease.deadline
-    await wait_until(lambda: lease.deadline > first, FAST, timeout=2)
+    first = lease._grant.deadline
+    await wait_until(lambda: lease._grant.deadline > first, FAST, timeout=2)
 
 
 async def test_p6_both_are_renewed(sync: Coordinator, share: bool) -> None:
@@ -418,7 +421,7 @@ class _CancelledAtItsGrant:
     def set_exception(self, error: Exception) -> None:
         self._future.set_exception(error)
 
-    def set_result(self, lease: Lease | None) -> None:
+    def set_result(self, lease: Grant | None) -> None:
         self._future.set_result(lease)
         self._task.cancel()
 
@@ -472,11 +475,11 @@ async def test_p1_nobody_counts_on_the_writers_lease_when_its_end_had_no_answer(
                 await upgrade.__aexit__(None, None, None)
             swallowed.cancel()
             theirs = await AsyncReadWriteLock(direct, NAME).read().acquire(timeout=2.5)
-            assert upgrade.lease is not None
+            assert upgrade._grant is not None
             with pytest.raises(LeaseLost):
-                upgrade.lease.check()
-            ends = reader.deadline
-            await wait_until(lambda: reader.deadline > ends + 1, FAST, timeout=5)
+                upgrade._grant.check()
+            ends = reader._grant.deadline
+            await wait_until(lambda: reader._grant.deadline > ends + 1, FAST, timeout=5)
             await theirs.release()
             async with rw.upgrade(reader, timeout=5):
                 pass

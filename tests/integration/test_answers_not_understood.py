@@ -133,9 +133,9 @@ async def test_an_answer_that_says_nothing_to_one_who_has_a_lease(server: Embedd
 async def test_a_renewal_whose_answer_says_nothing_is_repeated(server: EmbeddedServer) -> None:
     async with wired(server, name="one") as w:
         lease = await w.sync.lock("one", ttl=1).acquire()
-        first = lease.deadline
+        first = lease._grant.deadline
         rule = w.proxy.on(script(load("lock/renew").sha), NONSENSE)
-        await wait_until(lambda: _is(rule.acted > 0 and lease.deadline > first + 0.5), FAST, timeout=10)
+        await wait_until(lambda: _is(rule.acted > 0 and lease._grant.deadline > first + 0.5), FAST, timeout=10)
         lease.check()
         await lease.release()
 

@@ -155,8 +155,8 @@ async def test_p6_d13_back_loses_nothing(clock: FakeClock, redis: Redis, sync: C
         assert await redis.pttl(NAME) > 3_000_000
 
         await wait_until(partial(left_between, redis, 0, ttl), FAST, timeout=ttl / 3 + 0.2)
-        first = lease.deadline
-        await wait_until(lambda: lease.deadline > first, FAST, timeout=1)
+        first = lease._grant.deadline
+        await wait_until(lambda: lease._grant.deadline > first, FAST, timeout=1)
         waiter = asyncio.create_task(lock.acquire())
         await wait_until(waits(lock), FAST, timeout=1)
         lease.check()

@@ -60,11 +60,11 @@ WAYS = [
 async def renewed(lease: Lease, times: int = RENEWALS) -> None:
     """Return when it was renewed so many times."""
     for _ in range(times):
-        before = lease.deadline
+        before = lease._grant.deadline
 
         async def later(before: float = before) -> bool:
             lease.check()
-            return lease.deadline > before
+            return lease._grant.deadline > before
 
         await wait_until(later, FAST, timeout=2 * TTL)
 

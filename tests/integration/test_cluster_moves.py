@@ -128,10 +128,10 @@ async def test_p6_a_lease_is_renewed_where_its_slot_is(nodes: Nodes) -> None:
     async with moved_back(nodes, name), processes(nodes) as (sync, _), AsyncLock(sync, name, ttl=2) as lease:
         await nodes.move(slot, c, a)
         for _ in range(2):
-            before = lease.deadline
+            before = lease._grant.deadline
 
             async def renewed(before: float = before) -> bool:
-                return lease.deadline > before
+                return lease._grant.deadline > before
 
             await wait_until(renewed, FAST, timeout=3)
         assert await nodes.say(a, "GET", name) == lease.token.encode()

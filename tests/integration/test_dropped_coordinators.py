@@ -127,10 +127,10 @@ async def test_what_is_held_keeps_it(redis: Redis) -> None:
     """A lease is renewed and released also when nothing else refers to its coordinator; only then it is dropped."""
     with caught() as warned:
         lease = await Coordinator(redis).lock("a", ttl=3).acquire()
-        first = lease.deadline
+        first = lease._grant.deadline
         assert warned.dropped == 0
         async with asyncio.timeout(5):
-            while lease.deadline == first:  # it is renewed after a third of that
+            while lease._grant.deadline == first:  # it is renewed after a third of that
                 await asyncio.sleep(0.01)
         assert warned.dropped == 0
         await lease.release()

@@ -132,10 +132,10 @@ async def test_p6_a_host_name_that_leads_elsewhere(monkeypatch: pytest.MonkeyPat
 
         async def renewals(count: int) -> None:
             for _ in range(count):
-                before = lease.deadline
+                before = lease._grant.deadline
 
                 async def renewed(before: float = before) -> bool:
-                    return lease.deadline > before
+                    return lease._grant.deadline > before
 
                 await wait_until(renewed, FAST, timeout=3)
 

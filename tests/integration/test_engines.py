@@ -101,8 +101,8 @@ async def test_the_right_is_taken_away(mode: str) -> None:
         waiting = asyncio.create_task(lock.acquire(timeout=5))
         await wait_until(lambda: _waits(lock), SOON, timeout=2)
         await user(s, "-@scripting")
-        first = lease.deadline
-        await wait_until(lambda: lease.deadline > first or lease.lost.is_set(), SOON, timeout=2)
+        first = lease._grant.deadline
+        await wait_until(lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON, timeout=2)
         lease.check()
         await lease.release()
         following = await waiting

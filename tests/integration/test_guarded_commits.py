@@ -87,7 +87,7 @@ async def own(it: Wired) -> AsyncIterator[Coordinator]:
 async def acquired(it: Wired, own: Coordinator, kind: str = "lock") -> Lease:
     """A lease whose guarded commits go through the proxy."""
     lease = await KINDS[kind](own, f"{it.key}:lock")
-    lease._keeper.client = it.client
+    lease._grant._keeper.client = it.client
     return lease
 
 
@@ -168,10 +168,10 @@ async def test_other_holders_of_a_semaphore_do_not_matter(it: Wired, own: Coordi
 async def test_what_was_a_writers_guards_no_writes_as_a_readers(it: Wired, own: Coordinator) -> None:
     lock = AsyncReadWriteLock(own, f"{it.key}:lock")
     writer = await lock.write().acquire()
-    writer._keeper.client = it.client
+    writer._grant._keeper.client = it.client
     committing, rule = await held_before_exec(it, writer)
-    state = writer.keys.all[1]
-    await it.direct.hset(state, b"=" + writer.wire_token, f"1 {writer.fence}")
+    state = writer._grant.keys.all[1]
+    await it.direct.hset(state, b"=" + writer._grant.wire_token, f"1 {writer.fence}")
     rule.release.set()
     with pytest.raises(LeaseLost):
         await committing
@@ -180,7 +180,7 @@ async def test_what_was_a_writers_guards_no_writes_as_a_readers(it: Wired, own: 
 
 async def test_the_tombstone_of_a_permit_guards_nothing(it: Wired, own: Coordinator) -> None:
     lease = await acquired(it, own, "permits")
-    await it.direct.hset(lease.keys.all[1], b"=" + lease.wire_token, f"0 {lease.fence}")
+    await it.direct.hset(lease._grant.keys.all[1], b"=" + lease._grant.wire_token, f"0 {lease.fence}")
     with pytest.raises(LeaseLost):
         await commit(it, lease)
     assert await it.counted() == 0
@@ -212,7 +212,7 @@ async def test_another_holder_is_told_apart_from_nobody(it: Wired, own: Coordina
 async def test_what_it_read_and_its_costs(it: Wired, own: Coordinator) -> None:
     """Reads are immediate; with a read before, no round trip more; without, one (and never a command of the lock)."""
     lease = await AsyncLock(own, f"{it.key}:lock").acquire()
-    lease._keeper.client = it.client
+    lease._grant._keeper.client = it.client
     await it.client.ping()
     it.proxy.commands.clear()
     async with lease.transaction() as tx:
@@ -307,7 +307,7 @@ async def test_a_connection_lost_before_exec_is_replaced_while_the_lease_holds(i
 
 async def test_it_gives_up_at_the_deadline_of_the_lease(it: Wired, own: Coordinator) -> None:
     lease = await AsyncLock(own, f"{it.key}:lock", ttl=0.2, auto_renew=False).acquire()
-    lease._keeper.client = it.client
+    lease._grant._keeper.client = it.client
     it.proxy.refuse = True
     await it.proxy.cut()
     with pytest.raises(LeaseLost):

@@ -198,7 +198,7 @@ async def test_e1_odd_identities_work_from_end_to_end(sync: Coordinator, redis: 
     await wait_until(waits(lock), FAST, timeout=5)
     await lock.release(identity=identity)
     async with asyncio.timeout(5):
-        assert (await other).wire_token == wire + b"!"
+        assert (await other)._grant.wire_token == wire + b"!"
     with pytest.raises(NotHeld):
         await lock.release(identity=identity)
     await lock.release(identity=wire + b"!")
@@ -246,7 +246,7 @@ async def test_a_ttl_may_be_a_timedelta(sync: Coordinator, redis: Redis, ttl: An
 
 async def test_a_ttl_is_rounded_up_to_a_whole_millisecond(sync: Coordinator) -> None:
     async with sync.lock("x", ttl=5.0001) as lease:
-        assert lease.ttl_ms == 5001
+        assert lease._grant.ttl_ms == 5001
 
 
 @pytest.mark.parametrize("ttl", [10 * 365 * 86_400, timedelta(days=3650), None], ids=str)

@@ -172,7 +172,7 @@ async def test_e1_odd_names_and_identities_work_from_end_to_end(redis: Redis, na
             assert set(await redis.keys()) <= set(permit_keys(wire, "sem").all)
         async with asyncio.timeout(5):
             next_lease: Lease = await waiting
-        assert next_lease.wire_token == wire + b"|2"
+        assert next_lease._grant.wire_token == wire + b"|2"
         assert next_lease.fence > lease.fence
         await sem.release(identity=wire + b"|2")
         assert (await sem.statistics()).held == 0

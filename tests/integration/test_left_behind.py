@@ -73,14 +73,14 @@ async def test_p5_a_release_behind_a_renewal_that_was_answered(server: EmbeddedS
         await w.queued()
         await holder.release()
         lease = await waiting
-        claim = lease.deadline
+        claim = lease._grant.deadline
         assert claim < now() + 10, "for less than the whole ttl at first"
-        while not lease.renewing:
+        while not lease._grant.renewing:
             await asyncio.sleep(0)
         w.proxy.on(RELEASE, HOLD)
         outage = w.proxy.on("HELLO", CUT_BEFORE, times=None)
         releasing = asyncio.create_task(lease.release())
-        while lease.renewing:
+        while lease._grant.renewing:
             await asyncio.sleep(0.001)
         await w.proxy.cut()
         with pytest.raises(LeaseLost):

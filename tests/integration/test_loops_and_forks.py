@@ -105,11 +105,11 @@ async def forking(url: str, how: str) -> None:
             assert not working.done(), working
             lease.check()
             assert (await held.statistics()).holder == lease.token
-        begin, ends = lease.deadline, lease.deadline
+        begin, ends = lease._grant.deadline, lease._grant.deadline
         while ends - begin < 0.6:  # renewed, and again
             await asyncio.sleep(0.01)
             lease.check()
-            ends = lease.deadline
+            ends = lease._grant.deadline
         assert (await held.statistics()).waiters == 1
     after = await asyncio.wait_for(waiting, 2)
     await after.release()

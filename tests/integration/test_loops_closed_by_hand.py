@@ -144,8 +144,8 @@ async def test_a_body_that_ends_another_lease_of_its_identity_is_cancelled(redis
             await asyncio.sleep(5)
             went_on = True
     assert not went_on
-    assert hold.lease is not None
-    assert hold.lease.is_lost()
+    assert hold._grant is not None
+    assert hold._grant.is_lost()
 
 
 Makes: dict[str, Callable[[Coordinator], Any]] = {

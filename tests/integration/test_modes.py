@@ -33,7 +33,7 @@ async def works(source: Redis | Coordinator, client: Redis, observer: Redis) -> 
     name, identity = wire_of(client, NAME), wire_of(client, "\u00e9mile")
     lock = AsyncLock(source, NAME, ttl=20)
     lease = await lock.acquire(timeout=5)
-    assert await observer.get(name) == lease.wire_token
+    assert await observer.get(name) == lease._grant.wire_token
     assert 15_000 < await observer.pttl(name) <= 20_000
     assert await lock.try_acquire() is None
 
@@ -50,7 +50,7 @@ async def works(source: Redis | Coordinator, client: Redis, observer: Redis) -> 
     async with asyncio.timeout(5):
         named = await waiting[0]
     assert named.fence > lease.fence
-    assert await observer.get(name) == named.wire_token == identity
+    assert await observer.get(name) == named._grant.wire_token == identity
     with pytest.raises(NotHeld):
         await lock.release(identity="somebody")
     await lock.release(identity="\u00e9mile")
@@ -137,10 +137,10 @@ async def test_a7_renewals_do_not_wait_for_a_pool_that_the_user_blocks(
     blocked = asyncio.ensure_future(untyped(client).blpop(["list"], timeout=30))
     await wait_until(lambda: _blocked(redis), FAST, timeout=5)
     async with lock as lease:
-        begun = lease.deadline
-        await wait_until(lambda: lease.deadline > begun + 0.8, FAST, timeout=5)
+        begun = lease._grant.deadline
+        await wait_until(lambda: lease._grant.deadline > begun + 0.8, FAST, timeout=5)
         lease.check()
-        assert await redis.get("x") == lease.wire_token
+        assert await redis.get("x") == lease._grant.wire_token
         other = asyncio.create_task(lock.acquire(timeout=5))
         await wait_until(waits(lock), FAST, timeout=5)
     await (await other).release()
@@ -256,7 +256,7 @@ async def test_p11_a_foreign_lock_ends_with_its_ttl(redis: Redis, push: Any) -> 
     async with Coordinator(redis, push=push) as sync:
         await redis.set("x", "theirs", px=150)
         async with asyncio.timeout(2), sync.lock("x") as lease:
-            assert await redis.get("x") == lease.wire_token
+            assert await redis.get("x") == lease._grant.wire_token
 
 
 @each_push

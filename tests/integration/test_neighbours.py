@@ -214,7 +214,7 @@ async def test_waiters_wake_when_the_holder_beside_them_learns_of_its_loss(
         waiters = [asyncio.create_task(use()) for _ in range(5)]
         await waiting(looks_at(make, sync), 5)
         await redis.flushall()
-        if not lease.auto_renew:
+        if not lease._grant.auto_renew:
             with pytest.raises(Exception, match="lost"):
                 await lease.extend(1)
         await asyncio.wait_for(asyncio.gather(*waiters), SOON)

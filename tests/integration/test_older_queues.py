@@ -274,7 +274,7 @@ async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinat
     await wait_until(waits(mine), FAST, timeout=5)
     await holder.release()
     lease = await waiting
-    number = lease.wire_token.rpartition(b":")[2]
+    number = lease._grant.wire_token.rpartition(b":")[2]
     await again(lease.fence, number)
     assert (await mine.statistics()).holder == lease.token
     await lease.extend(20)

@@ -574,7 +574,7 @@ async def test_p5_released_while_a_server_is_asked_again(
     one: list[Coordinator], servers: list[EmbeddedServer], number: int
 ) -> None:
     lease = await redlock(one, ttl=0.3).acquire()
-    bundle = lease._bundle
+    bundle = lease._group
     with at(servers[0]) as client:
         client.delete(NAME)
     async with asyncio.timeout(3):
@@ -782,7 +782,7 @@ async def test_p6_it_ends_before_a_clock_that_is_fast(one: list[Coordinator]) ->
         lease = await redlock(one, ttl=2, auto_renew=False).acquire()
         assert 1.9 < lease.remaining() < 1.98
         await lease.lost.wait()
-        return min(member.deadline for member in lease._bundle.members) - now()
+        return min(member.deadline for member in lease._group.members) - now()
 
     _, left = await timed(lost)
     assert 0 < left < 0.022

@@ -82,7 +82,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
     left = await lock.acquire()
     await left.record({"step": 1})
     await redis.delete(NAME)
-    left._keeper.forget(left)
+    left._grant._keeper.forget(left._grant)
     assert server.port is not None
     async with FaultProxy((server.host, server.port)) as proxy:
         with crew.children(1) as [child]:
@@ -96,7 +96,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
             assert not grant.done()
             async with lock.hold(timeout=5) as lease:
                 assert lease.abandoned is not None
-                assert lease.abandoned.token.encode() == (token if adopted else left.wire_token)
+                assert lease.abandoned.token.encode() == (token if adopted else left._grant.wire_token)
                 assert lease.progress == {"step": 1}
             rule.release.set()
 
@@ -132,7 +132,7 @@ async def left_behind(w: Wired, name: str) -> int:
     lease = await AsyncRobustLock(w.other, name).acquire()
     await lease.record({"step": 1})
     await w.direct.delete(name)
-    lease._keeper.forget(lease)
+    lease._grant._keeper.forget(lease._grant)
     return lease.fence
 
 
@@ -270,7 +270,7 @@ async def test_d10_out_of_memory(mode: str) -> None:
             await AsyncRobustLock(s.sync, "another").acquire()
         with pytest.raises(OutOfMemory):
             await FenceGate(s.sync, NAME).accept(lease)
-        lease.interrupted = True
+        lease._grant.interrupted = True
         await lease.release()
         following = await asyncio.wait_for(waiting, 2)
         assert following.abandoned is not None

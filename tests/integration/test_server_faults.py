@@ -19,8 +19,10 @@ from ..support.wired import quiet_loop as quiet_loop
 
 
 async def renewed(lease: Lease) -> None:
-    first = lease.deadline
-    await wait_until(lambda: lease.deadline > first or lease.lost.is_set(), SOON, timeout=lease.period + 1)
+    first = lease._grant.deadline
+    await wait_until(
+        lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON, timeout=lease._grant.period + 1
+    )
     lease.check()
 
 
@@ -31,10 +33,10 @@ async def test_client_kill_while_holding() -> None:
     """P6, C7: the lease is looked at on the next connection, and goes on."""
     async with served() as s:
         lease = await s.lock(ttl=2).acquire()
-        opened, first = s.sync.connections, lease.deadline
+        opened, first = s.sync.connections, lease._grant.deadline
         await s.kill_ours()
         await s.reconnected(opened)
-        await wait_until(lambda: lease.deadline > first, SOON, timeout=0.3)  # long before it was due
+        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=0.3)  # long before it was due
         await s.check_held(lease)
         await lease.release()
         await s.check_free(lease.fence)
@@ -193,7 +195,7 @@ async def test_pause_longer_than_the_ttl(mode: str) -> None:
 
         lease, loss = await lost_in(s.lock(ttl=0.4).hold(), body)
         assert loss.reason == "unreachable"
-        assert abs(now() - lease.deadline) <= 0.05
+        assert abs(now() - lease._grant.deadline) <= 0.05
         second = await asyncio.wait_for(late[0], 3)
         await s.check_held(second)
         assert second.fence > lease.fence

@@ -94,7 +94,7 @@ async def _refused(s: Served) -> Exception:
 async def _late_lost(lease: Lease) -> float:
     """Return how many seconds from its deadline the lease was lost."""
     await lease.lost.wait()
-    return abs(now() - lease.deadline)
+    return abs(now() - lease._grant.deadline)
 
 
 async def run_on(client: Redis) -> Any:

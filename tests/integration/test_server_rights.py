@@ -87,8 +87,8 @@ async def test_least_rights_for_sharing(what: str) -> None:
         ours, other = make(s.sync, ORDERS, **shared), make(elsewhere, ORDERS)
         lease = await ours.acquire(timeout=2)
         waiting = asyncio.create_task(other.acquire(timeout=5))
-        first = lease.deadline
-        await wait_until(lambda: lease.deadline > first, SOON, timeout=2)
+        first = lease._grant.deadline
+        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=2)
         await wait_until(lambda: bool(hub_of(elsewhere).resource(other._keys).tickets), SOON, timeout=2)
         await lease.release()
         again = asyncio.create_task(ours.acquire(timeout=5))

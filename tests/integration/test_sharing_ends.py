@@ -126,7 +126,7 @@ async def test_p2_what_is_left_behind_when_it_has_ended(
     lock = shared(sync)
     for _ in range(3):
         lease = await lock.acquire()
-        lease.committing(1)
+        lease._grant.committing(1)
         if how == "lost":
             await redis.delete(NAME)
             base_of(lease).look()

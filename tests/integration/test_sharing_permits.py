@@ -350,7 +350,7 @@ async def test_a_late_command_does_not_pass_for_the_next_task(server: EmbeddedSe
 async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(sync: Coordinator) -> None:
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     writer = await rw.write().acquire()
-    assert isinstance(writer, TaskLease)
+    assert isinstance(writer._grant, TaskLease)
     waiting = asyncio.create_task(rw.write().acquire())
     await wait_until(waits(rw, 1), FAST, timeout=2)
     await rw.downgrade(writer)

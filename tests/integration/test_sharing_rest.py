@@ -122,7 +122,7 @@ async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, syn
         await lease.release()
         following = await soon(waiting)
         assert following.fence > lease.fence
-        assert not isinstance(following, TaskLease) or following.base is not base_of(lease)
+        assert not isinstance(following._grant, TaskLease) or following._grant.base is not base_of(lease)
         await following.release()
         await (await soon(asyncio.create_task(lock.acquire()))).release()
         await gets_free(redis)
@@ -238,7 +238,7 @@ async def test_statistics_and_release_by_name(redis: Redis, patient: Coordinator
     await lock.release()
     first = await soon(tasks[0])
     assert (await lock.statistics()).task == "waiter 0"
-    assert lock._held() == [first]
+    assert lock._held() == [first._grant]
     assert lease.remaining() == 0
     with pytest.raises(NotHeld):
         lease.check()
@@ -341,7 +341,7 @@ async def test_p1_what_is_not_shared(redis: Redis, case: str) -> None:
             return asyncio.create_task(lock.acquire(**options))
 
         held = await acquire(0)
-        assert not isinstance(held, TaskLease | ProcessGrant)
+        assert not isinstance(held._grant, TaskLease | ProcessGrant)
         tasks = []
         for number in range(1, 5):
             tasks.append(acquire(number))

@@ -77,9 +77,9 @@ async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: R
     brief = AsyncReadWriteLock(sync, NAME, ttl=0.1, auto_renew=False, share=True)
     beside = await rw.read().acquire()
     mine = await (brief if how == "expired" else rw).read().acquire()
-    assert isinstance(mine, TaskLease)
-    assert isinstance(beside, TaskLease)
-    assert mine.base is beside.base
+    assert isinstance(mine._grant, TaskLease)
+    assert isinstance(beside._grant, TaskLease)
+    assert mine._grant.base is beside._grant.base
     entering = upgrading(rw, mine)
     await turns()
     if how == "lost":
@@ -137,11 +137,11 @@ async def test_p5_a_reader_that_ends_late_lets_an_upgrade_go_on(sync: Coordinato
     """P5: it is given back after its own end, before that was noticed: no longer beside the one that waits to write."""
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     mine, beside = await rw.read().acquire(), await rw.read().acquire()
-    assert isinstance(beside, TaskLease)
+    assert isinstance(beside._grant, TaskLease)
     entering = upgrading(rw, mine)
     await turns()
-    beside.deadline = now()
-    beside.give_back()
+    beside._grant.deadline = now()
+    beside._grant.give_back()
     await (await asyncio.wait_for(entering, 5)).release()
     await mine.release()
     assert not await rw.locked()

@@ -152,7 +152,7 @@ async def test_a_lease_is_lost_in_time(server: EmbeddedServer, tls: Tls) -> None
         except LeaseLost:
             pass
         assert lease is not None
-        assert lease.deadline <= now() < lease.deadline + 0.5
+        assert lease._grant.deadline <= now() < lease._grant.deadline + 0.5
         w.proxy.black_hole = False
         await wait_until(lambda: w.sync.connection_error is None, SOON, timeout=5)
 

@@ -351,7 +351,7 @@ async def test_the_commit_is_not_for_the_body(redis: Redis) -> None:
         for running in (transaction(redis, _reads_and_commits, "n"), _guarded(lease)):
             with pytest.raises(AttributeError, match="no attribute 'commit'"):
                 await running
-        await redis.set(lease.keys.all[0], "overtaken")
+        await redis.set(lease._grant.keys.all[0], "overtaken")
         with pytest.raises(AttributeError, match="no attribute 'commit'"):
             await _guarded(lease)
     assert await redis.get("n") == b"7"

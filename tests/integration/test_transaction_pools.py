@@ -172,4 +172,4 @@ async def test_a_pool_that_was_given_to_a_client_outlives_it(server: EmbeddedSer
         await pool.disconnect()
         async with asyncio.timeout(2):
             await lease.lost.wait()
-        assert lease.reason == "closed"
+        assert lease._grant.reason == "closed"

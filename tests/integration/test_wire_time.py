@@ -36,13 +36,13 @@ async def test_a_deadline_counts_from_before_the_send(server: EmbeddedServer, mo
         begin = now()
         w.proxy.on(ACQUIRE, DELAY_REPLY(late))
         lease = await w.lock(ttl=0.9).acquire()
-        assert begin <= lease.deadline - 0.9 <= now() - late
+        assert begin <= lease._grant.deadline - 0.9 <= now() - late
 
-        first, begin = lease.deadline, now()
+        first, begin = lease._grant.deadline, now()
         rule = w.proxy.on(RENEW, DELAY_REPLY(late))
         await rule.fired.wait()
-        await wait_until(lambda: lease.deadline > first, SOON, timeout=2)
-        assert begin <= lease.deadline - 0.9 <= now() - late
+        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=2)
+        assert begin <= lease._grant.deadline - 0.9 <= now() - late
 
         await lease.release()
 
@@ -87,8 +87,8 @@ async def test_the_deadline_of_a_late_push(server: EmbeddedServer) -> None:
 
 
 async def _is_renewed(lease: Lease) -> None:
-    first = lease.deadline
-    await wait_until(lambda: lease.deadline > first, SOON, timeout=lease.period)
+    first = lease._grant.deadline
+    await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=lease._grant.period)
 
 
 @modes
@@ -199,7 +199,7 @@ async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: 
             lease, loss = await lost_in(w.lock(ttl=0.4).hold(), body)
             await watching[0]
             assert loss.reason == "unreachable"
-            assert min(cancelled[0], told[0]) - lease.deadline >= -0.05
+            assert min(cancelled[0], told[0]) - lease._grant.deadline >= -0.05
             other = await w.elsewhere().acquire(timeout=1)
 
             heal(w)
@@ -211,7 +211,7 @@ async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: 
             await w.check_held(other)
             await other.release()
             await w.check_free(other.fence)
-            return max(cancelled[0], told[0]) - lease.deadline
+            return max(cancelled[0], told[0]) - lease._grant.deadline
 
     await assert_within(0.05, lose)
 
@@ -225,10 +225,10 @@ async def test_short_partition_loses_nothing(server: EmbeddedServer, mode: str, 
         renewal = w.proxy.on(RENEW, HOLD)  # the 1st renewal meets the partition
         await renewal.fired.wait()
         await part(w, kind)
-        first = lease.deadline
+        first = lease._grant.deadline
         heal(w)
         renewal.release.set()
-        await wait_until(lambda: lease.deadline > first, SOON, timeout=1.5)
+        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=1.5)
         await w.check_held(lease)
         await lease.release()
         await w.check_free(lease.fence)
@@ -257,7 +257,7 @@ async def test_an_undoing_is_tried_for_a_minute(server: EmbeddedServer, mode: st
 
         async def undone() -> bool:
             found = await w.elsewhere().statistics()
-            return await w.kind.token(w.direct, w.name) == (holder and holder.wire_token) and not found.waiters
+            return await w.kind.token(w.direct, w.name) == (holder and holder._grant.wire_token) and not found.waiters
 
         await wait_until(undone, SOON, timeout=10)
         await bystander.release()

@@ -311,7 +311,7 @@ async def test_the_loss_of_an_entered_lease_cancels_its_body(primitive: Primitiv
     lease = await make().acquire()
 
     async def body(entered: Lease) -> None:
-        asyncio.get_running_loop().call_soon(partial(entered.lose, "taken"))
+        asyncio.get_running_loop().call_soon(partial(entered._grant.lose, "taken"))
         await for_ever()
 
     entered, _ = await lost_in(lease, body)

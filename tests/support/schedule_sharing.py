@@ -91,9 +91,10 @@ class Sharings(Acquisitions):
 
     def check_entry(self, holder: Holder, lease: Lease) -> None:
         super().check_entry(holder, lease)
-        if not isinstance(lease, TaskLease):
+        grant = lease._grant
+        if not isinstance(grant, TaskLease):
             return
-        token = lease.wire_token
+        token = grant.wire_token
         self.happened["handed on"] += token in self.entered
         self.entered.add(token)
         sync = next(sync for sync in self.syncs if hasattr(sync, "endpoint_of") and token.startswith(prefix(sync)))

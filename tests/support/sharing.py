@@ -29,8 +29,9 @@ def shared(sync: Coordinator | Redis, name: str = NAME, **options: Any) -> Async
 
 def base_of(lease: Lease) -> ProcessGrant:
     """Return the lease on the server that ``lease`` is a part of."""
-    assert isinstance(lease, TaskLease)
-    return lease.base
+    grant = lease._grant
+    assert isinstance(grant, TaskLease)
+    return grant.base
 
 
 async def scripts(redis: Redis) -> int:

@@ -155,7 +155,7 @@ async def check_overstaying(sim: Sim) -> None:
             with pytest.raises(LeaseLost):
                 lease.check()
             following = await in_time(after)
-            assert following.wire_token != lease.wire_token, "P1: it may go on writing"
+            assert following._grant.wire_token != lease._grant.wire_token, "P1: it may go on writing"
             assert following.fence > lease.fence
             await following.release()
 
@@ -164,10 +164,10 @@ async def check_what_is_left_behind_is_not_handed_on(sim: Sim) -> None:
     async with sim.coordinators(slice=1000):
         lease = await lock(sim).acquire()
         tasks = await line(sim, 3)
-        lease.committing(1)
+        lease._grant.committing(1)
         await lease.release()
         first = await in_time(tasks[0])
-        assert first.wire_token != lease.wire_token, "P10: a late command of its"
+        assert first._grant.wire_token != lease._grant.wire_token, "P10: a late command of its"
         await asyncio.sleep(0.1)
         assert sim.server.zcard("{l}:queue") == 0, "P2: one lock, one base"
         await first.release()
@@ -293,7 +293,7 @@ async def check_an_ended_lease_hands_on_nothing(sim: Sim) -> None:
         sim.gate.time += 6  # and nothing ran
         with pytest.raises(LeaseLost):
             await lease.release()
-        assert (await in_time(task, 20)).wire_token != lease.wire_token, "P1"
+        assert (await in_time(task, 20))._grant.wire_token != lease._grant.wire_token, "P1"
         await task.result().release()
 
 

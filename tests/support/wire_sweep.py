@@ -128,9 +128,9 @@ async def release_to_waiter(w: Wired, arm: Arm) -> int:
 
 async def renew(w: Wired, arm: Arm) -> int:
     lease = await w.lock(ttl=3).acquire()  # renewed after 1 s; a connection is given up and opened again meanwhile
-    rule, first = arm(RENEW), lease.deadline
+    rule, first = arm(RENEW), lease._grant.deadline
     await rule.fired.wait()
-    await wait_until(lambda: lease.deadline > first or lease.lost.is_set(), SOON)
+    await wait_until(lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON)
     return await _let_go(w, lease)
 
 

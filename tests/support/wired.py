@@ -90,7 +90,7 @@ class Wired:
     async def check_held(self, lease: Lease) -> None:
         lease.check()
         assert lease.remaining() > 0
-        assert await self.kind.token(self.direct, self.name) == lease.wire_token
+        assert await self.kind.token(self.direct, self.name) == lease._grant.wire_token
 
     async def check_free(self, last: int) -> None:
         """Nothing is left, and others can go on at once, under a greater fence."""

@@ -10,16 +10,27 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
+    AsyncRedlock,
     AsyncReentrantLock,
+    AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
+    Lease,
 )
 from redis_sync_aio._acquire.options import hub_options
+from redis_sync_aio.embedded import EmbeddedServer
+
+LEASE = {
+    *("name", "token", "fence", "identity", "weight"),
+    *("lost", "remaining", "is_lost", "check", "extend"),
+    *("transaction", "release"),
+}
+RECORD = {"abandoned", "progress", "record", "compensate", "clear_record"}
 
 
-def public(shown: type) -> set[str]:
-    """Return the names of a class that an editor offers."""
-    return {name for name in dir(shown) if not name.startswith("_")}
+def public(face: object) -> set[str]:
+    """Return the names of a class or an object that an editor offers."""
+    return {name for name in dir(face) if not name.startswith("_")}
 
 
 def test_a_coordinator_shows_what_users_need() -> None:
@@ -49,3 +60,56 @@ def test_a_coordinator_makes_each_primitive_with_all_its_options(method: str, ki
 
 def test_implicit_hubs_have_the_defaults_of_a_coordinator() -> None:
     assert inspect.signature(hub_options).parameters == inspect.signature(Coordinator).parameters
+
+
+def undocumented(face: object) -> set[str]:
+    """Return the public names that are methods or properties without a docstring."""
+    kind = type(face)
+    return {name for name in public(face) if hasattr(kind, name) and not getattr(kind, name).__doc__}
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_a_lease_shows_what_its_holder_uses(sync: Coordinator, share: bool) -> None:
+    """So does what a task has of a shared lease, and the lease of a reentrant lock."""
+    lock = AsyncLock(sync, "faces", share=share)
+    async with lock as lease:
+        assert public(lease) == LEASE
+        assert not undocumented(lease)
+    async with AsyncReentrantLock(sync, "faces") as lease:
+        assert public(lease) == LEASE
+
+
+async def test_a_lease_of_a_robust_lock_shows_its_record_too(sync: Coordinator) -> None:
+    async with AsyncRobustLock(sync, "faces") as lease:
+        assert public(lease) == LEASE | RECORD
+        assert not undocumented(lease)
+
+
+async def test_a_lease_of_several_locks_shows_their_fences_too(sync: Coordinator) -> None:
+    async with AsyncMultiLock(sync, ["one", "two"]) as lease:
+        assert public(lease) == LEASE | {"fences", "names"}
+        assert not undocumented(lease)
+
+
+async def test_a_lease_of_a_redlock_shows_where_it_is_held_too() -> None:
+    async with EmbeddedServer() as one, EmbeddedServer() as two, EmbeddedServer() as three:
+        clients = [server.client() for server in (one, two, three)]
+        async with AsyncRedlock(clients, "faces") as lease:
+            assert public(lease) == LEASE | {"held_on"}
+            assert not undocumented(lease)
+        for client in clients:
+            await client.aclose()
+
+
+async def test_a_hold_shows_nothing(sync: Coordinator) -> None:
+    """It is entered and left; all else is its inside, before and while it holds."""
+    hold = AsyncLock(sync, "faces").hold()
+    assert public(hold) == set()
+    async with hold as lease:
+        assert public(hold) == set()
+        assert isinstance(lease, Lease)
+
+
+async def test_an_event_of_a_loss_shows_how_to_ask_and_to_wait(sync: Coordinator) -> None:
+    async with AsyncLock(sync, "faces") as lease:
+        assert public(lease.lost) == {"is_set", "wait"}

@@ -6,7 +6,7 @@ import gc
 import math
 from typing import cast
 
-from redis_sync_aio._leases.lease import Lease
+from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.schedule import Schedule
 
 
@@ -17,11 +17,11 @@ class Due:
         self.deadline = deadline
 
 
-def lease(deadline: float = math.inf) -> Lease:
-    return cast("Lease", Due(deadline))
+def lease(deadline: float = math.inf) -> Grant:
+    return cast("Grant", Due(deadline))
 
 
-def taken(schedule: Schedule, time: float) -> list[Lease]:
+def taken(schedule: Schedule, time: float) -> list[Grant]:
     """Return what is looked at at that time, in this order."""
     schedule.collect(time)
     found = []

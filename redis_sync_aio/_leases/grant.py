@@ -1,0 +1,318 @@
+"""Possession: a lease says that this process holds a lock, until when, and under which fence.
+
+Four states. HELD, until it is released or lost. RELEASING, from ``release()`` until the server's answer: then
+RELEASED; or LOST, if it was gone by then; or, after an error, HELD again, until the deadline and not renewed, as it may
+be released again. LOST, when it is found to be gone. Ownership is only forgotten when the server confirmed it, or when
+the deadline passed, after which there is nothing left to own.
+
+The deadline is local and conservative (P6): time before the request was sent plus the ttl. It is compared
+with `_core.clock.now`, never with the server's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .._client.settings import Client
+from .._core import logs
+from .._core.cancellation import in_time, leaving, undo_in
+from .._core.clock import now
+from .._core.display import text
+from ..errors import LossReason, NotHeld, WrongContext, copy_error
+from .choice import TaskRef, ended
+from .keeper import HELD, Group, IdentityReleases, LeaseManager, LeaseState, Releaser, Terms
+from .loss import ExplainedLoss, cause_of
+from .loss_event import LossEvent
+
+if TYPE_CHECKING:
+    from .._client.resp import Argument, Reply
+    from .._core.keys import Keys
+
+
+_ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
+
+
+class Grant(ExplainedLoss):
+    """What the server gave for one request: how long it lasts, its renewals, its release, its loss.
+
+    Users have a `Lease`, which is a face on a grant. The modules of this package have grants, and no leases.
+    """
+
+    state: LeaseState
+
+    # Rarely changed; as class attributes they cost nothing to set up.
+    on_loss: Callable[[], None] | None = None
+    release_uncertain = False
+    """A release without an answer may have been executed."""
+    renewing = 0
+    """So many renewals of it are in flight."""
+    reader: Grant | None = None
+    """Of a writer's lease that was got by an upgrade: the reader's, on the same permit, which still is underneath."""
+    writer: Grant | None = None
+    """Of a reader's lease that was upgraded: the writer's."""
+    upgrader: Grant | None = None
+    """Whose permit this is: which of those who read by it is, or is to become, the writer."""
+    acquirer: TaskRef | None = None
+    """The task that acquired it; None: an owner that is not a task. Weak: a forgotten lease keeps no task alive."""
+    body: TaskRef | None = None
+    """The task whose body runs under it, in an ``async with``."""
+    group: Group | None = None
+    """The lease over several, or of several, that stands on this one."""
+    attempt = b""
+    """What made its reader the writer; empty: it was acquired as it is."""
+    replayed = False
+    """A copy of the request that this lease answers may still be on its way to the server."""
+    releasers: list[Releaser] | None = None
+    namesakes: IdentityReleases | None = None
+    """Who else goes by its identity here, if it has one."""
+    joined = False
+    """The identity held it before: the lease did not begin with this request."""
+    outlasts = False
+    """A renewal was answered while it was released: the server has it for longer than is known here."""
+    interrupted = False
+    """What was done under it was broken off: its record stays."""
+    claim = 0.0
+    """For so many seconds it was handed over, until its first renewal; 0: for its ttl, or it was renewed since."""
+    _lost: LossEvent | None = None
+
+    def __init__(
+        self,
+        keeper: LeaseManager,
+        keys: Keys,
+        token: bytes,
+        fence: int,
+        deadline: float,
+        period: float,
+        terms: Terms,
+    ) -> None:
+        self.state = HELD
+        self._keeper = keeper
+        self._terms = terms
+        self.keys = keys
+        self.wire_token = token
+        self.fence = fence
+        self.deadline = deadline  # local clock
+        self.period = period  # seconds granted by the latest answer
+        self.since = deadline - period if period < _ENDLESS else now()  # local clock
+        self.ttl_ms = terms.ttl_ms
+        self.weight = terms.weight or 1
+        self.auto_renew = terms.auto_renew
+        # Without an end, also where an identity joins a lease that has none, there is nothing to renew.
+        self.renew_at = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
+        self.until = _ENDLESS
+        if terms.max_hold is not None:
+            self.until = self.since + terms.max_hold
+            self.deadline = min(deadline, self.until)
+            self.renew_at = min(self.renew_at, self.deadline)
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        return text(self.keys.name)
+
+    @property
+    def token(self) -> str:
+        """The value under the lock's key."""
+        return text(self.wire_token)
+
+    @property
+    def identity(self) -> str | None:
+        """The caller's identity, or None."""
+        return None if self._terms.identity is None else text(self._terms.identity)
+
+    def check_context(self) -> None:
+        """Raise WrongContext in another event loop, or after a fork."""
+        try:
+            self._keeper.check_context()
+        except WrongContext as error:
+            raise error.about(f"the lease on {self.name!r}") from None
+
+    @property
+    def client(self) -> Client:
+        """The client that its coordinator was made from."""
+        return self._keeper.client
+
+    @property
+    def response_timeout(self) -> float:
+        """For how many seconds an answer may be waited for."""
+        return self._keeper.response_timeout
+
+    @property
+    def lost(self) -> LossEvent:
+        """An event that is set when the lease is lost."""
+        if self._lost is None:
+            self._lost = LossEvent(self)
+        return self._lost
+
+    def remaining(self) -> float:
+        """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
+        return max(0.0, self.deadline - now()) if self.state is HELD else 0.0
+
+    def is_lost(self) -> bool:
+        """Return whether it ended before its holder released it."""
+        return self.reason is not None or (self.state is HELD and now() >= self.deadline)
+
+    def check(self) -> None:
+        """Raise LeaseLost if it is lost, NotHeld if it was released; no command is sent."""
+        if self.is_lost():
+            raise self.loss()
+        if self.state is not HELD:
+            raise NotHeld(f"the lease on {self.name!r} was released; acquire the lock again")
+
+    async def extend(self, ms: int) -> None:
+        """Let it end ``ms`` milliseconds from now, and renew it with this ttl from then on. See `Lease.extend`."""
+        self.check_context()
+        self.check()
+        if self.deadline == math.inf or self.period == math.inf:
+            raise ValueError(f"the lease on {self.name!r} has no end (ttl=None): there is nothing to extend")
+        await self._keeper.extend(self, ms)
+
+    def members(self) -> tuple[Grant, ...]:
+        """Return the grants that have to hold on the server for this one to hold."""
+        return self._keeper.members_of(self)
+
+    async def release(self) -> None:
+        """Give it back; see `Lease.release`. Idempotent."""
+        if self.state is LeaseState.RELEASED:
+            return
+        self.check_context()
+        if self.state is HELD and now() >= self.deadline:
+            self.lose("expired")
+        if self.state is LeaseState.LOST:
+            raise self.loss()
+        if self.body is not None:
+            self.end_body()
+        # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
+        outcome: asyncio.Future[None] = self._keeper.loop.create_future()
+        self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
+        self.give_back()
+        try:
+            await (outcome if (error := leaving()) is None else in_time(outcome, self._keeper, self.name, error))
+        except GeneratorExit:  # as `outcome_of`, without a coroutine for each release
+            undo_in(self._keeper.loop, outcome.cancel)
+            raise
+
+    def end_body(self) -> None:
+        """End the body that another task than the current one runs under it, as a loss would."""
+        if self.body is not None and self.reason is None and self.body() is not asyncio.current_task():
+            self.reason = "released"
+            self.cause = cause_of(self, "released")
+            logs.lease_lost(self.lost_as())
+            self._notify_lost()
+
+    def ownerless(self) -> bool:
+        """Return whether the task that acquired it has ended, and no identity or owner stands for it."""
+        if self.group is not None:
+            return self.group.ownerless()
+        return self.acquirer is not None and self.identity is None and ended(self.acquirer)
+
+    def bars(self, task: TaskRef) -> bool:
+        """Return whether it is held until a body of ``task`` ends, so that this task must not wait for its end."""
+        if self.group is not None:
+            return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
+        return self.state is HELD and self.body == task and self.on_loss is not None
+
+    def committing(self, number: int) -> None:
+        """``number`` more guarded commits are under way (negative: fewer)."""
+
+    def become_reader(self) -> None:
+        """It was a writer's."""
+        self.weight = 1
+
+    @property
+    def permit(self) -> Grant:
+        """The lease that the server knows: itself, or that of the reader who became the writer."""
+        return self if self.reader is None else self.reader.permit
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its token may be in use elsewhere, before or after it."""
+        return self._terms.reusable
+
+    @property
+    def upgraded(self) -> bool:
+        """Whether the writer's lease is held: it is the one that is renewed."""
+        return self.writer is not None and self.writer.state is HELD
+
+    def follow(self, other: Grant) -> None:
+        """Last as long as ``other``, a lease on the same permit."""
+        self.period, self.renew_at = other.period, other.renew_at
+        self.deadline = min(other.deadline, self.until)
+
+    def ends_by(self) -> float:
+        """Return when it ends at the latest, unless it is extended (local clock)."""
+        return max(self.until, self.deadline) if self.auto_renew else self.deadline
+
+    def asks(self) -> tuple[Argument, ...]:
+        """Return what its renewals ask for beside time."""
+        return ()
+
+    def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:
+        """``reply`` may answer what was ``asked``."""
+
+    def prolonged(self) -> None:
+        """It has another deadline."""
+
+    def look_at_shares(self, time: float) -> None:
+        """End those of the tasks that share it whose own time is up."""
+
+    def closing(self) -> tuple[Argument, ...]:
+        """Return what its release says in the end: of an attempt to upgrade, or what was asked for."""
+        if self.attempt:
+            return (self.attempt,)
+        return self._terms.closing
+
+    def give_back(self) -> None:
+        """Start the release, if that is not done yet, without waiting for it."""
+        if self.state is HELD:
+            self.state = LeaseState.RELEASING
+            if self.writer is not None and self.writer.state is HELD:  # no permit, no writer
+                self.writer.lose("expired")
+            self._keeper.release(self)
+
+    def release_ended(self, error: Exception | None) -> None:
+        """Note the outcome of the release, and tell everybody who waits for it."""
+        if self.state is LeaseState.RELEASING:
+            # A release that failed leaves the lease held, until its deadline and not renewed: it may be tried again.
+            self.state = LeaseState.RELEASED if error is None else LeaseState.HELD
+            if error is None and self._lost is not None:
+                self._lost._notify()
+        releasers, self.releasers = self.releasers, None
+        for outcome in releasers or ():
+            if outcome.done():
+                continue
+            if error is None:
+                outcome.set_result(None)
+            else:
+                outcome.set_exception(copy_error(error))
+
+    def lose(self, reason: LossReason) -> None:
+        """Note that the lease is gone: wake `lost` and cancel the body."""
+        if self.state in (LeaseState.HELD, LeaseState.RELEASING):
+            cause = self.cause = cause_of(self, reason)
+            self.state = LeaseState.LOST
+            self.reason = reason = cause.reason
+            if self.reports_loss:
+                self._report_loss()
+            if self.writer is not None:  # first: what forgets us may give the permit back
+                self.writer.lose(reason)
+            self._keeper.forget(self)
+            self._notify_lost()
+
+    def _notify_lost(self) -> None:
+        if self._lost is not None:
+            self._lost._notify()
+        if self.on_loss is not None:
+            self.on_loss()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.described()}>"
+
+    def described(self) -> str:
+        """Return its name, state, fence, token and time, for a representation."""
+        return (
+            f"{self.name!r} {self.state.value} fence={self.fence} token={self.token!r} remaining={self.remaining():.3f}"
+        )
