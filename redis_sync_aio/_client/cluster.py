@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet, WeakValueDictionary, ref
@@ -30,7 +29,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from .._core.clock import now
 from .._core.display import listed
 from .primary_pool import Address, SlotPool, following
-from .redis_py import bared, close_idle, opening, write
+from .redis_py import bared, close_idle, on_close, opening, owner_of, write
 from .resp import pack
 
 FRESH = 0.1
@@ -155,13 +154,18 @@ class Cluster:
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
         self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
         self._members: WeakSet[Member] = WeakSet()
-        client.aclose = _Closing(self, client)  # type: ignore[method-assign]  # of this object only
+        on_close(client, self, Cluster._close)
 
     @staticmethod
     def of(client: RedisCluster) -> Cluster:
         """Return that of ``client``, which keeps it by its ``aclose``: connections of ours lead back to the client."""
-        closing = vars(client).get("aclose")
-        return closing.cluster if isinstance(closing, _Closing) else Cluster(client)
+        owner = owner_of(client)
+        return owner if isinstance(owner, Cluster) else Cluster(client)
+
+    async def _close(self) -> None:
+        """Close the connections to all shards: the caller closes the client."""
+        for opened in self.clients():
+            await opened.connection_pool.disconnect()
 
     def subscribe(self, member: Member) -> None:
         """Tell ``member`` of changes, as long as it lives."""
@@ -360,25 +364,3 @@ class Cluster:
 
 def _host(told: bytes | None) -> str:
     return "" if told in (None, b"?") else told.decode()
-
-
-class _Closing:
-    """Closes a client and, before that, the connections that were opened beside its own."""
-
-    def __init__(self, cluster: Cluster, client: RedisCluster) -> None:
-        self.cluster = cluster
-        self._client = ref(client)
-
-    def __call__(self) -> Coroutine[Any, Any, None]:
-        # redis-py calls it, too, to begin again: after some MOVED, and when the cluster is down.
-        caller = sys._getframe(1)
-        inside = caller.f_globals.get("__name__") == RedisCluster.__module__
-        return self._close(by_user=not inside or caller.f_code.co_name in ("__aexit__", "close"))
-
-    async def _close(self, by_user: bool) -> None:
-        try:
-            for opened in self.cluster.clients() if by_user else ():
-                await opened.connection_pool.disconnect()
-        finally:
-            if (client := self._client()) is not None:
-                await type(client).aclose(client)

@@ -1,32 +1,33 @@
-"""Where redis-py's connection ends and ours begins. Nothing else in this package touches its insides.
+"""Where redis-py's connection ends and ours begins: the only module that touches the insides of redis-py.
 
-redis-py opens, encrypts, authenticates and sets up a connection exactly as the caller's client is
-configured (URL, TLS, unix socket, ACL user, credential provider, Sentinel, db). Then the transport gets our
-protocol, and redis-py's object is only kept to close it. The attributes used are `_reader`, `_writer` of a
-connection, `_in_use_connections` and `_available_connections` of a pool, and `_buffer` of asyncio's StreamReader; the
-suite runs on the oldest version of redis-py that we admit and on the newest.
+redis-py opens, encrypts, authenticates and sets up a connection exactly as the caller's client is configured: URL, TLS,
+unix socket, ACL user, credential provider, Sentinel, db. Then its transport gets our protocol, and redis-py's object is
+only kept to close it. Private attributes in use: `_reader` and `_writer` of a connection, `_in_use_connections` and
+`_available_connections` of a pool, and `_buffer` of asyncio's StreamReader. The suite runs on the oldest version of
+redis-py that the package admits, and on the newest.
 
-Our connections stand beside the client's pool, not in its books: the caller's commands never compete with them, and
-its limit is never changed. All that the pool does for them is to close them when the caller closes it (`_Disconnect`).
+Our connections are not in the books of the client's pool. So they never compete with the caller's commands, and its
+limit is never changed. All that the pool does for them is to close them when the caller closes it (`_Disconnect`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeGuard, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar, cast
 from weakref import WeakMethod, WeakSet, ref
 
 import redis.exceptions
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .._core.cancellation import heeded, wait_shielded
+from .fork import dead_end, in_child
 from .resp import Reply, Words
 
 T = TypeVar("T")
@@ -36,37 +37,19 @@ class NotAdoptable(Exception):
     """The client's connections are not asyncio streams that could be taken over."""
 
 
-def dead_end(transport: asyncio.BaseTransport) -> None:
-    """In a forked child: let the transport's descriptor lead nowhere, without touching the parent's connection.
-
-    The child shares the parent's selector and would read the parent's replies, should its loop run once more (as
-    it does when a coroutine is left by SystemExit). So the descriptor is made another, silent socket.
-    """
-    connection = transport.get_extra_info("socket")
-    if connection is not None and connection.fileno() >= 0:
-        ours, silent = socket.socketpair()
-        ours.setblocking(False)
-        os.dup2(ours.fileno(), connection.fileno())
-        ours.close()
-        _silent.append(silent)  # if it were closed, the child would see the end of the stream
-
-
 def hang_up(transport: asyncio.BaseTransport) -> None:
-    """End the connection without its event loop, which is closed. The descriptor goes with the transport."""
+    """End the connection after its event loop was closed. The file descriptor is closed with the transport."""
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.fileno() >= 0:
-        with suppress(OSError):  # the server has ended it before
+        with suppress(OSError):  # the server had ended it
             connection.shutdown(socket.SHUT_RDWR)
 
 
-_silent: list[socket.socket] = []
-
-
 def bare(error: BaseException) -> BaseException:
-    """Return what came instead of a connection, as it was: ``error``, or what redis-py put into it.
+    """Return the error that prevented a connection: ``error``, or the one that redis-py wrapped into it.
 
-    What the server answers to the handshake over a unix socket it makes a plain ConnectionError, as if none had come.
-    So it does with whatever is raised before there is a connection, but for failures of the network.
+    redis-py wraps an error reply to the handshake over a unix socket into a plain ConnectionError, as if no reply had
+    come. It does the same with everything that is raised before there is a connection, except for network failures.
     """
     cause = error.__cause__
     if cause is None or type(error) is not redis.exceptions.ConnectionError:
@@ -75,9 +58,9 @@ def bare(error: BaseException) -> BaseException:
 
 
 async def pooled(client: Redis) -> Any:
-    """Return a connection of the client's pool; raise what redis-py raises, but `bare`.
+    """Return a connection of the client's pool; raise what redis-py raises, unwrapped by `bare`.
 
-    One that was in use when Sentinel named another primary leads to the old one still, so it is opened again.
+    A connection that was in use when Sentinel named another primary still leads to the old one, so it is opened again.
     """
     pool: Any = client.connection_pool
     connection = await _from_pool(client)
@@ -94,15 +77,16 @@ async def pooled(client: Redis) -> Any:
 
 
 async def _give_back(pool: Any, connection: Any) -> None:
-    """Release a connection; a cancellation does not tear redis-py's books, and is raised afterwards."""
+    """Release a connection. A cancellation cannot interrupt redis-py's bookkeeping; it is raised afterwards."""
     release = asyncio.get_running_loop().create_task(pool.release(connection), name="redis_sync_aio release")
     await wait_shielded(release)
 
 
 async def _from_pool(client: Redis) -> Any:
-    """Return a connection of the pool. One whose opening failed half-way is closed: redis-py would use it as it is.
+    """Return a connection of the pool; close the idle ones after an error that redis-py does not expect.
 
-    So it would after an error that is neither its own nor the network's, such as a credential provider's.
+    After an error that is neither its own nor the network's, such as a credential provider's, redis-py would use a
+    connection as it is, although its handshake was interrupted.
     """
     pool: Any = client.connection_pool
     try:
@@ -117,20 +101,20 @@ async def _from_pool(client: Redis) -> Any:
 
 
 async def bared(connecting: Awaitable[T]) -> T:
-    """Return a connection, or what became of connecting; raise what redis-py raises, but `bare`."""
+    """Return the result of ``connecting``; raise what redis-py raises, unwrapped by `bare`."""
     try:
         with heeded():
             return await connecting
     except redis.exceptions.ConnectionError as error:
         failed = bare(error)
-    raise failed  # not inside: the wrapping would be the context of what it wraps
+    raise failed  # outside the handler: else the wrapper would be the context of the error it wraps
 
 
 async def send_once(client: Redis, words: Words) -> Reply:
     """Run one command on a pooled connection, once.
 
-    `execute_command` would repeat it up to 10 times without a word, and whoever sends must know (P4). A time-out may
-    come at any await, and again (`cancel_repeatedly`): it does not tear redis-py's books.
+    redis-py's `execute_command` would silently repeat it up to 10 times, and the sender has to know about that (P4).
+    A timeout may come at any await, and repeatedly (`cancel_repeatedly`); it cannot interrupt redis-py's bookkeeping.
     """
     pool: Any = client.connection_pool
     connection: Any = await pooled(client)
@@ -140,7 +124,7 @@ async def send_once(client: Redis, words: Words) -> Reply:
             await connection.send_command(*words)
             answer = await connection.read_response(disable_decoding=True)
     except redis.exceptions.ResponseError as error:
-        answer = error  # raised below: if it were while we give back, it would be the context of a time-out there
+        answer = error  # raised below: else it would be the context of a timeout while the connection is given back
     finally:
         await _give_back(pool, connection)
     if isinstance(answer, redis.exceptions.ResponseError):
@@ -151,31 +135,31 @@ async def send_once(client: Redis, words: Words) -> Reply:
 def write(connection: Any, data: bytes) -> None:
     """Write to a connection that redis-py opened, in this turn of the loop.
 
-    Raises redis-py's ConnectionError, and writes nothing, when it is known to be closed. redis-py's own way to send
-    would open it again without a word; and on Python < 3.12 it can swallow a cancellation.
+    Raise redis-py's ConnectionError, and write nothing, when it is known to be closed. redis-py's own method would
+    silently reconnect, and on Python < 3.12 it can swallow a cancellation.
     """
     reader, writer = connection._reader, connection._writer
     if reader is None or writer is None or reader.at_eof() or (_streams(writer) and writer.is_closing()):
         raise redis.exceptions.ConnectionError("the connection was closed while it was used")
-    # Of a stand-in for a server, such as fakeredis, no other method is known.
+    # A stand-in for a server, such as fakeredis, has no other method.
     writer.write(data) if _streams(writer) else writer.writelines([data])
 
 
 def _streams(writer: Any) -> TypeGuard[asyncio.StreamWriter]:
-    """Return whether it writes to a transport of asyncio; that of fakeredis does not."""
+    """Return whether ``writer`` writes to a transport of asyncio; fakeredis's does not."""
     return isinstance(writer, asyncio.StreamWriter)
 
 
 def stream(connection: Any) -> object | None:
-    """Return an object that stands for the connection while it is open; None when it is closed.
+    """Return an object that identifies the connection until it is closed; None when it is closed.
 
-    When it is opened again it is another object.
+    A connection that is opened again is identified by another object.
     """
     return cast("object | None", connection._writer)
 
 
 def dead_end_pool(client: Redis) -> None:
-    """The same for all connections of a client's pool."""
+    """Apply `dead_end` to all connections of a client's pool."""
     pool: Any = client.connection_pool
     for connection in (*getattr(pool, "_available_connections", ()), *getattr(pool, "_in_use_connections", ())):
         writer = getattr(connection, "_writer", None)
@@ -183,72 +167,72 @@ def dead_end_pool(client: Redis) -> None:
             dead_end(writer.transport)
 
 
-class _Beside(Protocol):
-    """What wants to know that the caller closes a pool."""
+class _ClosedWithPool(Protocol):
+    """Something that is closed together with a pool of the caller."""
 
     async def disconnect(self) -> None: ...
 
 
 class _Disconnect:
-    """The ``disconnect`` of a pool that also closes what stands beside that pool.
+    """The ``disconnect`` of a pool that also closes ``others``, which are not in the pool's books.
 
-    It is an attribute of the pool, so it must not keep the pool alive; nor what stands beside it.
+    It is an attribute of the pool, so it keeps neither the pool nor the others alive.
     """
 
     def __init__(self, pool: Any) -> None:
         self._pool = ref(pool)
-        self._before: Any = vars(pool).get("disconnect")  # the caller may have replaced it, too
-        self.beside: WeakSet[_Beside] = WeakSet()
+        self._replaced: Any = vars(pool).get("disconnect")  # the caller may have set one, too
+        self.others: WeakSet[_ClosedWithPool] = WeakSet()
 
     async def __call__(self, inuse_connections: bool = True) -> None:
         pool = self._pool()
         closing = [] if pool is None else [self._disconnect(pool, inuse_connections)]
         if inuse_connections:
-            closing += [it.disconnect() for it in list(self.beside)]
+            closing += [it.disconnect() for it in list(self.others)]
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
 
     def _disconnect(self, pool: Any, inuse_connections: bool) -> Awaitable[None]:
-        disconnect = self._before or partial(type(pool).disconnect, pool)
+        disconnect = self._replaced or partial(type(pool).disconnect, pool)
         closing: Awaitable[None] = disconnect(inuse_connections)
         return closing
 
 
-def _beside(pool: Any) -> WeakSet[_Beside]:
-    """Return what is closed with ``pool``."""
+def _closed_with(pool: Any) -> WeakSet[_ClosedWithPool]:
+    """Return the set of what is closed together with ``pool``."""
     disconnect = vars(pool).get("disconnect")
     if not isinstance(disconnect, _Disconnect):
         disconnect = pool.disconnect = _Disconnect(pool)
-    return disconnect.beside
+    return disconnect.others
 
 
 class CloseObserver:
-    """Learns that the caller closed the client or its pool, also while no connection of ours is open."""
+    """Calls back when the caller closes the client or its pool, even while no connection of ours is open."""
 
     def __init__(self, client: Redis, closed: Callable[[], None]) -> None:
         self._closed = WeakMethod(closed)  # the pool must not keep its coordinator alive
-        self._beside = _beside(client.connection_pool)
-        self._beside.add(self)
+        self._closed_with_pool = _closed_with(client.connection_pool)
+        self._closed_with_pool.add(self)
 
     async def disconnect(self) -> None:
-        """Tell of it."""
+        """Call back: the pool is being closed."""
         closed = self._closed()
         if closed is not None:
             closed()
 
     def leave(self) -> None:
-        """Learn nothing any more."""
-        self._beside.discard(self)
+        """Stop observing the pool."""
+        self._closed_with_pool.discard(self)
 
 
 async def close_idle(client: Redis) -> None:
-    """Close the connections of a pool that are not in use: those opened since the caller closed it."""
+    """Close the idle connections of a client's pool."""
     await client.connection_pool.disconnect(inuse_connections=False)
 
 
 class AdoptedConnection:
-    """A connection that redis-py opened and we drive."""
+    """A connection that redis-py has opened and this package drives."""
 
     def __init__(self, pool: Any, connection: Any) -> None:
         self._connection = connection
@@ -261,12 +245,12 @@ class AdoptedConnection:
         self.leads_to = getattr(connection, "host", None), getattr(connection, "port", None)
         self.closed_by_client = False
         self.before_closing: Callable[[], Awaitable[None]] | None = None
-        """What is to be done when the client closes it, while it is still open."""
-        self._beside = _beside(pool)
-        self._beside.add(self)
+        """Called when the caller closes the client, while the connection is still open."""
+        self._closed_with_pool = _closed_with(pool)
+        self._closed_with_pool.add(self)
 
     async def disconnect(self) -> None:
-        """Close it, as the caller closes the client."""
+        """Close the connection: the caller closes the client."""
         try:
             if self.before_closing is not None and not self.transport.is_closing():
                 await self.before_closing()
@@ -279,11 +263,11 @@ class AdoptedConnection:
         self.transport.set_protocol(protocol)
 
     def leave(self) -> None:
-        """It leads nowhere any more: closing the client must not close it."""
-        self._beside.discard(self)
+        """Deregister from the pool, so that closing the client does not close this connection."""
+        self._closed_with_pool.discard(self)
 
     def lost(self, error: Exception | None) -> None:
-        """Tell redis-py that its transport is gone: whoever waits for it to be closed goes on."""
+        """Tell redis-py that the transport is closed, so that what waits for that goes on."""
         self.leave()
         if isinstance(self._redis_protocol, asyncio.Protocol):
             self._redis_protocol.connection_lost(error)
@@ -291,7 +275,7 @@ class AdoptedConnection:
 
 
 async def probe(client: Redis) -> None:
-    """Open a connection of ``client`` with one attempt, and close it again; raise as `pooled`."""
+    """Open a connection of ``client`` with one attempt, and close it again; raise as `pooled` does."""
     connection = _new_connection(client.connection_pool)
     try:
         await bared(connection.connect())
@@ -301,43 +285,30 @@ async def probe(client: Redis) -> None:
 
 def _new_connection(pool: Any) -> Any:
     connection = pool.make_connection()
-    connection.retry = Retry(NoBackoff(), 0)  # our own back-off decides, with deadlines
+    connection.retry = Retry(NoBackoff(), 0)  # our backoff decides, with deadlines
     return connection
 
 
-@contextmanager
-def opening(connection: Any) -> Iterator[None]:
-    """While ``connection`` is opened by us, beside all pools: a child that is forked meanwhile leaves it alone."""
-    _opening.add(connection)
-    try:
-        yield
-    finally:
-        _opening.discard(connection)
+def opening(connection: Any) -> AbstractContextManager[None]:
+    """Return a context in which ``connection`` may be opened outside all pools: a forked child leaves it alone."""
+    return in_child(partial(_leave_to_parent, connection))
 
 
-_opening: set[Any] = set()
-
-
-def _leave_to_the_parent() -> None:
-    """In a forked child: say nothing on half open connections. Its copy of the parent's loop may run once more."""
-    for connection in _opening:
-        connection.redis_connect_func = _is_not_ours  # in the place of the handshake, which may be the next step
-        if _streams(connection._writer):
-            dead_end(connection._writer.transport)
+def _leave_to_parent(connection: Any) -> None:
+    """Give up a half-open connection in a forked child, whose copy of the parent's loop may run once more."""
+    connection.redis_connect_func = _is_not_ours  # replaces the handshake, which may be the next step
+    if _streams(connection._writer):
+        dead_end(connection._writer.transport)
 
 
 def _is_not_ours(connection: Any) -> None:
     raise redis.exceptions.ConnectionError("this connection was opened by the parent process")
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_leave_to_the_parent)
-
-
 async def open_connection(client: Redis) -> AdoptedConnection:
-    """Open one more connection of ``client``, beside its pool, with one attempt.
+    """Open one more connection of ``client``, outside its pool, with one attempt.
 
-    Raises as `pooled`, and NotAdoptable.
+    Raise as `pooled` does, and NotAdoptable.
     """
     pool: Any = client.connection_pool
     connection = _new_connection(pool)
@@ -348,3 +319,41 @@ async def open_connection(client: Redis) -> AdoptedConnection:
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
+
+
+class ClusterClosing(Generic[T]):
+    """The ``aclose`` of a cluster client that first closes what ``owner`` has opened outside the client.
+
+    It is an attribute of the client, which so keeps ``owner``; it does not keep the client alive.
+    """
+
+    def __init__(self, client: RedisCluster, owner: T, close: Callable[[T], Awaitable[None]]) -> None:
+        self.owner = owner
+        self._client = ref(client)
+        self._close_owned = close
+
+    def __call__(self) -> Coroutine[Any, Any, None]:
+        # redis-py calls aclose(), too, to connect again: after some MOVED, and when the cluster is down. Nothing but
+        # the caller tells the two apart.
+        caller = sys._getframe(1)
+        by_redis_py = caller.f_globals.get("__name__") == RedisCluster.__module__
+        return self._close(by_user=not by_redis_py or caller.f_code.co_name in ("__aexit__", "close"))
+
+    async def _close(self, by_user: bool) -> None:
+        try:
+            if by_user:
+                await self._close_owned(self.owner)
+        finally:
+            if (client := self._client()) is not None:
+                await type(client).aclose(client)
+
+
+def on_close(client: RedisCluster, owner: T, close: Callable[[T], Awaitable[None]]) -> None:
+    """Await ``close(owner)`` when the caller closes ``client``, before its own connections are closed."""
+    client.aclose = ClusterClosing(client, owner, close)  # type: ignore[method-assign]  # of this object only
+
+
+def owner_of(client: RedisCluster) -> object | None:
+    """Return the owner that `on_close` got for ``client``, if there is one."""
+    closing = vars(client).get("aclose")
+    return closing.owner if isinstance(closing, ClusterClosing) else None

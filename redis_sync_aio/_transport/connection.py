@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import hiredis
 
-from .._client.redis_py import AdoptedConnection, dead_end, hang_up
+from .._client.fork import dead_end
+from .._client.redis_py import AdoptedConnection, hang_up
 from .._client.resp import Reply, ReplyError, Words, pack
 from .._core.clock import now
 from .call import Call, not_understood
