@@ -18,6 +18,7 @@ from redis_sync_aio._engine.commands import ticket_member
 
 from ..scripts import test_lock_scripts as suite
 from ..scripts import test_lock_sharing as sharing
+from ..support import lock_scripts
 from ..support.lock_scripts import KEYS, acquire, holder, polled, run
 from ..support.script_mutants import Check, Mutant, failing, is_caught
 
@@ -168,10 +169,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "tonumber(first), redis.call('ZCARD', QUEUE) > 0 and 1 or 0}",
         "tonumber(first), 0}",
     ),
-    "who shares is not told that somebody waits": Mutant("if holder then wanted(holder) end"),
+    "who shares is not told that somebody waits": Mutant("if holder then notify_contended(holder) end"),
     "who shares is told although nobody waits": Mutant("(anyway or redis.call('ZCARD', QUEUE) > 0)", "true"),
-    "who shares is not told that it was taken by force": Mutant("if holder then wanted(holder, true) end"),
-    "who shares is not told who is behind": Mutant("wanted(token)\n"),
+    "who shares is not told that it was taken by force": Mutant("if holder then notify_contended(holder, true) end"),
+    "who shares is not told who is behind": Mutant("notify_contended(token)\n"),
     "a grant does not say that somebody is behind": Mutant(
         "if following then grant",
         "if next_inbox == inbox then grant",
@@ -189,7 +190,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lock that is left free is not free": Mutant(
         "redis.call('DEL', NAME)\n  redis.call('ZADD', POLLS", "redis.call('ZADD', POLLS"
     ),
-    "the waiters do not hear until when it is left free": Mutant("sooner(gap)"),
+    "the waiters do not hear until when it is left free": Mutant("notify_sooner(gap)"),
     "it is left free for good": Mutant("POLLS, ms + gap, 'POLLERS_TICKET')", "POLLS, ms * 2, 'POLLERS_TICKET')"),
     "it is left free by those who do not say so": Mutant("if holder and gap > 0 then", "if holder then gap = 150"),
     "a release without waiters does not end that it is busy": Mutant("redis.pcall('ZREM', POLLS, 'POLLERS_TICKET')"),
@@ -340,4 +341,4 @@ async def test_the_scripts_pass_every_check(redis: Redis) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 async def test_every_mutant_is_caught(redis: Redis, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    await is_caught(redis, monkeypatch, mutant, SCRIPTS, suite, CHECKS)
+    await is_caught(redis, monkeypatch, mutant, SCRIPTS, lock_scripts, CHECKS)

@@ -236,9 +236,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "to the end without a poll": Mutant("poll_ms == 0 and"),
     "to the end although he has one": Mutant("poll_ms == 0 and own == ''", "poll_ms == 0"),
     "to the end however heavy": Mutant("if full and asks and weight <= limit and", "if full and asks and"),
-    "to the end whatever the limit": Mutant("(asked == limit or asked == 0) and usual", "usual"),
-    "to the end behind anybody": Mutant("and usual(first[1]) and", "and first[1] and"),
-    "to the end behind who goes ahead": Mutant("usual(first[1]) and first[2] + 0 > 0", "usual(first[1])"),
+    "to the end whatever the limit": Mutant("(asked == limit or asked == 0) and plain_ticket", "plain_ticket"),
+    "to the end behind anybody": Mutant("and plain_ticket(first[1]) and", "and first[1] and"),
+    "to the end behind who goes ahead": Mutant("plain_ticket(first[1]) and first[2] + 0 > 0", "plain_ticket(first[1])"),
     "to the end without a word to who shares": Mutant("and not redis.call('HGET', STATE, 'shared') then", "then"),
     "to the end without a look at the memory": Mutant("if type(new) ~= 'table' then return", "if new then return"),
     "to the end again, and the queue ends": Mutant("if new == 0 or place % 16 == 0 then", "if place % 16 == 0 then"),
@@ -250,8 +250,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "string.sub(ticket, -#own) == own", "string.find(ticket, ':' .. inbox .. ':', token, true)"
     ),
     "the heavy are usual": Mutant(" and weight + 0 <= limit then\n    return 'rsa:'", " then\n    return 'rsa:'"),
-    "handed on by who has nothing": Mutant("usual(held and ARGV[2]", "usual(ARGV[2]"),
-    "handed on by who waits, too": Mutant("usual(held and ARGV[2] == '' and first[1])", "usual(held and first[1])"),
+    "handed on by who has nothing": Mutant("plain_ticket(held and ARGV[2]", "plain_ticket(ARGV[2]"),
+    "handed on by who waits, too": Mutant("held and ARGV[2] == '' and first[1])", "held and first[1])"),
     "handed on to who goes ahead": Mutant("if inbox and first[2] + 0 > 0 and", "if inbox and"),
     "handed on before anybody": Mutant("(next_inbox or not first[3]) and"),
     "handed on although there is room for more": Mutant(
@@ -282,8 +282,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "next_id .. ' ' .. look",
     ),
     "handed on without a word to who is next elsewhere": Mutant(
-        "if next_id and next_inbox ~= inbox then push",
-        "if false then push",
+        "if next_id and next_inbox ~= inbox then publish",
+        "if false then publish",
     ),
     "handed on to the dead": Mutant("and heard > 0 then\n      redis", "and heard >= 0 then\n      redis"),
     "handed on without being allowed to say so": Mutant(
@@ -307,7 +307,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "an upgrade does not say whose it is": Mutant("ttl, had, its_fence, ARGV[5])", "ttl, had, its_fence)"),
     "an upgrade in its turn does not say whose it is": Mutant("had > 0 and inbox .. '|' .. id", "nil"),
     "an upgrade that was undone is granted": Mutant("local spent = permit(ARGV[5])", "local spent"),
-    "an upgrade that was undone is not spent": Mutant("if ARGV[3] == '1' then spend(ARGV[4]) end"),
+    "an upgrade that was undone is not spent": Mutant("if ARGV[3] == '1' then leave_tombstone(ARGV[4]) end"),
     "two attempts upgrade one permit": Mutant(
         "if had ~= WRITER_WEIGHT or attempt ~= ARGV[5] then", "if had ~= WRITER_WEIGHT then"
     ),
@@ -331,18 +331,18 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "who does not wait has others told": Mutant(
         "if ticket == '' then return {Outcome.BUSY, 0, ms, now, look} end",
-        "if ticket == '' then wanted('host:1:a:1~') return {Outcome.BUSY, 0, ms, now, look} end",
+        "if ticket == '' then notify_contended('host:1:a:1~') return {Outcome.BUSY, 0, ms, now, look} end",
     ),
     "all who hold are looked at": Mutant("'ZRANGE', PERMITS, 0, MAX_NOTIFIED - 1)", "'ZRANGE', PERMITS, 0, -1)"),
     "a process is told more than once": Mutant("and not told[inbox] and", "and"),
     "what was undone hides what is held": Mutant(" and permit(holder) ~= 0 then", " then"),
     "who shares is not told who is behind": Mutant(
-        "if more and settle('') ~= FREE then wanted(token) end",
+        "if more and settle('') ~= FREE then notify_contended(token) end",
         "if more then settle('') end",
     ),
     "who shares is told although all behind fit": Mutant(
-        "if more and settle('') ~= FREE then wanted(token) end",
-        "if more then settle('') wanted(token) end",
+        "if more and settle('') ~= FREE then notify_contended(token) end",
+        "if more then settle('') notify_contended(token) end",
     ),
     "a new writer is not told who waits": Mutant(
         "if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then",

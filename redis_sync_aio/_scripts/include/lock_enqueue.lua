@@ -6,5 +6,5 @@ if holder and last and string.sub(last, 18) == holder then look = Look.NONE end
 if ticket == '' then return {Outcome.BUSY, 0, left, now, look} end
 local place, perhaps_new = (tail or 0) + 1, not tail or settled
 -- include: ticket_insert
-if holder then wanted(holder) end
+if holder then notify_contended(holder) end
 return {Outcome.QUEUED, new, left, now, look}

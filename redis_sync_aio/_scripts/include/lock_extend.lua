@@ -5,4 +5,4 @@
 local ended, keep = redis.call('PTTL', NAME), remember(ttl)
 if redis.call('PTTL', FENCE) < keep then redis.call('PEXPIRE', FENCE, keep) end
 redis.call('PEXPIRE', NAME, ttl)
-if ended < 0 or ended > ttl + 0 then sooner(ttl) end
+if ended < 0 or ended > ttl + 0 then notify_sooner(ttl) end

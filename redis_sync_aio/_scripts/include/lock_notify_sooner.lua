@@ -1,8 +1,8 @@
 -- Tell the first waiter that NAME is free in ms, sooner than it was told; or the second one, if
 -- nobody listens at the inbox of the first. Included after `lock_queue`.
-local function sooner(ms)
+local function notify_sooner(ms)
   for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, SOONER_TRIES - 1)) do
     local inbox, id = string.match(ticket, '^([^|]+)|(%d+)|')
-    if inbox and push(inbox, id .. ' 0 ' .. digits .. ' ' .. ms) ~= 0 then return end
+    if inbox and publish(inbox, id .. ' 0 ' .. digits .. ' ' .. ms) ~= 0 then return end
   end
 end

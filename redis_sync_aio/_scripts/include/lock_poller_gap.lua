@@ -14,7 +14,7 @@ elseif type(since) == 'string' and ms - since >= BUSY_MS then
   redis.call('DEL', NAME) -- first: allowed when out of memory, and then so is the rest
   redis.call('ZADD', POLLS, ms + gap, 'POLLERS_TICKET')
   redis.call('PEXPIRE', POLLS, QUEUE_TTL_MS)
-  sooner(gap)
+  notify_sooner(gap)
   redis.call('ZADD', QUEUE, -1, 'POLLERS_TICKET')
   return Released.RELEASED
 end

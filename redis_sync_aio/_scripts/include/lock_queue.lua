@@ -54,7 +54,7 @@ local function settle(mine, first)
       if following then -- the number of the next ticket of the same inbox; 0: of another one
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0)
       end
-      local heard = push(inbox, grant)
+      local heard = publish(inbox, grant)
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds the reserved lock later
         redis.call('ZADD', QUEUE, place, ticket)
         redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
@@ -63,7 +63,7 @@ local function settle(mine, first)
       if heard > 0 then
         hold(token, ms)
         if next_inbox and next_inbox ~= inbox then
-          push(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. ms)
+          publish(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. ms)
         end
         return GRANTED
       end

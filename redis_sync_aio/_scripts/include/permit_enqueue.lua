@@ -20,7 +20,7 @@ if redis.call('HGET', STATE, 'shared') then
     local inbox = sharer(holder)
     if inbox and not told[inbox] and permit(holder) ~= 0 then
       told[inbox] = true
-      wanted(holder)
+      notify_contended(holder)
     end
   end
 end

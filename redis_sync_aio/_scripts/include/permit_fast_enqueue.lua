@@ -6,7 +6,7 @@
 -- By no tombstone: see `permit_state`.
 local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 0
 local asks = ticket ~= '' and ticket ~= first[1] and poll_ms == 0 and own == ''
-if full and asks and weight <= limit and (asked == limit or asked == 0) and usual(first[1])
+if full and asks and weight <= limit and (asked == limit or asked == 0) and plain_ticket(first[1])
   and first[2] + 0 > 0 and not redis.call('HGET', STATE, 'shared') then
   local place = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1
   local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)

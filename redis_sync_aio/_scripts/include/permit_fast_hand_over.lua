@@ -4,8 +4,8 @@
 -- Needs `held`: the weight that is released (text), if this way may be tried.
 -- PUBLISH comes first: if nobody listens, or it is refused, nothing has happened yet.
 -- include: permit_plain_ticket
-local inbox, id, ms, weight, token = usual(held and ARGV[2] == '' and first[1])
-local next_inbox, next_id = usual(inbox and first[3])
+local inbox, id, ms, weight, token = plain_ticket(held and ARGV[2] == '' and first[1])
+local next_inbox, next_id = plain_ticket(inbox and first[3])
 if inbox and first[2] + 0 > 0 and (next_inbox or not first[3])
   and used - held + weight == limit then
   local other = tonumber(ends[ends[1] == ARGV[1] and 4 or 2])
@@ -18,7 +18,7 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3])
     if next_id then
       grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. look
     end
-    local heard = push(inbox, grant)
+    local heard = publish(inbox, grant)
     if type(heard) == 'number' and heard > 0 then
       redis.call('ZREM', QUEUE, first[1])
       redis.call('ZREM', PERMITS, ARGV[1])
@@ -28,7 +28,7 @@ if inbox and first[2] + 0 > 0 and (next_inbox or not first[3])
       redis.call('HSET', STATE, 'used', limit, 'fence', its_fence,
         '=' .. token, weight .. ' ' .. its_fence)
       if next_id and next_inbox ~= inbox then
-        push(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
+        publish(next_inbox, next_id .. ' 0 ' .. digits .. ' ' .. look)
       end
       return Released.RELEASED
     end

@@ -1,7 +1,7 @@
 -- A plain ticket: woken by a push, not heavier than the limit, and with a token made of its inbox
 -- and its number, so that the token holds nothing yet. Returns inbox, number, ms, weight and token;
 -- nil for any other ticket.
-local function usual(ticket)
+local function plain_ticket(ticket)
   local inbox, id, ms, weight, token = string.match(ticket or '',
     '^INBOX_PREFIX(%x+)|(%d+)|(%d+)|(%d+)|()')
   -- Compared: if the pattern matched this as well, it would take twice the time.

@@ -8,7 +8,7 @@ local moved -- since the last one lined up there may be room, or another first o
 -- Send a message to an inbox: a fence, 0 (look in ms), ASK_AGAIN or CONTENDED. Returns whether
 -- anybody listens.
 local function tell(inbox, id, fence_or, ms)
-  return push(inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
+  return publish(inbox, id .. ' ' .. fence_or .. ' ' .. digits .. ' ' .. ms) ~= 0
 end
 
 -- Grant free permits to waiting tickets ahead of `mine`, in order. Returns
@@ -60,7 +60,7 @@ local function settle(mine)
       if following then -- the number of the next ticket of the same inbox; 0: of another one
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
       end
-      local heard = push(inbox, grant)
+      local heard = publish(inbox, grant)
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds its turn later
         redis.call('ZADD', QUEUE, place, ticket)
         redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)

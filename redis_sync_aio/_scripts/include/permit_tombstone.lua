@@ -1,6 +1,6 @@
 -- Leave a tombstone: a copy of a request that arrives after its end finds it SPENT. Included after
 -- `permit_queries`.
-local function spend(token)
+local function leave_tombstone(token)
   -- pcall: nothing was written yet, and the server may be out of memory
   local set = redis.pcall('ZADD', PERMITS, now + TOMBSTONE_MS * 1000 - 0.5, token)
   if type(set) == 'table' then return end

@@ -3,7 +3,7 @@
 -- CLUSTER_MARK in its name. A client that is connected to the node that had these keys before would
 -- take a message for a grant although nobody listens here. So it is told to ask again, which
 -- redirects it.
-local function push(inbox, message)
+local function publish(inbox, message)
   if string.find(inbox, 'CLUSTER_MARK', 5, true) then
     local here = redis.pcall('PUBSUB', 'NUMSUB', inbox)
     if here.err then return here end

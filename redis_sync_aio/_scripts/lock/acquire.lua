@@ -31,7 +31,7 @@ if not holder then
     if poll_ms > 0 then redis.call('ZREM', POLLS, ticket) end
     local fence = next_fence(token, ttl)
     hold(token, ttl)
-    wanted(token) -- by the tickets that were behind it in the queue
+    notify_contended(token) -- by the tickets that were behind it in the queue
     return tonumber(fence)
   end
   settled = true

@@ -10,5 +10,5 @@
 -- include: lock_notify_contended
 local holder = redis.call('GET', NAME)
 if settle('', heads()) ~= GRANTED then redis.call('DEL', NAME) end
-if holder then wanted(holder, true) end
+if holder then notify_contended(holder, true) end
 return holder and Released.RELEASED or Released.GONE

@@ -31,7 +31,8 @@ if turn == FREE and fits(weight, 0) then
   if more then leave(ticket) end
   its_fence = next_fence(weight)
   hold(token, weight, ttl, 0, its_fence)
-  if more and settle('') ~= FREE then wanted(token) end -- those behind the ticket fit, or wait on
+  -- The tickets behind it may fit, too, or wait on.
+  if more and settle('') ~= FREE then notify_contended(token) end
   return tonumber(its_fence)
 end
 save()

@@ -24,7 +24,7 @@ if held and had > 1 and attempt == (ARGV[4] or '') then
   saved, own = used, '1 ' .. its_fence
   redis.call('HSET', STATE, 'used', used, '=' .. ARGV[1], own)
 end
-if ARGV[3] == '1' then spend(ARGV[4]) end
+if ARGV[3] == '1' then leave_tombstone(ARGV[4]) end
 settle('')
 save()
 return held and Released.RELEASED or Released.GONE

@@ -23,7 +23,7 @@ if ARGV[2] ~= '' then leave(ARGV[2]) end
 local had = permit(ARGV[1])
 held = had and had > 0
 if held then drop(ARGV[1]) end
-if ARGV[3] == '1' then spend(ARGV[1]) end
+if ARGV[3] == '1' then leave_tombstone(ARGV[1]) end
 settle('')
 save()
 return held and Released.RELEASED or Released.GONE

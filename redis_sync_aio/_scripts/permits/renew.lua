@@ -25,7 +25,7 @@ if held then
   end
   keep(ms, true) -- first: PEXPIRE is allowed when out of memory, and then so is ZADD
   redis.call('ZADD', PERMITS, now + ms * 1000, ARGV[1])
-  if ended and ended > now + ms * 1000 then sooner() end
+  if ended and ended > now + ms * 1000 then notify_sooner() end
   if reserved > 0 then redis.call('HSET', STATE, 'fence', string.format('%.0f', fence)) end
 end
 save()

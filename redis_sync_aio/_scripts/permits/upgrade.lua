@@ -27,7 +27,7 @@ if fits(WRITER_WEIGHT, had) then
   if ticket ~= '' then leave(ticket) end
   its_fence = next_fence(WRITER_WEIGHT)
   hold(token, WRITER_WEIGHT, ttl, had, its_fence, ARGV[5])
-  if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then wanted(token) end
+  if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then notify_contended(token) end
   return tonumber(its_fence)
 end
 local ahead = -1 -- the score of a ticket that is ahead of all others
