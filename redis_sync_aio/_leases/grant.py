@@ -26,6 +26,7 @@ from .choice import TaskRef, ended
 from .keeper import HELD, Group, IdentityReleases, LeaseManager, LeaseState, Releaser, Terms
 from .loss import ExplainedLoss, cause_of
 from .loss_event import LossEvent
+from .ownership import GrantGuard
 
 if TYPE_CHECKING:
     from .._client.resp import Argument, Reply
@@ -170,9 +171,12 @@ class Grant(ExplainedLoss):
             raise ValueError(f"the lease on {self.name!r} has no end (ttl=None): there is nothing to extend")
         await self._keeper.extend(self, ms)
 
-    def members(self) -> tuple[Grant, ...]:
-        """Return the grants that have to hold on the server for this one to hold."""
-        return self._keeper.members_of(self)
+    def guard(self) -> GrantGuard:
+        """Return the guard of commits that may only happen while it holds."""
+        keeper = self._keeper
+        return GrantGuard(
+            self, keeper.members_of(self), retry_for=keeper.retry_for, response_timeout=keeper.asked_response_timeout
+        )
 
     async def release(self) -> None:
         """Give it back; see `Lease.release`. Idempotent."""

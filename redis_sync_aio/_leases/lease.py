@@ -141,7 +141,7 @@ class Lease:
         """
         grant = self._grant
         grant.check_context()
-        return GuardedTransaction(servers_of(grant.client), grant, grant.members())
+        return GuardedTransaction(servers_of(grant.client), grant.guard())
 
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns. Idempotent.

@@ -1,14 +1,16 @@
-"""Whether what a token holds is held still, asked by plain commands: for those who watch it. Compare `watch`."""
+"""Whether a lease is still held, asked by plain commands: the guard of a transaction. Compare `_engine.watch`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .._client.resp import Reply, Words
 from .._core.keys import Keys, PermitKeys
+from .._engine.watch_dialogue import microseconds
 from .._scripts.constants import WRITER_WEIGHT
-from ..errors import LossReason
+from ..errors import LeaseLost, LossReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,49 @@ class Ownership:
         found = 0 if permit is None else int(permit.split(b" ", 1)[0])
         enough = found == weight if weight == WRITER_WEIGHT else found > 0
         return None if until is not None and float(until) > time and enough else "expired"
+
+
+class Owned(Protocol):
+    """What a guard needs of a grant."""
+
+    keys: Keys
+    wire_token: bytes
+    weight: int
+
+    @property
+    def name(self) -> str: ...
+    def check(self) -> None: ...
+    def committing(self, number: int, /) -> None: ...
+    def lose(self, reason: LossReason, /) -> None: ...
+    def loss(self) -> LeaseLost: ...
+
+
+class GrantGuard:
+    """The guard of `Lease.transaction`: all ``members`` of a grant are held, by the server's word."""
+
+    def __init__(
+        self, grant: Owned, members: Sequence[Owned], *, retry_for: float, response_timeout: float | None
+    ) -> None:
+        self._grant = grant
+        self._members = [(member, Ownership(member.keys, member.wire_token)) for member in members]
+        self.keys = tuple(key for _, ownership in self._members for key in ownership.watched())
+        self.name = grant.name
+        self.retry_for = retry_for
+        self.response_timeout = response_timeout
+        self.check = grant.check
+        self.committing = grant.committing
+
+    def commands(self) -> Sequence[Words]:
+        """Return the commands whose answers tell, and TIME."""
+        return [(b"TIME",), *(words for _, ownership in self._members for words in ownership.questions())]
+
+    def verify(self, replies: Sequence[Reply]) -> None:
+        """Raise LeaseLost if one of the members is lost. The grant hears of it as of any loss."""
+        clock, *rest = replies
+        time = microseconds(clock)
+        answers = iter(rest)
+        for member, ownership in self._members:
+            reason = ownership.loss(member.weight, [next(answers) for _ in ownership.questions()], time)
+            if reason is not None:
+                member.lose(reason)
+                raise self._grant.loss()

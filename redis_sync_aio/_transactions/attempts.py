@@ -35,7 +35,8 @@ from .commit_marker import CommitMarker
 from .exec_replies import ExecUnanswered, Replies
 from .handle import Transaction
 from .options import Committed, TransactionOptions
-from .turn import PoliteTransaction, Turn
+from .turn import Turn, TurnCheck
+from .watch_session import WatchSession
 
 
 class Attempts:
@@ -124,10 +125,16 @@ class Attempts:
         if self._terms.exactly_once:
             self._marker = marker = CommitMarker(self._client, self._terms.keys[0], self._response_timeout)
             watched, first = (marker.key,), (marker.done,)
-        if self._turn is None:
-            return Transaction(self._client, keys, watched, first, self._response_timeout)
-        turns = () if self._has_turn() else self._turn.keys
-        return PoliteTransaction(self._client, keys, watched, first, turns, self._take_turn, self._response_timeout)
+        return Transaction(
+            WatchSession(
+                self._client,
+                keys,
+                also_watched=watched,
+                first=first,
+                precheck=None if self._turn is None else TurnCheck(self._turn, self._take_turn),
+                response_timeout=self._response_timeout,
+            )
+        )
 
     def _finish(self) -> None:
         """There will be no other attempt."""
@@ -174,7 +181,7 @@ class Attempts:
             return False  # P7: the body's own error comes out bare
         except asyncio.CancelledError:
             why = "it was cancelled inside the loop, with EXEC in flight. Look at the data"
-            self._left = self._unknown(advice=why) if tx._in_doubt else self._caught("a cancellation")
+            self._left = self._unknown(advice=why) if tx._session.in_doubt else self._caught("a cancellation")
             self._finish()
             raise
         except BaseException:
@@ -190,7 +197,7 @@ class Attempts:
             outcome = await tx._commit()
         except SyncError as error:
             await tx._end(drop=False)
-            if error is not tx._connection_error:
+            if error is not tx._session.error:
                 self._give_up(error)
             self._pass(tx, error)
         except BaseException:
@@ -235,7 +242,7 @@ class Attempts:
 
     def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
         """Nothing was done in this attempt, because of ``error``: plan the next one, or raise."""
-        if is_transient(error) and self._out_of_trouble(tx._asked):
+        if is_transient(error) and self._out_of_trouble(tx._session.asked):
             return True
         self._give_up(error)
 
@@ -338,7 +345,7 @@ class Attempts:
 
 def _trouble_in(error: BaseException, tx: Transaction) -> SyncError | None:
     """Return why ``tx`` cannot commit, if ``error`` of its body is that, or a TaskGroup's group of nothing else."""
-    trouble = tx._connection_error
+    trouble = tx._session.error
     if error is trouble:
         return trouble
     if isinstance(error, BaseExceptionGroup):

@@ -45,6 +45,6 @@ class BodyScope:
         try:
             await tx._end(drop=cancelled)
         except asyncio.CancelledError as again:
-            if cancelled or error is tx._connection_error or asyncio.current_task() is None:
+            if cancelled or error is tx._session.error or asyncio.current_task() is None:
                 raise
             redeliver_cancellation(again, self._cancelling)

@@ -8,26 +8,46 @@ when somebody else was granted the lock in between, EXEC does nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import NoReturn, Protocol, Self
 
-from .._client.checkout import Encodables
 from .._client.error_replies import is_transient
-from .._client.resp import Reply
 from .._client.retry import AFTER_CONFLICT, RETRY
 from .._client.topology import Topology
 from .._core.clock import now
 from .._core.display import listed, text
-from .._engine.watch_dialogue import microseconds
-from .._leases.ownership import Ownership
 from ..errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
 from .body import BodyScope
 from .exec_replies import ExecUnanswered, Replies
 from .handle import Transaction, TransactionState
+from .watch_session import Precheck, WatchSession
 
-if TYPE_CHECKING:
-    from .._leases.grant import Grant
+
+class CommitGuard(Precheck, Protocol):
+    """What has to hold at the moment of a commit: the lease on the lock ``name``."""
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        ...
+
+    @property
+    def retry_for(self) -> float:
+        """For how many seconds a commit is tried."""
+        ...
+
+    @property
+    def response_timeout(self) -> float | None:
+        """For how many seconds an answer may be waited for; None: as the client says."""
+        ...
+
+    def check(self) -> None:
+        """Raise LeaseLost or NotHeld when it does not hold by our own clock."""
+        ...
+
+    def committing(self, number: int) -> None:
+        """Note that so many more commits are in flight (negative: fewer)."""
+        ...
 
 
 class GuardedTransaction(Transaction):
@@ -40,13 +60,11 @@ class GuardedTransaction(Transaction):
     _needs_watch = False
     replies: Replies | None = None
 
-    def __init__(self, servers: Topology, lease: Grant, members: Sequence[Grant]) -> None:
-        self._lease = lease
-        self._members = members
-        self._possessions = [Ownership(member.keys, member.wire_token) for member in members]
-        self._guards = tuple(key for it in self._possessions for key in it.watched())
-        response_timeout = lease._keeper.response_timeout
-        super().__init__(servers.client_of(*self._guards), self._guards, response_timeout=response_timeout)
+    def __init__(self, servers: Topology, guard: CommitGuard) -> None:
+        self._guard = guard
+        super().__init__(
+            WatchSession(servers.client_of(*guard.keys), (), precheck=guard, response_timeout=guard.response_timeout)
+        )
         self._state = TransactionState.NEW
 
     async def __aenter__(self) -> Self:
@@ -55,9 +73,9 @@ class GuardedTransaction(Transaction):
                 "a second `async with`: a transaction lives as long as the body it was given to; "
                 "call lease.transaction() again"
             )
-        self._lease.check()
+        self._guard.check()
         self._begun = now()
-        self._body = BodyScope(self._client)
+        self._body = BodyScope(self._session.client)
         self._state = TransactionState.READING
         return self
 
@@ -68,15 +86,15 @@ class GuardedTransaction(Transaction):
         if error is not None:
             await self._body.failed(self, error)
             return
-        self._lease.committing(1)
+        self._guard.committing(1)
         try:
             self.replies = await self._commit_while_held()
         except BaseException as failure:
-            if not self._in_doubt:
-                self._lease.committing(-1)  # else EXEC may be on its way still: that stays noted
+            if not self._session.in_doubt:
+                self._guard.committing(-1)  # else EXEC may be on its way still: that stays noted
             await self._end(drop=isinstance(failure, asyncio.CancelledError))
             raise
-        self._lease.committing(-1)
+        self._guard.committing(-1)
         await self._end(drop=False)
 
     async def _commit_while_held(self) -> Replies:
@@ -87,23 +105,22 @@ class GuardedTransaction(Transaction):
         deadline of the lease: `check` looks at the clock.
         """
         self._check_commit()
-        retry_for = self._lease._keeper.retry_for
-        ends = now() + retry_for
+        session, ends = self._session, now() + self._guard.retry_for
         in_trouble, touched = iter(RETRY), iter(AFTER_CONFLICT)
         conflicts = 0
         while True:
             try:
-                self._lease.check()
-                if not self._watched:
-                    await self._send([])
-                outcome = await self._execute()
+                self._guard.check()
+                if not session.watched:
+                    await session.send([])
+                outcome = await session.execute(self._queue)
             except SyncError as error:
                 delay = next(in_trouble)
                 late = now() + delay >= ends
-                if error is not self._connection_error or not is_transient(error) or self._named() or late:
+                if error is not session.error or not is_transient(error) or self._named() or late:
                     raise
-                self._connection_error = None
-                await self._begin_again()
+                session.error = None
+                await session.begin_again()
                 await asyncio.sleep(delay)
                 continue
             if isinstance(outcome, ExecUnanswered):
@@ -111,7 +128,7 @@ class GuardedTransaction(Transaction):
             if outcome is not None:
                 return outcome
             conflicts += 1
-            await self._begin_again()
+            await session.begin_again()
             delay = next(touched)
             if self._named() or now() + delay >= ends:
                 await self._blame(conflicts)
@@ -120,9 +137,9 @@ class GuardedTransaction(Transaction):
     async def _blame(self, conflicts: int) -> NoReturn:
         """Raise LeaseLost if the lease is gone, else Conflict: EXEC does not tell which of the keys was changed."""
         named = self._named()
-        self._keys, self._to_watch = dict.fromkeys(self._guards), list(self._guards)
-        await self._send([])
-        name = self._lease.name
+        self._session.watch_only(self._guard.keys)
+        await self._session.send([])
+        name = self._guard.name
         others = f"others changed {listed(named)}, or " if named else ""
         advice = ", without tx.watch() for what the lock protects" if named else " when less goes on"
         raise Conflict(
@@ -137,29 +154,12 @@ class GuardedTransaction(Transaction):
 
     def _named(self) -> list[bytes]:
         """Return the keys that the body named to be watched."""
-        return list(self._keys)[len(self._guards) :]
+        return list(self._session.keys)[len(self._guard.keys) :]
 
     def _unknown(self) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"the answer to EXEC was lost: what was guarded by the lease on {self._lease.name!r} was written as a "
+            f"the answer to EXEC was lost: what was guarded by the lease on {self._guard.name!r} was written as a "
             "whole, or not at all; look at the data",
             attempts=1,
-            keys=tuple(map(text, self._keys)),
+            keys=tuple(map(text, self._session.keys)),
         )
-
-    # -- the guard -------------------------------------------------------------------------------------
-
-    def _questions(self) -> Sequence[Encodables]:
-        return [("TIME",), *(words for it in self._possessions for words in it.questions())]
-
-    async def _answered(self, replies: Sequence[Reply]) -> bool:
-        clock, *rest = replies
-        time = microseconds(clock)
-        answers = iter(rest)
-        for member, possession in zip(self._members, self._possessions, strict=True):
-            reason = possession.loss(member.weight, [next(answers) for _ in possession.questions()], time)
-            if reason is not None:
-                member.lose(reason)  # the lease hears of it as of any loss
-                self._connection_error = self._lease.loss()
-                raise self._connection_error
-        return True

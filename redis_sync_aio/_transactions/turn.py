@@ -6,16 +6,12 @@ lost does no harm. It only makes it likely that the one whose turn it is meets n
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
-
-from redis.asyncio import Redis
 
 from .._client.checkout import Encodables
 from .._client.resp import Reply
-from .._core.clock import now
-from ..errors import SyncError
-from .handle import Transaction
+from .watch_session import Wait
 
 
 class Turn(Protocol):
@@ -36,35 +32,24 @@ class Turn(Protocol):
         """Let the next one have it, if it was taken."""
 
 
-class PoliteTransaction(Transaction):
-    """A transaction that looks, together with its WATCH, whether somebody has the turn, and then takes its own."""
+class TurnCheck:
+    """A precheck that looks whether somebody has the turn, and then takes our own."""
 
-    def __init__(
-        self,
-        client: Redis,
-        keys: tuple[bytes, ...],
-        also_watched: tuple[bytes, ...],
-        first: Sequence[Encodables],
-        turns: tuple[bytes, ...],
-        take_turn: Callable[[], Awaitable[None]],
-        response_timeout: float | None = None,
-    ) -> None:
-        super().__init__(client, keys, also_watched, first, response_timeout)
-        self._turns = turns
-        self._take_turn = take_turn
+    keys = ()
 
-    def _questions(self) -> Sequence[Encodables]:
-        return [("EXISTS", *self._turns)] if self._turns else ()
+    def __init__(self, turn: Turn, take: Wait) -> None:
+        self._asks = not turn.held
+        self._turns = turn.keys
+        self._take = take
 
-    async def _answered(self, replies: Sequence[Reply]) -> bool:
-        if not any(replies):
-            return True
-        # The connection goes back first: those who wait must not keep it from the one whose turn it is.
-        await self._begin_again()
-        try:
-            await self._take_turn()
-        except SyncError as error:
-            self._connection_error, self._asked = error, now()  # to wait for the turn is no trouble
-            raise
-        self._turns = ()
-        return False
+    def commands(self) -> Sequence[Encodables]:
+        """Return what tells whether somebody has the turn; nothing when it is ours."""
+        return [("EXISTS", *self._turns)] if self._asks else ()
+
+    def verify(self, replies: Sequence[Reply]) -> Wait | None:
+        """Return the taking of our turn if somebody has it."""
+        return self._take_turn if any(replies) else None
+
+    async def _take_turn(self) -> None:
+        await self._take()
+        self._asks = False

@@ -404,14 +404,14 @@ async def test_a_commit_beside_a_busy_semaphore_has_an_end(redis: Redis, make_cl
         theirs = AsyncSemaphore(others, "busy", limit=3)
         async with busy as lease:
             tx = lease.transaction()
-            execute = tx._execute
+            execute = tx._session.execute
 
-            async def met() -> Any:
+            async def met(queue: Any) -> Any:
                 await (await theirs.acquire()).release()
                 await asyncio.sleep(0.05)
-                return await execute()
+                return await execute(queue)
 
-            tx._execute = met  # type: ignore[method-assign]
+            tx._session.execute = met  # type: ignore[method-assign]
             began = now()
             with pytest.raises(Conflict, match="'busy' itself was touched") as raised:  # noqa: PT012
                 async with tx:

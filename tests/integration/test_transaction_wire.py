@@ -307,7 +307,7 @@ async def test_exec_is_not_sent_on_a_connection_whose_end_is_known(server: Embed
             turns += 1
             await tx.get(it.key)
             if turns == 1:
-                connection: Any = tx._opened()._connection
+                connection: Any = tx._session.opened()._connection
                 await it.proxy.cut()
                 await wait_until(connection._reader.at_eof, FAST, timeout=5)
             tx.multi()

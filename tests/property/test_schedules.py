@@ -36,7 +36,7 @@ from redis_sync_aio._sharing.cohort import Cohort
 from redis_sync_aio._sharing.holdings import Holdings
 from redis_sync_aio._transactions.attempts import Attempts
 from redis_sync_aio._transactions.commit_marker import CommitMarker
-from redis_sync_aio._transactions.handle import Transaction
+from redis_sync_aio._transactions.watch_session import WatchSession
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
@@ -181,7 +181,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "nothing is watched": (
         "transaction",
-        Mutant(Transaction, "_send", '("WATCH", *self._to_watch)', '("PING",)').apply,
+        Mutant(WatchSession, "send", '("WATCH", *self._to_watch)', '("PING",)').apply,
     ),
     "what is unknown is done again": (
         "transaction",

@@ -11,13 +11,14 @@ import pytest
 
 from redis_sync_aio._client import checkout
 from redis_sync_aio._client.checkout import CheckedOut
-from redis_sync_aio._leases.ownership import Ownership
+from redis_sync_aio._leases.ownership import GrantGuard, Ownership
 from redis_sync_aio._transactions import attempts
 from redis_sync_aio._transactions.attempts import Attempts
 from redis_sync_aio._transactions.commit_marker import CommitMarker
 from redis_sync_aio._transactions.guarded import GuardedTransaction
 from redis_sync_aio._transactions.handle import Transaction
-from redis_sync_aio._transactions.turn import PoliteTransaction
+from redis_sync_aio._transactions.turn import TurnCheck
+from redis_sync_aio._transactions.watch_session import WatchSession
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
@@ -25,18 +26,18 @@ from ..support.transaction_checks import CHECKS, of
 
 MUTANTS: Mapping[str, Mutant] = {
     # WATCH and EXEC
-    "nothing is watched": Mutant(Transaction, "_send", '("WATCH", *self._to_watch)', '("PING",)'),
+    "nothing is watched": Mutant(WatchSession, "send", '("WATCH", *self._to_watch)', '("PING",)'),
     "the guard is not watched the second time": Mutant(
-        Transaction, "_begin_again", "[*self._keys, *self._also_watched]", '[b"else"]'
+        WatchSession, "begin_again", "[*self.keys, *self._also_watched]", '[b"else"]'
     ),
     "a conflict is taken for done": Mutant(
-        Transaction, "_execute", "is None:\n        return None", "is None:\n        return ()"
+        WatchSession, "execute", "is None:\n        return None", "is None:\n        return ()"
     ),
-    "what was not sent is not known": Mutant(Transaction, "_execute", "not connection.written or ", ""),
-    "nobody asks whether MULTI is allowed": Mutant(Transaction, "_send", "if connection.executes", "if True"),
+    "what was not sent is not known": Mutant(WatchSession, "execute", "not connection.written or ", ""),
+    "nobody asks whether MULTI is allowed": Mutant(WatchSession, "send", "if connection.executes", "if True"),
     "it asks each time": Mutant(CheckedOut, "check_executes", "_proven.add(writer)"),
     "a refused EXEC leaves MULTI open": Mutant(
-        Transaction, "_execute", "isinstance(executed, redis.exceptions.ExecAbortError)", "True"
+        WatchSession, "execute", "isinstance(executed, redis.exceptions.ExecAbortError)", "True"
     ),
     # again, or not
     "a conflict is not tried again": Mutant(
@@ -74,18 +75,16 @@ MUTANTS: Mapping[str, Mutant] = {
         CheckedOut, "_give_back", "if self.watching or not self.in_step:", "if not self.in_step:"
     ),
     "it goes back to a server that refuses everything": Mutant(
-        Transaction, "_refused", "self._connection.in_step = False"
+        WatchSession, "refused", "self._connection.in_step = False"
     ),
-    "it is not given back after an error": Mutant(Transaction, "_end", "await self._give_back(drop)"),
+    "it is not given back after an error": Mutant(Transaction, "_end", "await self._session.give_back(drop)"),
     "it is lost when nobody waits for it any more": Mutant(
         checkout, "_not_wanted", '_start(CheckedOut(client, connecting.result())._give_back(False), "release")'
     ),
     # turns
-    "nobody looks whose turn it is": Mutant(
-        PoliteTransaction, "_questions", "if self._turns else ()", "if False else ()"
-    ),
-    "somebody else's turn does not matter": Mutant(PoliteTransaction, "_answered", "if not any(replies):", "if True:"),
-    "it keeps its connection while it waits": Mutant(PoliteTransaction, "_answered", "await self._begin_again()"),
+    "nobody looks whose turn it is": Mutant(TurnCheck, "commands", "if self._asks else ()", "if False else ()"),
+    "somebody else's turn does not matter": Mutant(TurnCheck, "verify", "if any(replies)", "if False"),
+    "it keeps its connection while it waits": Mutant(WatchSession, "_verified", "await self.begin_again()"),
     "the turn is taken one conflict later": Mutant(
         Attempts, "_before_next", "self._conflicts >= after", "self._conflicts > after"
     ),
@@ -97,7 +96,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Attempts, "_take_turn", "None if ends is None else max(0.0, self._begun + ends - now())", "None"
     ),
     # the guard
-    "the token is not compared": Mutant(GuardedTransaction, "_answered", "if reason is not None:", "if False:"),
+    "the token is not compared": Mutant(GrantGuard, "verify", "if reason is not None:", "if False:"),
     "any token will do": Mutant(Ownership, "loss", "holder == self.token", "holder is not None"),
     "the lock is not watched": Mutant(Ownership, "watched", "self.keys.all[:1]", "self.keys.all[1:2]"),
     "a spent permit guards": Mutant(Ownership, "loss", "else found > 0", "else True"),

@@ -423,13 +423,13 @@ class Worker:
                 count = int(await tx.get(key) or 0)
                 tx.multi()
                 tx.set(key, count + 1)
-                execute = tx._execute
+                execute = tx._session.execute
 
-                async def late() -> Any:
+                async def late(queue: Any) -> Any:
                     os.kill(os.getpid(), signal.SIGSTOP)
-                    return await execute()
+                    return await execute(queue)
 
-                tx.__dict__["_execute"] = late
+                tx._session.__dict__["execute"] = late
         else:
             count = int(await self.client.get(key) or 0)
             lease.check()
