@@ -13,7 +13,6 @@ from ._core.display import shown, text
 from ._core.keys import gate_keys
 from ._leases.lease import Lease
 from .errors import StaleFence
-from .multilock import MultiLease
 
 __all__ = ["FenceGate"]
 
@@ -107,8 +106,8 @@ class FenceGate:
 
 
 def _fence(value: int | Lease) -> int:
-    if isinstance(value, MultiLease):
-        known = ", ".join(map(repr, value.names))
+    if fences := getattr(value, "fences", None):  # a lease over several locks
+        known = ", ".join(map(repr, fences))
         raise TypeError(
             f"fence must be that of one lock; this lease has one for each of {known}. Pass the one of the lock that "
             'protects the resource, as in accept(lease.fences["a"])'
