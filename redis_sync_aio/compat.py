@@ -51,7 +51,7 @@ from .errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncErro
 
 __all__ = ["Lock"]
 
-logger = logging.getLogger("redis_sync_aio")
+logger: logging.Logger = logging.getLogger("redis_sync_aio")
 
 GAP_MS, LOOK_EVERY = 150, 1.0
 """For so long a busy lock is left free, for stock locks that poll; so many seconds are between two looks of waiters."""
@@ -112,12 +112,15 @@ class Lock(RedisLock):
         blocking: bool = True, blocking_timeout: float | None = None, thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> None:  # fmt: skip
-        # Not RedisLock.__init__, which would tie the class to the scripts of the first client.
-        check_client(redis)
+        check_client(redis)  # and not RedisLock.__init__, which ties the class to the scripts of the first client
         self.redis: Client = redis
-        self.name, self.timeout, self.sleep = name, timeout, sleep  # the name's setter needs the client
-        self.blocking, self.blocking_timeout = blocking, blocking_timeout
-        self.thread_local, self.raise_on_release_error = bool(thread_local), raise_on_release_error
+        self.name = name  # its setter needs the client
+        self.timeout: float | None = timeout
+        self.sleep: float = sleep
+        self.blocking: bool = blocking
+        self.blocking_timeout: float | None = blocking_timeout
+        self.thread_local: bool = bool(thread_local)
+        self.raise_on_release_error: bool = raise_on_release_error
         self.local = threading.local() if self.thread_local else SimpleNamespace()
         self.local.token = None
         self._ttl_ms()
@@ -375,13 +378,10 @@ def _task() -> asyncio.Task[object]:
 
 
 _INSIDE = (
-    *("do_acquire", "do_release", "do_extend", "do_reacquire", "register_scripts"),
-    *("lua_release", "lua_extend", "lua_reacquire"),
-    *("LUA_RELEASE_SCRIPT", "LUA_EXTEND_SCRIPT", "LUA_REACQUIRE_SCRIPT"),
+    *("do_acquire", "do_release", "do_extend", "do_reacquire", "register_scripts", "lua_release", "lua_extend"),
+    *("lua_reacquire", "LUA_RELEASE_SCRIPT", "LUA_EXTEND_SCRIPT", "LUA_REACQUIRE_SCRIPT"),
 )
-"""What redis-py's lock has beside its documented methods."""
-
-
+"""Attributes of redis-py's lock that are not documented."""
 _CLASSES: dict[str, type[RedisError]] = {
     "OOM": exceptions.OutOfMemoryError, "NOPERM": exceptions.NoPermissionError,
     "NOAUTH": exceptions.AuthenticationError, "WRONGPASS": exceptions.AuthenticationError,

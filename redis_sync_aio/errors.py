@@ -89,8 +89,9 @@ def explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = Fa
 class SyncError(Exception):
     """Base of every error of a lock, a lease or a transaction."""
 
-    __repr__ = BaseException.__repr__
-    """Class and message; redis-py's ConnectionError would show neither."""
+    def __repr__(self) -> str:
+        """Return class and message; redis-py's ConnectionError would show neither."""
+        return BaseException.__repr__(self)
 
     def __reduce__(self) -> tuple[Callable[..., SyncError], tuple[object, ...], dict[str, object]]:
         """Pickle and copy it with its attributes; by default the class is called with ``args`` alone."""

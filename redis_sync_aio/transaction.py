@@ -247,7 +247,7 @@ class LockTurn:
 
     def __init__(self, client: Client | Coordinator, keys: tuple[bytes, ...]) -> None:
         self._client = client
-        self.keys = tuple(map(turn_key, keys))
+        self.keys: tuple[bytes, ...] = tuple(map(turn_key, keys))
         self._grant: Grant | None = None
 
     @property

@@ -24,7 +24,7 @@ from .._core.display import text
 from ..errors import LossReason, NotHeld, WrongContext, copy_error
 from .choice import TaskRef, ended
 from .keeper import HELD, Group, IdentityReleases, LeaseManager, LeaseState, Releaser, Terms
-from .loss import ExplainedLoss, cause_of
+from .loss import Cause, ExplainedLoss, cause_of
 from .loss_event import LossEvent
 from .ownership import GrantGuard
 
@@ -75,8 +75,10 @@ class Grant(ExplainedLoss):
     """A renewal was answered while it was released: the server has it for longer than is known here."""
     interrupted = False
     """What was done under it was broken off: its record stays."""
-    claim = 0.0
+    claim: float = 0.0
     """For so many seconds it was handed over, until its first renewal; 0: for its ttl, or it was renewed since."""
+    cause: Cause | None = None
+    reason: LossReason | None = None
     _lost: LossEvent | None = None
 
     def __init__(
@@ -95,15 +97,15 @@ class Grant(ExplainedLoss):
         self.keys = keys
         self.wire_token = token
         self.fence = fence
-        self.deadline = deadline  # local clock
-        self.period = period  # seconds granted by the latest answer
-        self.since = deadline - period if period < _ENDLESS else now()  # local clock
-        self.ttl_ms = terms.ttl_ms
-        self.weight = terms.weight or 1
-        self.auto_renew = terms.auto_renew
+        self.deadline: float = deadline  # local clock
+        self.period: float = period  # seconds granted by the latest answer
+        self.since: float = deadline - period if period < _ENDLESS else now()  # local clock
+        self.ttl_ms: int = terms.ttl_ms
+        self.weight: int = terms.weight or 1
+        self.auto_renew: bool = terms.auto_renew
         # Without an end, also where an identity joins a lease that has none, there is nothing to renew.
-        self.renew_at = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
-        self.until = _ENDLESS
+        self.renew_at: float = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
+        self.until: float = _ENDLESS
         if terms.max_hold is not None:
             self.until = self.since + terms.max_hold
             self.deadline = min(deadline, self.until)

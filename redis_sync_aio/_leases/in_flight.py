@@ -36,9 +36,9 @@ class Sent:
     __slots__ = ("given_up", "span")
 
     def __init__(self, span: Span) -> None:
-        self.span = span
+        self.span: Span = span
         """What it lets the lease last for, or later: from before it was sent for the first time."""
-        self.given_up = False
+        self.given_up: bool = False
         """No answer is waited for any more; it may be executed yet."""
 
 

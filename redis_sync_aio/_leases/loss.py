@@ -54,7 +54,7 @@ class ExplainedLoss:
     """Why it was lost, once it is."""
     reports_loss = True
     """Whether its loss is logged: not for a part of something whose own loss is."""
-    loss_reported = False
+    loss_reported: bool = False
     """Whether an error that says how it was lost was made for somebody."""
 
     def loss(self) -> LeaseLost:

@@ -64,7 +64,7 @@ class Renewals(Deadlines):
         self.response_timeout = patience
         self.exit_timeout = exit_timeout
         super().__init__(lambda: engine().executor.alone)
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._engine = engine
         self._leases = leases
         self._forget = forget
@@ -77,10 +77,10 @@ class Renewals(Deadlines):
         self._asleep = now() - self.loop.time()  # so far: the loop's clock stands still meanwhile
         self._stalls = Stalls()
         self._schedule = Schedule()
-        self.dismiss = self._schedule.leave
+        self.dismiss: Callable[[Grant], None] = self._schedule.leave
         """Keep a lease no longer."""
-        self.slices = Slices(self.loop)
-        self.under_way = InFlightCounter()
+        self.slices: Slices = Slices(self.loop)
+        self.under_way: InFlightCounter = InFlightCounter()
 
     def keep_new(self, lease: Grant) -> None:
         """Keep a lease that was just granted."""

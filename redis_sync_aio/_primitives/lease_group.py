@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from .._acquire.request import Request
+from .._client.settings import Client
 from .._core.clock import now
-from .._leases.choice import current_ref, ended, waits_for_itself
+from .._leases.choice import TaskRef, current_ref, ended, waits_for_itself
 from .._leases.grant import Grant
 from .._leases.keeper import HELD, LeaseState
 from ..errors import CommandRefused, LeaseLost, LossReason, WouldDeadlock
@@ -45,11 +46,11 @@ class GroupGrant(Grant):
         period = min(member.period for member in bundle.members)
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
         super().__init__(bundle, first.keys, bundle.token, bundle.fence, bundle.deadline(), period, terms)
-        self.acquirer = current_ref()
+        self.acquirer: TaskRef | None = current_ref()
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
-        self.deadline = self.bundle.deadline()
+        self.deadline: float = self.bundle.deadline()
         return super().remaining()
 
     def is_lost(self) -> bool:
@@ -95,16 +96,16 @@ class LeaseGroup:
 
     def __init__(self, key: Hashable, members: tuple[Grant, ...]) -> None:
         """Bundle ``members``, and be found by ``key``. One that is lost already is found by `enter`."""
-        self.members = members
+        self.members: tuple[Grant, ...] = members
         self.shares: list[GroupGrant] = []
-        self.loop = asyncio.get_running_loop()
-        self.response_timeout = members[0].response_timeout
-        self.asked_response_timeout = members[0]._keeper.asked_response_timeout
-        self.exit_timeout = members[0]._keeper.exit_timeout
-        self.retry_for = members[0]._keeper.retry_for
-        self.client = members[0].client
-        self.token = b" ".join(member.wire_token for member in members)
-        self.fence = max(member.fence for member in members)
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.response_timeout: float = members[0].response_timeout
+        self.asked_response_timeout: float | None = members[0]._keeper.asked_response_timeout
+        self.exit_timeout: float = members[0]._keeper.exit_timeout
+        self.retry_for: float = members[0]._keeper.retry_for
+        self.client: Client = members[0].client
+        self.token: bytes = b" ".join(member.wire_token for member in members)
+        self.fence: int = max(member.fence for member in members)
         self._behind: list[ReferenceType[GroupGrant]] = []  # after a loss: shares that were not released since
         self._key = key
         _bundles[key] = self

@@ -39,6 +39,7 @@ def majority(servers: int) -> int:
 class QuorumGroup(LeaseGroup):
     """The keeper of one share, which is held as long as ``needed`` of its members are."""
 
+    members: tuple[Grant, ...]
     _timer: asyncio.TimerHandle | None = None
     """Looks whether it has ended."""
     _rejoining: asyncio.TimerHandle | asyncio.Task[None] | None = None
@@ -61,7 +62,7 @@ class QuorumGroup(LeaseGroup):
         ``answer_within``: seconds that a server has for an answer. ``ask``: asks one again, without waiting in line.
         """
         self.servers = servers
-        self.needed = majority(servers)
+        self.needed: int = majority(servers)
         self._answer_within = answer_within
         self._ask = ask
         self._where = {lease: server for server, lease in members.items()}

@@ -77,13 +77,13 @@ class WorkRecord:
 
     abandoned: Abandoned | None = None
     progress: dict[str, Json] | None = None
-    superseded = False
+    superseded: bool = False
     """Another lease of the same identity writes the record now."""
     _seq = 0  # of our latest write
 
     def __init__(self, keeper: Renewals) -> None:
         self._keeper = keeper
-        self.writer = os.urandom(6).hex().encode()
+        self.writer: bytes = os.urandom(6).hex().encode()
         """What tells this lease from others of the same identity."""
         self.steps: list[Step] = []
         self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without what was refused

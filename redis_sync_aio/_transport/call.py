@@ -36,7 +36,7 @@ class Call:
     """Why it has not been answered yet."""
     attempts = 0
     ambiguous = False
-    over = False
+    over: bool = False
     once = False
     """Not idempotent: never sent a second time."""
     undoes = False
@@ -55,10 +55,11 @@ class Call:
         expires: float,
         done: Callable[[Call], None],
     ) -> None:
-        self.keys = keys
-        self.script = script
+        self.keys: Keys = keys
+        self.script: Script = script
         self.arguments = arguments
-        self.begun = self.sent = sent  # local clock; `sent`: from before the last copy was sent (P6)
+        self.begun: float = sent
+        self.sent: float = sent  # local clock; from before the last copy was sent (P6)
         self.expires = expires  # local clock: stop trying then
         self.done = done
 

@@ -248,7 +248,7 @@ async def read_books(redis: Redis, prefix: str, plan: Plan) -> Audit:
 
 # -- the command line --------------------------------------------------------------------------------------
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
