@@ -100,6 +100,7 @@ async def test_p1_p8_a1_a2_a3_killed() -> None:
         assert percentile(after) <= f.ttl + SLACK
 
 
+@pytest.mark.ci
 async def test_p6_p8_a4_a5_stopped() -> None:
     """A4, A5: SIGSTOP for half the ttl, after which nothing is lost; for longer, after which it is known at once."""
     async with field(ttl=1.0, long=0.1, patience=30) as f:  # each stopped waiter may cost the others its claim
@@ -132,6 +133,7 @@ async def test_p6_p8_a4_a5_stopped() -> None:
         assert percentile(late) <= NOTICED
 
 
+@pytest.mark.ci
 async def test_p3_p6_c6_c7_cut() -> None:
     """C6, C7: connections cut by the server and on the way, and processes cut off for longer than the ttl.
 
@@ -188,6 +190,7 @@ async def test_p3_p6_c6_c7_cut() -> None:
         assert history.waits()[0][0] <= HEALED
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("keep", [True, False], ids=["with-data", "without-data"])
 async def test_p1_p8_d1_d2_restarted(keep: bool) -> None:
     """D1, D2: the server is killed and starts again with all it had (AOF), or with nothing.

@@ -31,10 +31,10 @@ from ..support.timed import Timed, assert_within
 NAME = "race"
 AT_ONCE = 0.1
 """FAULTS B6: seconds within which whatever was given up is free again."""
-MANY = 10_000
 
 Ends = Literal["cancelled", "times out"]
 ends = pytest.mark.parametrize("how", ["cancelled", "times out"])
+many = pytest.mark.parametrize("many", [pytest.param(10_000, marks=pytest.mark.ci), 1_000])
 only_link = pytest.mark.parametrize("way", ["link"])
 
 
@@ -325,8 +325,9 @@ def cpu() -> float:
 
 
 @only_link
+@many
 @pytest.mark.parametrize("kind", KINDS, ids=str)  # WATCH takes one at a time
-async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: Redis) -> None:
+async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: Redis, many: int) -> None:
     """On one lock: no command but their own, one connection, 8 KiB each; all cancelled in a moment."""
     lock = kind.make(sync, NAME, ttl=60)
     others = await connected(redis)
@@ -335,14 +336,14 @@ async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: 
     tracemalloc.start(1)
     before, _ = tracemalloc.get_traced_memory()
     begin = time.monotonic()
-    waiters = [asyncio.create_task(lock.acquire()) for _ in range(MANY)]
-    await wait_until(waits(lock, MANY), FAST, timeout=25)
+    waiters = [asyncio.create_task(lock.acquire()) for _ in range(many)]
+    await wait_until(waits(lock, many), FAST, timeout=25)
     queueing = time.monotonic() - begin
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert await connected(redis) - others <= 2
-    assert (after - before) / MANY < 8192
+    assert (after - before) / many < 8192
 
     handed = 200
     sent, fence = await commands(redis), holder.fence
@@ -373,18 +374,19 @@ async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: 
     await last.release()
     await nothing_left(kind, sync, redis)
     print(
-        f"\n{MANY} waiters of one {kind}: queued in {queueing:.2f} s (under tracemalloc), "
-        f"{(after - before) / MANY:.0f} bytes each; "
+        f"\n{many} waiters of one {kind}: queued in {queueing:.2f} s (under tracemalloc), "
+        f"{(after - before) / many:.0f} bytes each; "
         f"{used / handed:.2f} commands and {handing / handed * 1e6:.0f} us per hand-over; "
         f"cancelled in {returned:.2f} s, off the server in {cancelling:.2f} s, {used_cpu:.2f} s CPU"
     )
 
 
 @only_link
-async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis) -> None:
+@many
+async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis, many: int) -> None:
     """At once, of one process: held, renewed and released over one connection. (Leases of permits are the same.)"""
     others = await connected(redis)
-    locks = [AsyncLock(sync, f"{NAME}:{number}", ttl=60) for number in range(MANY)]
+    locks = [AsyncLock(sync, f"{NAME}:{number}", ttl=60) for number in range(many)]
     gc.collect()
     tracemalloc.start(1)
     before, _ = tracemalloc.get_traced_memory()
@@ -393,7 +395,7 @@ async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis) -> None
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert await connected(redis) - others <= 2
-    assert await redis.dbsize() == 2 * MANY  # the holders, the fences
+    assert await redis.dbsize() == 2 * many  # the holders, the fences
     begin = time.monotonic()
     await asyncio.gather(*(lease.extend(60) for lease in leases))
     extending = time.monotonic() - begin
@@ -406,9 +408,9 @@ async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis) -> None
     await asyncio.gather(*(lease.release() for lease in leases))
     assert not hub_of(sync).tickets
     assert not hub_of(sync).resources
-    assert await redis.dbsize() == MANY
-    assert (after - before) / MANY < 8192
+    assert await redis.dbsize() == many
+    assert (after - before) / many < 8192
     print(
-        f"\n{MANY} locks: acquired in {acquiring:.2f} s, renewed in {extending:.2f} s, released in {releasing:.2f} s, "
-        f"{(after - before) / MANY:.0f} bytes each"
+        f"\n{many} locks: acquired in {acquiring:.2f} s, renewed in {extending:.2f} s, released in {releasing:.2f} s, "
+        f"{(after - before) / many:.0f} bytes each"
     )

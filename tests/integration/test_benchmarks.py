@@ -50,6 +50,7 @@ def everything() -> tuple[list[Outcome], dict[str, Any]]:
     return outcomes + run(" ".join(OURS_ONLY), "ours")[0], about
 
 
+@pytest.mark.ci
 def test_every_scenario_has_its_figures(everything: tuple[list[Outcome], dict[str, Any]], tmp_path: Path) -> None:
     outcomes, about = everything
     judged = verdicts(outcomes)
@@ -68,6 +69,7 @@ def test_every_scenario_has_its_figures(everything: tuple[list[Outcome], dict[st
     assert {target["scenario"] for target in found["targets"]} == set(scenarios.BY_KEY) - NO_TARGETS
 
 
+@pytest.mark.ci
 def test_the_layers_of_a_pair_have_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
     profile.main(rounds=1, seconds=0.02)
     printed = capsys.readouterr().out
@@ -116,6 +118,7 @@ def test_targets_of_sharing() -> None:
     assert found == [("s3work", "ours"), ("s3work", "ours"), ("s3one", "asyncio-lock")]
 
 
+@pytest.mark.ci
 def test_bursts_and_slices_have_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
     sharing.main(rounds=1, seconds=0.1, bursts="64,256", slices="0.005", out=None)
     head, _, strict, *tuned = capsys.readouterr().out.splitlines()
@@ -125,6 +128,7 @@ def test_bursts_and_slices_have_their_figures(capsys: pytest.CaptureFixture[str]
     assert "never" not in strict
 
 
+@pytest.mark.ci
 def test_only_some_take_part_in_a_quick_run() -> None:
     names = ["ours", "ours-shared", "ours-lingering"]
     quick = replace(SMOKE, everybody=False)
@@ -151,6 +155,7 @@ def test_the_target_of_a_lone_task_is_its_slice_and_three_round_trips() -> None:
     assert not verdicts([outcome])[0].reached
 
 
+@pytest.mark.ci
 def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome], dict[str, Any]]) -> None:
     outcomes = {outcome.scenario.key: outcome for outcome in everything[0]}
 
@@ -172,6 +177,7 @@ def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome]
     assert ours("s6", "stuck") == ours("s6", "ignored") == ours("s6", "left") == 0
 
 
+@pytest.mark.ci
 def test_a_lock_that_excludes_nobody_is_found_out() -> None:
     outcomes, _ = run("s1 s2 s3 s3work s3one lone handover s4 s6 s5 s5work s2sem s4sem rw s8", "no-lock")
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+import pytest
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 
@@ -66,6 +67,7 @@ def opened(sync: Coordinator, connections: int) -> bool:
     return sync.connections >= connections
 
 
+@pytest.mark.ci
 async def test_a_node_that_was_removed_for_good_is_forgotten() -> None:
     """It is not in `trouble`, and its shard and its link are collected, though nobody asks for its slots."""
     async with cluster() as nodes, nodes.client() as client, Coordinator(client) as sync:
@@ -105,6 +107,7 @@ async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None
             assert sync.connection_error is None
 
 
+@pytest.mark.ci
 async def test_scattered_slots_do_not_stall_the_loop() -> None:
     """Each of the 16,384 is a range of its own in the answer of the nodes, which is asked for with each connection."""
     async with cluster() as nodes, nodes.client() as client, Coordinator(client) as sync:

@@ -117,7 +117,13 @@ def test_p12_a_loop_that_is_closed_by_hand_keeps_no_client(nodes: Nodes) -> None
 
 
 @pytest.mark.parametrize(
-    "how", ["coordinator os._exit", "coordinator sys.exit", "bare client os._exit", "polling sys.exit"]
+    "how",
+    [
+        "coordinator os._exit",
+        pytest.param("coordinator sys.exit", marks=pytest.mark.ci),
+        pytest.param("bare client os._exit", marks=pytest.mark.ci),
+        pytest.param("polling sys.exit", marks=pytest.mark.ci),
+    ],
 )
 async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
     server = nodes.owner(NAME)

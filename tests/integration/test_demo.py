@@ -86,6 +86,7 @@ def test_every_item_is_sold_once_although_a_holder_is_killed(tmp_path: Path) -> 
     assert seconds < 20
 
 
+@pytest.mark.ci
 def test_it_leaves_nothing_behind_on_a_given_server(server: tuple[EmbeddedServer, redis.Redis], tmp_path: Path) -> None:
     done = demo("--url", server[0].url, "--out", str(tmp_path / "t.svg"), *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -93,6 +94,7 @@ def test_it_leaves_nothing_behind_on_a_given_server(server: tuple[EmbeddedServer
     assert server[1].keys() == []
 
 
+@pytest.mark.ci
 def test_without_a_kill(tmp_path: Path) -> None:
     done = demo("--no-kill", "--processes", "1", "--tasks", "3", "--items", "31", "--products", "7", "--work", "0",
                 "--out", str(tmp_path / "t.svg"))  # fmt: skip
@@ -102,6 +104,7 @@ def test_without_a_kill(tmp_path: Path) -> None:
     assert bars(tmp_path / "t.svg") == 31
 
 
+@pytest.mark.ci
 def test_it_draws_to_the_temporary_directory(tmp_path: Path) -> None:
     done = demo("--no-kill", *SMALL, env=environment() | {"TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -121,6 +124,7 @@ def test_without_the_lock_it_fails_and_says_why(tmp_path: Path) -> None:
 # -- when it can not be carried out ------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_a_worker_that_dies_by_itself_is_reported(server: tuple[EmbeddedServer, redis.Redis], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
@@ -149,6 +153,7 @@ def test_ctrl_c_ends_the_workers_and_cleans_up(server: tuple[EmbeddedServer, red
     assert len(server[1].client_list()) == 1
 
 
+@pytest.mark.ci
 def test_the_workers_die_with_the_demo(server: tuple[EmbeddedServer, redis.Redis]) -> None:
     # Sales that take longer than this test: the workers have nothing to tell, and so no broken pipe to notice.
     command = [sys.executable, "-m", "redis_sync_aio", "demo", "--no-kill", "--work", "60000", "--url", server[0].url]

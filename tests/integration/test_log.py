@@ -308,6 +308,7 @@ async def test_a_queue_that_moves(sync: Coordinator, other: Coordinator, told: T
     assert record.waiting > 1
 
 
+@pytest.mark.ci
 async def test_more_leases_than_one_process_can_renew(sync: Coordinator, told: Told) -> None:
     """The server answers all the while, so nobody is sent to look at it, or at the network."""
     locks = [AsyncLock(sync, f"{NAME}:{number}", ttl=60) for number in range(10_000)]

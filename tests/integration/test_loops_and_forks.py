@@ -158,8 +158,17 @@ async def in_own_loop_of_child(lock: AsyncLock, lease: Lease, how: str) -> None:
         await refused(lock.acquire)
 
 
-@pytest.mark.parametrize("ends", ["os._exit", "sys.exit"])
-@pytest.mark.parametrize("made_from", ["coordinator", "bare client", "polling"])
+@pytest.mark.parametrize(
+    ("made_from", "ends"),
+    [
+        ("coordinator", "os._exit"),
+        pytest.param("coordinator", "sys.exit", marks=pytest.mark.ci),
+        pytest.param("bare client", "os._exit", marks=pytest.mark.ci),
+        ("bare client", "sys.exit"),
+        pytest.param("polling", "os._exit", marks=pytest.mark.ci),
+        pytest.param("polling", "sys.exit", marks=pytest.mark.ci),
+    ],
+)
 def test_p12_a8_fork(server: EmbeddedServer, made_from: str, ends: str) -> None:
     play(server, "fork", f"{made_from} {ends}", PYTHONDEVMODE="")
     assert look(server) is None
@@ -195,12 +204,13 @@ async def forking_while_it_connects(url: str) -> None:
     print("done")
 
 
+@pytest.mark.ci
 def test_p12_a8_fork_while_it_connects(server: EmbeddedServer) -> None:
     play(server, "fork_while_it_connects", PYTHONDEVMODE="")
     assert look(server) is None
 
 
-@pytest.mark.parametrize("ends", ["os._exit", "sys.exit"])
+@pytest.mark.parametrize("ends", ["os._exit", pytest.param("sys.exit", marks=pytest.mark.ci)])
 def test_p12_a8_fork_with_tls(server: EmbeddedServer, tmp_path: Path, ends: str) -> None:
     """The child has a copy of the parent's session, and does not say a word in it."""
     tls = make_tls(tmp_path)

@@ -80,6 +80,7 @@ async def server() -> AsyncIterator[EmbeddedServer]:
         yield server
 
 
+@pytest.mark.ci
 async def test_no_callback_works_on_all_leases(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
     """Renewals, the look at them after a reconnect, and the end of the coordinator are done in slices."""
     caplog.set_level("ERROR", "redis_sync_aio")
@@ -100,6 +101,7 @@ async def _ran(client: Redis, number: int) -> bool:
     return await scripts(client) >= number
 
 
+@pytest.mark.ci
 async def test_leases_that_are_not_due_cost_nothing(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
     """One lease among them is renewed thirty times a second: a look at all of them each time would take CPU time."""
     caplog.set_level("ERROR", "redis_sync_aio")
@@ -115,6 +117,7 @@ async def test_leases_that_are_not_due_cost_nothing(server: EmbeddedServer, capl
     assert share < 0.1
 
 
+@pytest.mark.ci
 async def test_no_callback_works_on_all_waiters(server: EmbeddedServer, caplog: pytest.LogCaptureFixture) -> None:
     """The look after a reconnect at where they stand, and the end of all waits, are done in slices."""
     caplog.set_level("ERROR", "redis_sync_aio")

@@ -34,10 +34,12 @@ def test_a_link() -> None:
     run(cut_link)
 
 
+@pytest.mark.ci
 def test_one_shard_of_a_cluster() -> None:
     run(cut_shard)
 
 
+@pytest.mark.ci
 def test_a_minority_and_a_majority_of_a_redlock() -> None:
     run(cut_redlock)
 

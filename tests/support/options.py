@@ -39,7 +39,7 @@ OPTIONS = Options()
 def add_options(parser: pytest.Parser) -> None:
     """Tell pytest of the options."""
     add = parser.getgroup("redis_sync_aio").addoption
-    add("--run-ci", action="store_true", help="run what only the gate runs, too: tests marked ci, every way to connect")
+    add("--run-ci", action="store_true", help="run tests marked ci and every combination of parameters, too")
     add("--topology", default="direct", choices=("direct", "sentinel", "shards"), help="of tests/conformance")
     add("--schedules", type=int, metavar="N", help="random schedules of each subject (with --run-ci: 2000)")
     add("--schedule", type=int, metavar="SEED", help="run and print this one random schedule")

@@ -1,0 +1,42 @@
+"""What leaves the default run: no pair of values, and nothing of a test with one or two parameters."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from random import Random
+from typing import Any
+
+import pytest
+
+from ...support.pairwise import Case, cover, sample
+
+AXES = {"kind": range(7), "way": range(3), "body": range(4), "twice": (False, True)}
+PRODUCT: list[Case] = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
+
+
+def pairs(cases: list[Case]) -> set[object]:
+    return {pair for case in cases for pair in combinations(case.items(), 2)}
+
+
+def test_each_pair_of_values_stays() -> None:
+    kept = [PRODUCT[index] for index in cover(PRODUCT)]
+    assert pairs(kept) == pairs(PRODUCT)
+    assert 7 * 4 <= len(kept) < 1.5 * 7 * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_pair_that_occurs_stays_where_combinations_are_missing(seed: int) -> None:
+    cases = [case for case in PRODUCT if Random(f"{seed} {case}").random() < 0.3]
+    kept = [cases[index] for index in cover(cases)]
+    assert pairs(kept) == pairs(cases)
+    assert len(kept) < len(cases)
+
+
+def test_the_choice_is_the_same_each_time() -> None:
+    assert cover(PRODUCT) == cover([dict(case) for case in PRODUCT])
+
+
+def test_all_of_a_test_with_two_parameters_stay(request: pytest.FixtureRequest) -> None:
+    items: list[Any] = request.session.items
+    few = [item for item in items if not hasattr(item, "callspec") or len(item.callspec.params) < 3]
+    assert sample(few) == set(few)
