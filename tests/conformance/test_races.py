@@ -258,10 +258,14 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
 
     async with asyncio.timeout(25):
         await asyncio.gather(*(contend() for _ in range(25)))
-    async with Timed() as took:
-        for lease in await asyncio.gather(*(kind.make(sync, name).acquire(timeout=2) for name in names)):
-            await lease.release()
-    assert took.waited < AT_ONCE
+
+    async def all_again() -> float:
+        async with Timed() as took:
+            for lease in await asyncio.gather(*(kind.make(sync, name).acquire(timeout=2) for name in names)):
+                await lease.release()
+        return took.waited
+
+    await assert_within(AT_ONCE, all_again)
     assert counter == entered
     assert ended["cancelled"] > 5 * rounds
     print(f"\n{way}: {25 * rounds} acquires, {ended}, {sum(entered.values())} sections")
@@ -381,12 +385,19 @@ async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: 
     )
 
 
+@pytest_asyncio.fixture
+async def patient(redis: Redis) -> AsyncIterator[Coordinator]:
+    """A coordinator for very many requests at the same time, on a busy machine."""
+    async with Coordinator(redis, response_timeout=20, retry_for=40) as coordinator:
+        yield coordinator
+
+
 @only_link
 @many
-async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis, many: int) -> None:
+async def test_p9_e7_ten_thousand_locks(patient: Coordinator, redis: Redis, many: int, way: str) -> None:
     """At once, of one process: held, renewed and released over one connection. (Leases of permits are the same.)"""
     others = await connected(redis)
-    locks = [AsyncLock(sync, f"{NAME}:{number}", ttl=60) for number in range(many)]
+    locks = [AsyncLock(patient, f"{NAME}:{number}", ttl=60) for number in range(many)]
     gc.collect()
     tracemalloc.start(1)
     before, _ = tracemalloc.get_traced_memory()
@@ -406,8 +417,8 @@ async def test_p9_e7_ten_thousand_locks(sync: Coordinator, redis: Redis, many: i
     leases = await asyncio.gather(*(lock.acquire() for lock in locks))
     acquiring = time.monotonic() - begin
     await asyncio.gather(*(lease.release() for lease in leases))
-    assert not hub_of(sync).tickets
-    assert not hub_of(sync).resources
+    assert not hub_of(patient).tickets
+    assert not hub_of(patient).resources
     assert await redis.dbsize() == many
     assert (after - before) / many < 8192
     print(

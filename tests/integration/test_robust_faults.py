@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +29,8 @@ from ..support.body import FAST, waits
 from ..support.child import Crew, Failed
 from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
 from ..support.served import served
-from ..support.wire_sweep import ANSWERS, AT_ONCE, WIRE
+from ..support.timed import failures
+from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture
@@ -178,20 +178,14 @@ COMMANDS = {"robust/adopt": 1, "robust/record": 5, "robust/renew": 1, "robust/re
 """The scripts that `work` sends, and how often at least."""
 
 
-async def one_fault(
-    server: EmbeddedServer, mode: str, command: str, skip: int, fault: str, action: Action
-) -> str | None:
+async def one_fault(server: EmbeddedServer, mode: str, command: str, skip: int, fault: str, action: Action) -> None:
     name = f"{command}-{skip}-{fault}".replace(" ", "-")
-    try:
-        async with asyncio.timeout(30), wired(server, mode, name=name) as w:
-            for one in COMMANDS:
-                await w.direct.script_load(load(one).source.decode())
-            rule = w.proxy.on(script(load(command).sha), action, skip=skip)
-            await work(w, name)
-            assert rule.acted, "the fault did not happen"
-    except Exception:
-        return f"{name}: {traceback.format_exc()}"
-    return None
+    async with asyncio.timeout(30), wired(server, mode, name=name) as w:
+        for one in COMMANDS:
+            await w.direct.script_load(load(one).source.decode())
+        rule = w.proxy.on(script(load(command).sha), action, skip=skip)
+        await work(w, name)
+        assert rule.acted, "the fault did not happen"
 
 
 @pytest.mark.parametrize("mode", ["link", "plain"])
@@ -201,15 +195,8 @@ async def test_p4_every_fault_at_every_command(server: EmbeddedServer, mode: str
     cases = [(*point, *fault) for point in points for fault in WIRE.items()]
     if mode == "link":
         cases += [(command, 0, *fault) for command in ("robust/adopt", "robust/record") for fault in ANSWERS.items()]
-    at_once = asyncio.Semaphore(AT_ONCE)
-
-    async def run(command: str, skip: int, fault: str, action: Action) -> str | None:
-        async with at_once:
-            return await one_fault(server, mode, command, skip, fault, action)
-
-    outcomes = await asyncio.gather(*(run(*case) for case in cases))
-    wrong = [outcome for outcome in outcomes if outcome is not None]
-    assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(wrong[:5])
+    wrong = await failures(cases, lambda case: one_fault(server, mode, *case))
+    assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(f"{case}: {error!r}" for case, error in wrong)
     assert len(cases) == (117 if mode == "link" else 45)
 
 

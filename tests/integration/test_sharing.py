@@ -272,7 +272,7 @@ async def test_p2_a_lone_task_gets_its_half(redis: Redis, sync: Coordinator, oth
     """P2: a process with one busy task has as many grants as one with sixteen."""
     shares = []
     for _ in range(TRIES):
-        (lone,), many = await grants((sync, other), (1, 16), 6000)
+        (lone,), many = await grants((sync, other), (1, 16), 20_000)
         shares.append(lone / (lone + sum(many)))
         if 0.4 < shares[-1] < 0.6:
             return

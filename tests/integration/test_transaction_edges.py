@@ -26,6 +26,7 @@ from redis_sync_aio import (
     TransactionMisuse,
     Unreachable,
     transaction,
+    wait_until,
     watch_retry,
 )
 from redis_sync_aio._core.clock import now
@@ -449,7 +450,7 @@ async def test_p5_a_cancellation_from_outside_in_a_cancelled_scope_stays_due(
             steps.append("not cancelled")
 
         task = asyncio.ensure_future(work())
-        await asyncio.sleep(0.2)
+        await wait_until(lambda: bool(steps), FAST, timeout=10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -45,6 +45,7 @@ from ..support.proxy import (
     Action,
     Rule,
 )
+from ..support.timed import failures
 from ..support.transactions_wired import TIMEOUT, Wired, wired
 
 TRANSACTIONS = 160 * OPTIONS.scale
@@ -129,13 +130,15 @@ async def test_every_fault_at_every_command(server: EmbeddedServer, mode: str, p
     # An error in place of QUEUED would come with EXECABORT later: the proxy can not know.
     answers = {"WATCH": ("LOADING", "READONLY"), "GET": ("LOADING", "READONLY"), "EXEC": tuple(ANSWERS)}.get(point, ())
     faults = [fault for fault in FAULTS if fault not in ANSWERS or fault in answers]
-    found = await asyncio.gather(*(one_fault(server, mode, point, fault) for fault in faults), return_exceptions=True)
-    wrong = {
-        fault: "".join(traceback.format_exception(result)) if isinstance(result, BaseException) else "did not happen"
-        for fault, result in zip(faults, found, strict=True)
-        if result is not True
-    }
-    assert not wrong, "\n".join(f"-- {fault}: {why}" for fault, why in wrong.items())
+
+    async def run_one(fault: str) -> None:
+        assert await one_fault(server, mode, point, fault), "the fault did not happen"
+
+    wrong = await failures(faults, run_one)
+    for fault, error in wrong:
+        print(f"-- {fault}")
+        traceback.print_exception(error)
+    assert not wrong, "\n".join(f"{fault}: {error!r}" for fault, error in wrong)
 
 
 # -- the answer to EXEC is lost: both orders ---------------------------------------------------------------

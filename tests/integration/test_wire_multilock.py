@@ -6,7 +6,6 @@ Whatever happens to a command or its answer, all locks are acquired, under one l
 from __future__ import annotations
 
 import asyncio
-import traceback
 
 import pytest
 
@@ -15,7 +14,8 @@ from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import ERROR, Action, script
-from ..support.wire_sweep import ANSWERS, AT_ONCE, WIRE
+from ..support.timed import failures
+from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import RELEASE, SOON, Wired, quiet_loop, wired
 
 __all__ = ["quiet_loop"]  # a fixture
@@ -50,17 +50,13 @@ async def check_free(w: Wired, names: list[str]) -> None:
     await wait_until(free, SOON, timeout=5)
 
 
-async def one_fault(server: EmbeddedServer, mode: str, case: str, fault: str, action: Action) -> str | None:
+async def one_fault(server: EmbeddedServer, mode: str, case: str, fault: str, action: Action) -> None:
     template, command, skip = CASES[case]
     names = template.format(f"{case} {fault}".replace(" ", "-")).split()
-    try:
-        async with asyncio.timeout(30), wired(server, mode, name=names[0]) as w:
-            await w.direct.script_load(load("lock/acquire_all").source.decode())
-            await acquire_and_release(w, names, command, skip, action)
-            await check_free(w, names)
-    except Exception:
-        return f"{fault}: {traceback.format_exc()}"
-    return None
+    async with asyncio.timeout(30), wired(server, mode, name=names[0]) as w:
+        await w.direct.script_load(load("lock/acquire_all").source.decode())
+        await acquire_and_release(w, names, command, skip, action)
+        await check_free(w, names)
 
 
 @pytest.mark.parametrize("mode", ["link", "plain"])
@@ -68,16 +64,9 @@ async def one_fault(server: EmbeddedServer, mode: str, case: str, fault: str, ac
 async def test_p4_every_fault(server: EmbeddedServer, mode: str, case: str) -> None:
     if mode == "plain" and case == "one script":
         case = "the first of three"  # without a link there is no such script
-    faults = WIRE | ANSWERS
-    at_once = asyncio.Semaphore(AT_ONCE)
-
-    async def run(fault: str, action: Action) -> str | None:
-        async with at_once:
-            return await one_fault(server, mode, case, fault, action)
-
-    outcomes = await asyncio.gather(*(run(*fault) for fault in faults.items()))
-    wrong = [outcome for outcome in outcomes if outcome is not None]
-    assert not wrong, "\n".join(wrong)
+    faults = [*(WIRE | ANSWERS).items()]
+    wrong = await failures(faults, lambda fault: one_fault(server, mode, case, *fault))
+    assert not wrong, "\n".join(f"{fault}: {error!r}" for (fault, _), error in wrong)
 
 
 @pytest.mark.parametrize("mode", ["link", "plain"])

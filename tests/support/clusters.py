@@ -15,6 +15,7 @@ from typing import Any
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.crc import key_slot
+from redis.exceptions import ResponseError
 
 from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio._client.cluster import Cluster
@@ -63,6 +64,15 @@ class Nodes:
         async with node.client() as plain:
             client: Any = plain
             return await client.execute_command(*words)
+
+    async def cut_off(self, node: EmbeddedServer) -> None:
+        """Let a node hear nothing of the others any more; needs ``debug`` of `cluster`."""
+        try:
+            await self.say(node, "DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-2")
+        except ResponseError:  # Redis before 7, whose nodes do not tell each other whom they forget
+            for other in self.ids:
+                if other is not node:
+                    await self.say(node, "CLUSTER", "FORGET", self.ids[other])
 
     async def begin_move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
         """Begin to migrate a slot; its keys are where they were."""
@@ -135,16 +145,18 @@ class Nodes:
 
 
 @asynccontextmanager
-async def cluster(replicas: int = 0, bounds: Sequence[int] = EVEN) -> AsyncIterator[Nodes]:
+async def cluster(replicas: int = 0, bounds: Sequence[int] = EVEN, *, debug: bool = False) -> AsyncIterator[Nodes]:
     """Start the nodes; they agree with each other when this returns. ``replicas``: 0, or 1 for each shard.
 
-    ``bounds``: the first slot of each shard, and `SLOTS`. `Nodes.owner` knows the usual ones.
+    ``bounds``: the first slot of each shard, and `SLOTS`. `Nodes.owner` knows the usual ones. ``debug``: let the nodes
+    take DEBUG commands.
     """
+    options = (*OPTIONS, *(await _debugging() if debug else ()))
     async with AsyncExitStack() as stack:
         nodes = Nodes()
         for group, number in ((nodes.primaries, SHARDS), (nodes.replicas, SHARDS * replicas)):
             for _ in range(number):
-                group.append(await stack.enter_async_context(EmbeddedServer(port=0, args=OPTIONS)))
+                group.append(await stack.enter_async_context(EmbeddedServer(port=0, args=options)))
         every = [*nodes.primaries, *nodes.replicas]
         for epoch, node in enumerate(every, 1):
             nodes.ids[node] = _text(await nodes.say(node, "CLUSTER", "MYID"))
@@ -173,6 +185,13 @@ async def cluster(replicas: int = 0, bounds: Sequence[int] = EVEN) -> AsyncItera
 
         await wait_until(agree, SOON, timeout=20)
         yield nodes
+
+
+async def _debugging() -> tuple[str, ...]:
+    """Return the options that let a server take DEBUG commands; before Redis 7 there were none, and each took them."""
+    async with EmbeddedServer() as server, server.client() as client:
+        version = (await client.info("server"))["redis_version"]
+    return ("--enable-debug-command", "yes") if int(str(version).split(".")[0]) >= 7 else ()
 
 
 async def _follows(replica: EmbeddedServer) -> bool:

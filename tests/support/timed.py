@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 from redis_sync_aio._core.clock import now
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 TICK = 0.01
 LATE = 0.05
@@ -82,3 +83,33 @@ async def timed(what: Callable[[], Awaitable[T]], again: int = 2) -> tuple[float
     if took.stalled and again:
         return await timed(what, again - 1)
     return took.seconds, found
+
+
+AT_ONCE = 12
+"""So many cases of a sweep share a loop: more would only be late because of each other."""
+
+
+async def failures(
+    cases: Sequence[C], run: Callable[[C], Awaitable[object]], again: int = 2
+) -> list[tuple[C, Exception]]:
+    """Run many cases, some at a time; return those that failed, and how.
+
+    Each has timeouts of its own. So if the event loop stood still meanwhile, those that failed run again, one by one,
+    until they fail in a loop that does not. The last time counts.
+    """
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def one(case: C) -> Exception | None:
+        async with at_once:
+            try:
+                await run(case)
+            except Exception as error:
+                return error
+        return None
+
+    async with Timed() as took:
+        ends = await asyncio.gather(*map(one, cases))
+    wrong = [(case, end) for case, end in zip(cases, ends, strict=True) if end is not None]
+    if not (wrong and took.stalled and again):
+        return wrong
+    return [failed for case, _ in wrong for failed in await failures([case], run, again - 1)]

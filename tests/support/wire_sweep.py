@@ -29,11 +29,9 @@ from .proxy import (
     Rule,
     anything,
 )
-from .timed import Timed
+from .timed import failures
 from .wired import ACQUIRE, RELEASE, RENEW, RESPONSE_TIMEOUT, RETRY_FOR, SOON, Wired, wired
 
-AT_ONCE = 12
-"""So many cases of a sweep share a loop: more would only be late because of each other."""
 LIMIT = 5
 SEVERAL = SemaphoreKind("semaphore(5)", "permits/", "expired", limit=LIMIT)
 WIRE: dict[str, Action] = {
@@ -184,21 +182,11 @@ class Case:
 async def sweep(server: EmbeddedServer, cases: Iterable[Case], **options: Any) -> int:
     """Run all cases; return how many faults were injected."""
     cases = list(cases)
-    at_once = asyncio.Semaphore(AT_ONCE)
-
-    async def run(case: Case) -> None:
-        async with at_once:
-            await case.run(server, **options)
-
-    async with Timed() as took:
-        ends = await asyncio.gather(*map(run, cases), return_exceptions=True)
-    wrong = [(case, end) for case, end in zip(cases, ends, strict=True) if end is not None]
-    for case, end in wrong:
+    wrong = await failures(cases, lambda case: case.run(server, **options))
+    for case, error in wrong:
         print(f"-- {case}")
-        traceback.print_exception(end)
-    assert not wrong, "\n".join(
-        [f"the loop stood still for {took.stood:.2f} s of {took.seconds:.2f}", *(f"{c}: {end!r}" for c, end in wrong)]
-    )
+        traceback.print_exception(error)
+    assert not wrong, "\n".join(f"{case}: {error!r}" for case, error in wrong)
     return sum(case.acted for case in cases)
 
 
