@@ -376,8 +376,8 @@ async def test_two_hundred_leases_are_renewed_in_one_write(kind: Kind, own_serve
     """P9, E7: one batch; the server's reads grow with bytes (16 KiB each), not with leases."""
     async with own_server.client() as client, Coordinator(client) as sync:
         leases = await asyncio.gather(*(kind.make(sync, f"n{n}", ttl=3).acquire() for n in range(200)))
-        first = leases[-1].deadline
-        await wait_until(lambda: leases[-1].deadline > first, FAST, timeout=10)  # they send the script itself
+        first = leases[-1]._grant.deadline
+        await wait_until(lambda: leases[-1]._grant.deadline > first, FAST, timeout=10)  # they send the script itself
         before = await client.info("all")
         renewals = reads = 0
         async with asyncio.timeout(20):
