@@ -131,10 +131,10 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
                 end()
             entered.set()  # noqa: B023
 
-        monkeypatch.setattr(sync, "link_pushed", pushed)
+        monkeypatch.setattr(link_events_of(sync), "link_pushed", pushed)
         await holder.release()
         await asyncio.wait_for(entered.wait(), 2)
-        monkeypatch.setattr(sync, "link_pushed", let_in)
+        monkeypatch.setattr(link_events_of(sync), "link_pushed", let_in)
         lease = await third_gets_it(third, first, lambda: None)
         if how == "cancelled":
             assert first.cancelled()
@@ -292,9 +292,9 @@ async def test_p3_c7_lost_wake_up_is_healed(
             def swallow(payload: bytes) -> None:
                 if payload.split()[1] != b"0":
                     swallowed.set()
-                    monkeypatch.setattr(sync, "link_pushed", let_in)
+                    monkeypatch.setattr(link_events_of(sync), "link_pushed", let_in)
 
-            monkeypatch.setattr(sync, "link_pushed", swallow)
+            monkeypatch.setattr(link_events_of(sync), "link_pushed", swallow)
             left = holder.remaining()
             await holder.release()
             await asyncio.wait_for(swallowed.wait(), 2)
