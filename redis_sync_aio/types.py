@@ -7,7 +7,7 @@ from ._client.settings import Client
 from ._core.arguments import Json, Name, Seconds
 from ._core.keys import Engine
 from ._leases.hold import OnLost
-from ._leases.loss_event import LossEvent
+from ._leases.lease import LossEvent
 from ._recovery.undo import UndoStep
 from ._transactions.attempts import Attempts
 from .coordinator import Push

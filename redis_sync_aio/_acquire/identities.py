@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._leases.grant import Grant
-from .._leases.keeper import LeaseState
+from .._leases.terms import LeaseState
 
 if TYPE_CHECKING:
     from .acquisition import Acquisition

@@ -7,37 +7,18 @@ for exits.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
-from weakref import ReferenceType, ref
+from typing import TypeVar
 
 from .._core.keys import PermitKeys
 from .._scripts.constants import WRITER_WEIGHT
 from ..errors import NotHeld, WouldDeadlock
+from .grant import Grant
+from .tasks import TaskRef, current_ref, ended
 
-if TYPE_CHECKING:
-    from .grant import Grant
-
-TaskRef: TypeAlias = ReferenceType[asyncio.Task[object]]
-L = TypeVar("L", bound="Grant")
+L = TypeVar("L", bound=Grant)
 
 MAX_LISTED = 5
-
-
-def ended(task: TaskRef) -> bool:
-    """Return whether the task has ended."""
-    alive = task()
-    return alive is None or alive.done()
-
-
-def current_ref() -> TaskRef | None:
-    """Return a weak reference to the current task; None outside of a task, as in a forked child."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return None
-    return None if task is None else ref(task)
 
 
 def to_release(held: Sequence[L], what: str) -> L:

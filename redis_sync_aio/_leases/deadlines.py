@@ -14,7 +14,7 @@ from .._transport.call import Call
 from ..errors import CommandRefused
 from .grant import Grant
 from .in_flight import InFlightRenewals, Sent, Span
-from .keeper import LeaseState
+from .terms import LeaseState
 
 CLAIM_USED = 1 / 6
 """The part of a claim after which it is renewed. A longer section pays one command for it, a shorter one none."""

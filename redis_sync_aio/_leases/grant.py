@@ -13,30 +13,63 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
 
 from .._client.settings import Client
 from .._core import logs
 from .._core.cancellation import in_time, leaving, undo_in
 from .._core.clock import now
 from .._core.display import text
-from ..errors import LossReason, NotHeld, WrongContext, copy_error
-from .choice import TaskRef, ended
-from .keeper import HELD, Group, IdentityReleases, LeaseManager, LeaseState, Releaser, Terms
-from .loss import Cause, ExplainedLoss, cause_of
-from .loss_event import LossEvent
-from .ownership import GrantGuard
+from .._core.futures import FutureLike
+from .._core.keys import Keys
+from ..errors import LeaseLost, LossReason, NotHeld, WrongContext, copy_error
+from .loss import Cause, cause_of
+from .tasks import TaskRef, ended
+from .terms import HELD, RELEASED, IdentityReleases, LeaseState, Terms
 
 if TYPE_CHECKING:
     from .._client.resp import Argument, Reply
-    from .._core.keys import Keys
 
 
 _ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
 
 
-class Grant(ExplainedLoss):
+class LeaseManager(Protocol):
+    """What a lease needs of the one who keeps it.
+
+    `Renewals` keep those on the server, a `Bundle` the shares of a multi-lease, a `Cohort` what its tasks share.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    client: Client
+    response_timeout: float
+    asked_response_timeout: float | None
+    """Seconds that the caller gives an answer; None: as its client does."""
+    exit_timeout: float
+    """Seconds that the end of a body that failed waits for its release."""
+    retry_for: float
+
+    def check_context(self) -> None: ...
+    def stalled_since(self, time: float) -> float: ...
+    def answering(self, keys: Keys, stalled: bool) -> bool: ...
+    def release(self, lease: Grant) -> None: ...
+    def forget(self, lease: Grant) -> None: ...
+    def members_of(self, lease: Grant) -> tuple[Grant, ...]: ...
+    async def extend(self, lease: Grant, ttl: int) -> None: ...
+
+
+class Group(Protocol):
+    """What leases stand on this one, which is then released by them only."""
+
+    @property
+    def shares(self) -> Sequence[Grant]: ...
+    def ownerless(self) -> bool: ...
+
+
+class Grant:
     """What the server gave for one request: how long it lasts, its renewals, its release, its loss.
 
     Users have a `Lease`, which is a face on a grant. The modules of this package have grants, and no leases.
@@ -66,7 +99,7 @@ class Grant(ExplainedLoss):
     """What made its reader the writer; empty: it was acquired as it is."""
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
-    releasers: list[Releaser] | None = None
+    releasers: list[FutureLike[None]] | None = None
     namesakes: IdentityReleases | None = None
     """Who else goes by its identity here, if it has one."""
     joined = False
@@ -77,9 +110,15 @@ class Grant(ExplainedLoss):
     """What was done under it was broken off: its record stays."""
     claim: float = 0.0
     """For so many seconds it was handed over, until its first renewal; 0: for its ttl, or it was renewed since."""
-    cause: Cause | None = None
     reason: LossReason | None = None
-    _lost: LossEvent | None = None
+    cause: Cause | None = None
+    """Why it was lost, once it is."""
+    reports_loss = True
+    """Whether its loss is logged: not for a part of something whose own loss is."""
+    loss_reported: bool = False
+    """Whether an error that says how it was lost was made for somebody."""
+    _ended: anyio.Event | None = None
+    """Set when it has ended; there while somebody waits for that."""
 
     def __init__(
         self,
@@ -92,7 +131,7 @@ class Grant(ExplainedLoss):
         terms: Terms,
     ) -> None:
         self.state = HELD
-        self._keeper = keeper
+        self.manager = keeper
         self._terms = terms
         self.keys = keys
         self.wire_token = token
@@ -129,26 +168,19 @@ class Grant(ExplainedLoss):
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
         try:
-            self._keeper.check_context()
+            self.manager.check_context()
         except WrongContext as error:
             raise error.about(f"the lease on {self.name!r}") from None
 
     @property
     def client(self) -> Client:
         """The client that its coordinator was made from."""
-        return self._keeper.client
+        return self.manager.client
 
     @property
     def response_timeout(self) -> float:
         """For how many seconds an answer may be waited for."""
-        return self._keeper.response_timeout
-
-    @property
-    def lost(self) -> LossEvent:
-        """An event that is set when the lease is lost."""
-        if self._lost is None:
-            self._lost = LossEvent(self)
-        return self._lost
+        return self.manager.response_timeout
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
@@ -157,6 +189,13 @@ class Grant(ExplainedLoss):
     def is_lost(self) -> bool:
         """Return whether it ended before its holder released it."""
         return self.reason is not None or (self.state is HELD and now() >= self.deadline)
+
+    async def wait_ended(self) -> None:
+        """Wait until it is lost, or its release was confirmed."""
+        self.check_context()
+        if not self.is_lost() and self.state is not RELEASED:
+            self._ended = self._ended or anyio.Event()
+            await self._ended.wait()
 
     def check(self) -> None:
         """Raise LeaseLost if it is lost, NotHeld if it was released; no command is sent."""
@@ -171,14 +210,7 @@ class Grant(ExplainedLoss):
         self.check()
         if self.deadline == math.inf or self.period == math.inf:
             raise ValueError(f"the lease on {self.name!r} has no end (ttl=None): there is nothing to extend")
-        await self._keeper.extend(self, ms)
-
-    def guard(self) -> GrantGuard:
-        """Return the guard of commits that may only happen while it holds."""
-        keeper = self._keeper
-        return GrantGuard(
-            self, keeper.members_of(self), retry_for=keeper.retry_for, response_timeout=keeper.asked_response_timeout
-        )
+        await self.manager.extend(self, ms)
 
     async def release(self) -> None:
         """Give it back; see `Lease.release`. Idempotent."""
@@ -192,13 +224,13 @@ class Grant(ExplainedLoss):
         if self.body is not None:
             self.end_body()
         # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
-        outcome: asyncio.Future[None] = self._keeper.loop.create_future()
+        outcome: asyncio.Future[None] = self.manager.loop.create_future()
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
         self.give_back()
         try:
-            await (outcome if (error := leaving()) is None else in_time(outcome, self._keeper, self.name, error))
+            await (outcome if (error := leaving()) is None else in_time(outcome, self.manager, self.name, error))
         except GeneratorExit:  # as `outcome_of`, without a coroutine for each release
-            undo_in(self._keeper.loop, outcome.cancel)
+            undo_in(self.manager.loop, outcome.cancel)
             raise
 
     def end_body(self) -> None:
@@ -277,15 +309,15 @@ class Grant(ExplainedLoss):
             self.state = LeaseState.RELEASING
             if self.writer is not None and self.writer.state is HELD:  # no permit, no writer
                 self.writer.lose("expired")
-            self._keeper.release(self)
+            self.manager.release(self)
 
     def release_ended(self, error: Exception | None) -> None:
         """Note the outcome of the release, and tell everybody who waits for it."""
         if self.state is LeaseState.RELEASING:
             # A release that failed leaves the lease held, until its deadline and not renewed: it may be tried again.
             self.state = LeaseState.RELEASED if error is None else LeaseState.HELD
-            if error is None and self._lost is not None:
-                self._lost._notify()
+            if error is None:
+                self.notify_ended()
         releasers, self.releasers = self.releasers, None
         for outcome in releasers or ():
             if outcome.done():
@@ -305,14 +337,52 @@ class Grant(ExplainedLoss):
                 self._report_loss()
             if self.writer is not None:  # first: what forgets us may give the permit back
                 self.writer.lose(reason)
-            self._keeper.forget(self)
+            self.manager.forget(self)
             self._notify_lost()
 
+    def notify_ended(self) -> None:
+        """Wake all tasks that wait for its end."""
+        if self._ended is not None:
+            self._ended.set()
+
     def _notify_lost(self) -> None:
-        if self._lost is not None:
-            self._lost._notify()
+        self.notify_ended()
         if self.on_loss is not None:
             self.on_loss()
+
+    def loss(self) -> LeaseLost:
+        """Return the error that says how this lease was lost."""
+        self.loss_reported = True
+        return self.lost_as()
+
+    def lost_as(
+        self,
+        given_back: tuple[str, ...] = (),
+        servers: tuple[int, int, int] | None = None,
+        fence: int | None = None,
+        since: float | None = None,
+    ) -> LeaseLost:
+        """Return the same error, perhaps for something that this lease is a part of.
+
+        ``fence``, ``since``: of that (``since``: when it was granted, local clock); the others as `LeaseLost`.
+        """
+        cause = self.cause or cause_of(self, self.reason or "expired")
+        return LeaseLost(
+            name=self.name,
+            reason=cause.reason,
+            fence=self.fence if fence is None else fence,
+            held_for=cause.held_for + (0.0 if since is None else self.since - since),
+            stalled=cause.stalled,
+            time_is_up=cause.time_is_up,
+            claim=cause.claim,
+            given_back=given_back,
+            servers=servers,
+        )
+
+    def _report_loss(self) -> None:
+        reader = self.reader
+        if reader is None or reader.reason is None:  # else the reader's loss, which took this along, is reported
+            logs.lease_lost(self.lost_as())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.described()}>"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
-from .choice import TaskRef
 from .forgotten import weakly
+from .tasks import TaskRef
 
 if TYPE_CHECKING:
     from .grant import Grant

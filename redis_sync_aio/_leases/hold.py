@@ -21,9 +21,9 @@ from .._core.cancellation import give_up_on, patience_of, redeliver_cancellation
 from .._core.clock import now
 from ..errors import NotHeld, SyncError
 from .cancel_on_loss import CancelOnLoss
-from .choice import TaskRef, current_ref, ended
 from .grant import Grant
-from .keeper import HELD
+from .tasks import TaskRef, current_ref, ended
+from .terms import HELD
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,7 +77,7 @@ class Hold(Generic[L]):
             grant.lose("expired")
         if grant.state is not HELD:
             grant.check()
-        task = asyncio.current_task(grant._keeper.loop)  # to ask for the loop takes longer
+        task = asyncio.current_task(grant.manager.loop)  # to ask for the loop takes longer
         if task is not None:
             self._before = task.cancelling()
             by = grant.acquirer
@@ -100,7 +100,7 @@ class Hold(Generic[L]):
         if task is asyncio.current_task():
             # By the body itself: release(), extend() or check() raises LeaseLost right there. But not if it ended
             # with another lease, which the body released.
-            grant._keeper.loop.call_soon(self._unless_told)
+            grant.manager.loop.call_soon(self._unless_told)
             return
         self._guard = CancelOnLoss(task, self._before, f"the lease on {grant.name!r} was lost")
 
@@ -146,7 +146,7 @@ class Hold(Generic[L]):
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            async with asyncio.timeout(patience_of(error, grant._keeper.exit_timeout)):
+            async with asyncio.timeout(patience_of(error, grant.manager.exit_timeout)):
                 await grant.release()
         except TimeoutError:
             give_up_on(grant.name, error)

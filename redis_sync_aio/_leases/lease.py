@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from .._client.topology import servers_of
 from .._core.arguments import Seconds, ttl_ms
 from .._transactions.guarded import GuardedTransaction
+from .grant import Grant
 from .hold import Hold, leave_unentered
+from .ownership import GrantGuard
 
-if TYPE_CHECKING:
-    from .grant import Grant
-    from .loss_event import LossEvent
+
+class LossEvent:
+    """An event that is set when the lease is lost. It is never unset, and a release does not set it."""
+
+    __slots__ = ("_grant",)
+
+    def __init__(self, grant: Grant) -> None:
+        self._grant = grant
+
+    def is_set(self) -> bool:
+        """Return whether the lease is lost. Looks at the clock: right also when the loop was blocked."""
+        return self._grant.is_lost()
+
+    async def wait(self) -> None:
+        """Wait until the lease has ended: it is lost (`is_set`), or its release was confirmed. Safe to cancel.
+
+        So a task that watches a lease ends with it.
+        """
+        await self._grant.wait_ended()
 
 
 class Lease:
@@ -31,6 +49,7 @@ class Lease:
     _grant: Grant
     _hold: Hold[Self] | None = None
     """The body that was entered by the lease itself."""
+    _lost: LossEvent | None = None
 
     def __init__(self, grant: Grant) -> None:
         """Show ``grant``. The package makes leases; users get them from ``acquire()``."""
@@ -71,7 +90,9 @@ class Lease:
     @property
     def lost(self) -> LossEvent:
         """An event: ``lost.is_set()``; ``await lost.wait()``, which a release ends, too."""
-        return self._grant.lost
+        if self._lost is None:
+            self._lost = LossEvent(self._grant)
+        return self._lost
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
@@ -141,7 +162,14 @@ class Lease:
         """
         grant = self._grant
         grant.check_context()
-        return GuardedTransaction(servers_of(grant.client), grant.guard())
+        manager = grant.manager
+        guard = GrantGuard(
+            grant,
+            manager.members_of(grant),
+            retry_for=manager.retry_for,
+            response_timeout=manager.asked_response_timeout,
+        )
+        return GuardedTransaction(servers_of(grant.client), guard)
 
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns. Idempotent.

@@ -7,16 +7,11 @@ or this process did not get round to it; only the stalls that were measured sinc
 
 from __future__ import annotations
 
-import asyncio
-import math
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, Protocol
 
-from .._core import logs
 from .._core.clock import now
-from ..errors import LeaseLost, LossReason
-
-if TYPE_CHECKING:
-    from .grant import Grant
+from .._core.keys import Keys
+from ..errors import LossReason
 
 
 class Cause(NamedTuple):
@@ -29,76 +24,45 @@ class Cause(NamedTuple):
     claim: float = 0.0
 
 
-def cause_of(lease: Grant, reason: LossReason) -> Cause:
+class Witness(Protocol):
+    """Knows what this process went through."""
+
+    def stalled_since(self, time: float) -> float: ...
+    def answering(self, keys: Keys, stalled: bool) -> bool: ...
+
+
+class Losable(Protocol):
+    """What is to be known of a lease, to say why it was lost."""
+
+    @property
+    def keys(self) -> Keys: ...
+    @property
+    def since(self) -> float: ...
+    @property
+    def deadline(self) -> float: ...
+    @property
+    def period(self) -> float: ...
+    @property
+    def claim(self) -> float: ...
+    @property
+    def permit(self) -> Losable: ...
+    @property
+    def manager(self) -> Witness: ...
+    def ends_by(self) -> float: ...
+
+
+def cause_of(lease: Losable, reason: LossReason) -> Cause:
     """Return the facts about a loss that is noticed now."""
     time = now()
     held_for = time - lease.since
     if time < lease.deadline or reason in ("closed", "released"):
         return Cause(reason, held_for)
-    keeper, period = lease.permit._keeper, lease.period
-    stalled = keeper.stalled_since(lease.deadline - period)
+    witness, period = lease.permit.manager, lease.period
+    stalled = witness.stalled_since(lease.deadline - period)
     if stalled < period / 4:  # that alone leaves time for a renewal, which is due after a third of it
         stalled = 0.0
     if time < lease.ends_by() and (
-        (reason == "expired" and stalled) or (reason == "unreachable" and keeper.answering(lease.keys, stalled > 0))
+        (reason == "expired" and stalled) or (reason == "unreachable" and witness.answering(lease.keys, stalled > 0))
     ):
         reason = "late"
     return Cause(reason, held_for, stalled, time_is_up=True, claim=lease.claim or lease.permit.claim)
-
-
-class ExplainedLoss:
-    """The part of `Lease` that says how it was lost."""
-
-    reason: LossReason | None = None
-    cause: Cause | None = None
-    """Why it was lost, once it is."""
-    reports_loss = True
-    """Whether its loss is logged: not for a part of something whose own loss is."""
-    loss_reported: bool = False
-    """Whether an error that says how it was lost was made for somebody."""
-
-    def loss(self) -> LeaseLost:
-        """Return the error that says how this lease was lost."""
-        self.loss_reported = True
-        return self.lost_as()
-
-    def lost_as(
-        self,
-        given_back: tuple[str, ...] = (),
-        servers: tuple[int, int, int] | None = None,
-        fence: int | None = None,
-        since: float | None = None,
-    ) -> LeaseLost:
-        """Return the same error, perhaps for something that this lease is a part of.
-
-        ``fence``, ``since``: of that (``since``: when it was granted, local clock); the others as `LeaseLost`.
-        """
-        lease = cast("Grant", self)
-        cause = self.cause or cause_of(lease, self.reason or "expired")
-        return LeaseLost(
-            name=lease.name,
-            reason=cause.reason,
-            fence=lease.fence if fence is None else fence,
-            held_for=cause.held_for + (0.0 if since is None else lease.since - since),
-            stalled=cause.stalled,
-            time_is_up=cause.time_is_up,
-            claim=cause.claim,
-            given_back=given_back,
-            servers=servers,
-        )
-
-    def _report_loss(self) -> None:
-        reader = cast("Grant", self).reader
-        if reader is None or reader.reason is None:  # else the reader's loss, which took this along, is reported
-            logs.lease_lost(self.lost_as())
-
-
-def notice_end(loop: asyncio.AbstractEventLoop, lease: Grant) -> None:
-    """Notice the end of a lease whose release failed: no tick looks at it, but somebody may wait for its loss."""
-    left = lease.deadline - now()
-    if lease.state.value != "held":
-        return
-    if left <= 0:
-        lease.lose("expired")
-    elif left < math.inf:
-        loop.call_later(left, notice_end, loop, lease)

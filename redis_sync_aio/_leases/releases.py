@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+
 from .._core.clock import now
 from .._scripts.constants import Released
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .grant import Grant
-from .keeper import IdentityReleases, LeaseState
+from .terms import IdentityReleases, LeaseState
 
 
 def release_error(lease: Grant, call: Call) -> SyncError | None:
@@ -32,3 +35,14 @@ def release_error(lease: Grant, call: Call) -> SyncError | None:
 def namesakes_of(lease: Grant) -> IdentityReleases | None:
     """Return the others of the lease's identity. That of an upgrade is the reader's."""
     return lease.namesakes if lease.reader is None else lease.reader.namesakes
+
+
+def notice_end(loop: asyncio.AbstractEventLoop, lease: Grant) -> None:
+    """Notice the end of a lease whose release failed: no tick looks at it, but somebody may wait for its loss."""
+    left = lease.deadline - now()
+    if lease.state is not LeaseState.HELD:
+        return
+    if left <= 0:
+        lease.lose("expired")
+    elif left < math.inf:
+        loop.call_later(left, notice_end, loop, lease)

@@ -29,10 +29,9 @@ from ..errors import CommandRefused, LossReason, SyncError
 from .deadlines import Deadlines, changed_nothing
 from .grant import Grant
 from .in_flight_counter import InFlightCounter
-from .keeper import LeaseState
-from .loss import notice_end
-from .releases import namesakes_of, release_error
+from .releases import namesakes_of, notice_end, release_error
 from .schedule import AT_ONCE, LONGEST, SLACK, Schedule
+from .terms import LeaseState
 
 TICK = 0.5
 """Seconds between two looks at most, so that time asleep (suspension) is noticed soon after. It is less than the time
@@ -190,9 +189,10 @@ class Renewals(Deadlines):
         """Return for how many milliseconds from now a renewal would be; 0 when there is nothing to gain."""
         if not lease.auto_renew:
             return 0
-        left = lease.until - now()
+        time = now()
+        left = lease.until - time
         ttl = min(lease.ttl_ms, math.floor(left * 1000)) if left < math.inf else lease.ttl_ms
-        return 0 if now() + ttl / 1000 <= lease.deadline else ttl  # max_hold
+        return 0 if time + ttl / 1000 <= lease.deadline else ttl  # max_hold
 
     def _renew(self, lease: Grant) -> None:
         ttl = self.due(lease)

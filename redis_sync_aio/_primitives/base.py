@@ -29,10 +29,11 @@ from .._core.cancellation import undo_in
 from .._core.display import text
 from .._core.keys import Engine, Keys
 from .._engine.commands import Answer, Commands, PermitsView, Send, read_permits
-from .._leases.choice import current_ref, to_release
+from .._leases.choice import to_release
 from .._leases.grant import Grant
 from .._leases.hold import Hold, LeaseContext, OnLost
 from .._leases.lease import Lease
+from .._leases.tasks import current_ref
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
 from .._sharing.cohort import Cohort
 from .._transport.call import Call, understood

@@ -21,9 +21,10 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 from .._acquire.request import Request
 from .._client.settings import Client
 from .._core.clock import now
-from .._leases.choice import TaskRef, current_ref, ended, waits_for_itself
+from .._leases.choice import waits_for_itself
 from .._leases.grant import Grant
-from .._leases.keeper import HELD, LeaseState
+from .._leases.tasks import TaskRef, current_ref, ended
+from .._leases.terms import HELD, LeaseState
 from ..errors import CommandRefused, LeaseLost, LossReason, WouldDeadlock
 
 if TYPE_CHECKING:
@@ -100,9 +101,9 @@ class LeaseGroup:
         self.shares: list[GroupGrant] = []
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.response_timeout: float = members[0].response_timeout
-        self.asked_response_timeout: float | None = members[0]._keeper.asked_response_timeout
-        self.exit_timeout: float = members[0]._keeper.exit_timeout
-        self.retry_for: float = members[0]._keeper.retry_for
+        self.asked_response_timeout: float | None = members[0].manager.asked_response_timeout
+        self.exit_timeout: float = members[0].manager.exit_timeout
+        self.retry_for: float = members[0].manager.retry_for
         self.client: Client = members[0].client
         self.token: bytes = b" ".join(member.wire_token for member in members)
         self.fence: int = max(member.fence for member in members)
@@ -180,11 +181,11 @@ class LeaseGroup:
 
     def stalled_since(self, time: float) -> float:
         """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
-        return self.members[0]._keeper.stalled_since(time)
+        return self.members[0].manager.stalled_since(time)
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
-        return self.members[0]._keeper.answering(keys, stalled)
+        return self.members[0].manager.answering(keys, stalled)
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return the leases that a share stands on."""
@@ -279,7 +280,7 @@ def undo_extension(member: Grant) -> Callable[[], Coroutine[Any, Any, None]]:
     async def undo() -> None:
         left = math.floor((deadline - now()) * 1000)
         if member.state is HELD and left > 0:
-            await member._keeper.extend(member, left)
+            await member.manager.extend(member, left)
             member.ttl_ms, member.until = ttl, until
 
     return undo

@@ -21,7 +21,7 @@ from weakref import ReferenceType, ref
 
 from .._core.clock import now
 from .._leases.grant import Grant
-from .._leases.keeper import HELD, LeaseState
+from .._leases.terms import HELD, LeaseState
 from ..errors import CommandRefused, LeaseLost, LossReason, SyncError, Unreachable
 from .lease_group import LeaseGroup, undo_extension
 from .votes import Vote, Votes, in_time, raise_fence

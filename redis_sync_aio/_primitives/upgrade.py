@@ -13,9 +13,9 @@ from .._core.keys import upgrade_keys
 from .._engine.commands import Answer
 from .._leases.grant import Grant
 from .._leases.hold import Hold, OnLost
-from .._leases.keeper import HELD, LeaseState
 from .._leases.lease import Lease, grant_of
 from .._leases.renewals import Renewals
+from .._leases.terms import HELD, LeaseState
 from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
 from .._sharing.shared_grant import TaskLease
 from .._transport.call import Call
@@ -126,7 +126,7 @@ class Upgrader:
         here = None if resource is None else resource.namesakes
         if here is not None:
             here.release_sent(lease.wire_token, at_least=WRITER_WEIGHT)
-        keeper = lease.permit._keeper
+        keeper = lease.permit.manager
         assert isinstance(keeper, Renewals)
 
         def answered(call: Call) -> SyncError | None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from .._client.resp import Argument, Reply
 from .._core.arguments import Json
 from .._core.display import text
-from .._leases.keeper import HELD, LeaseState
+from .._leases.terms import HELD, LeaseState
 from .._scripts.constants import Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyType
@@ -82,7 +82,7 @@ class WorkRecord:
     _seq = 0  # of our latest write
 
     def __init__(self, keeper: Renewals) -> None:
-        self._keeper = keeper
+        self.manager = keeper
         self.writer: bytes = os.urandom(6).hex().encode()
         """What tells this lease from others of the same identity."""
         self.steps: list[Step] = []
@@ -97,7 +97,7 @@ class WorkRecord:
 
         words = (lease.fence, lease.ttl_ms, self.writer)
 
-        await self._keeper.ask(
+        await self.manager.ask(
             lease,
             lambda engine, *rest: engine.adopt(lease.keys, lease.wire_token, words, *rest),
             answered,
@@ -167,9 +167,9 @@ class WorkRecord:
         self.progress, self.steps = progress, steps
         self._seq += 1
         number = self._seq
-        ttl = self._keeper.due(lease)
+        ttl = self.manager.due(lease)
         record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words, self.writer)
-        sent = self._keeper.sends(lease, ttl) if ttl else None
+        sent = self.manager.sends(lease, ttl) if ttl else None
 
         def answered(call: Call) -> SyncError | None:
             error = self._connection_error(lease, ttl, sent, call)
@@ -179,14 +179,14 @@ class WorkRecord:
                 self.progress, self.steps = self._sound
             return error
 
-        return self._keeper.ask(
+        return self.manager.ask(
             lease, lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest), answered
         )
 
     def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
         """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
         if sent is not None:
-            self._keeper.heard(lease, sent, call)
+            self.manager.heard(lease, sent, call)
         if lease.state is LeaseState.LOST:
             return lease.loss()
         if call.error is not None:
@@ -194,7 +194,7 @@ class WorkRecord:
         if call.reply[0] == Renewed.SUPERSEDED:
             self.superseded = True
             return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
-        error = self._keeper.renewed(lease, ttl, call)
+        error = self.manager.renewed(lease, ttl, call)
         if error is None and lease.state is not HELD and call.reply[0] != Renewed.RENEWED:
             return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
         return error

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from .._acquire.request import Request
 from .._core.clock import now
-from .._leases.choice import ended
 from .._leases.grant import Grant
+from .._leases.tasks import ended
 from .._scripts.constants import WRITER_WEIGHT
 from .shared_grant import LastShare, ProcessGrant, TaskLease
 

@@ -16,8 +16,8 @@ from weakref import ReferenceType, ref
 from .._core import logs
 from .._core.clock import now
 from .._leases.forgotten import weakly
-from .._leases.grant import Grant
-from .._leases.keeper import HELD, RELEASED, LeaseManager, LeaseState
+from .._leases.grant import Grant, LeaseManager
+from .._leases.terms import HELD, RELEASED, LeaseState
 from .._scripts.constants import FENCE_RANGE
 from ..errors import LeaseLost, LossReason
 
@@ -79,7 +79,7 @@ class ProcessGrant(Grant):
     turning = False
     """It is looked at when this turn of the loop ends."""
     cohort: Sharing
-    _keeper: Renewals
+    manager: Renewals
 
     def __init__(
         self, renewals: Renewals, keys: Keys, token: bytes, fence: int, deadline: float, period: float, request: Request
@@ -99,13 +99,13 @@ class ProcessGrant(Grant):
     def look(self) -> None:
         """Renew it now, unless that is under way: to hear whether somebody waits, or to have more fences in time."""
         if self.state is HELD and not self.renewing:
-            self._keeper.renew(self, self.ttl_ms)
+            self.manager.renew(self, self.ttl_ms)
 
     def last(self, ttl_ms: int) -> None:
         """Go on with this ttl."""
         if ttl_ms != self.ttl_ms:
             self.ttl_ms = ttl_ms
-            self._keeper.renew(self, ttl_ms)
+            self.manager.renew(self, ttl_ms)
 
     def asks(self) -> tuple[Argument, ...]:
         """Ask for more fences once half of them are used, and whether somebody waits."""
@@ -229,12 +229,12 @@ class TaskLease(Grant):
     commits = 0
     """So many guarded commits are under way, or may be."""
     _timer: asyncio.TimerHandle | None
-    _keeper: Sharing
+    manager: Sharing
     _terms: Request
 
     def __init__(self, cohort: Sharing, base: ProcessGrant, request: Request) -> None:
         self.state = HELD
-        self._keeper = cohort
+        self.manager = cohort
         self._terms = request
         self._timer = None
         self.base = base
@@ -301,7 +301,7 @@ class TaskLease(Grant):
             self._timer.cancel()
         self.ends = now() + seconds
         self.deadline = min(self.ends, self.base.deadline)
-        self._timer = self._keeper.loop.call_later(seconds, self._over)
+        self._timer = self.manager.loop.call_later(seconds, self._over)
 
     def _over(self) -> None:
         self._timer = None
@@ -320,7 +320,7 @@ class TaskLease(Grant):
         """It was a writer's."""
         super().become_reader()
         self.base.become_reader()
-        self._keeper.part_with(self.base)  # not for other writers
+        self.manager.part_with(self.base)  # not for other writers
 
     def extended(self, ttl: int) -> None:
         """Its base was; what ends without a renewal of its own ends then, or by `max_hold` if that is later."""
@@ -338,7 +338,7 @@ class TaskLease(Grant):
         It may have ended meanwhile itself.
         """
         base = self.base
-        self._keeper.part_with(base)
+        self.manager.part_with(base)
         base.share_ended = asyncio.Event()
         try:
             async with asyncio.timeout(timeout):
@@ -353,8 +353,8 @@ class TaskLease(Grant):
 
     def leave(self) -> None:
         """End it: the base may have another one now."""
-        if self._keeper.listed:
-            self._keeper.resource.leases.discard(self)
+        if self.manager.listed:
+            self.manager.resource.leases.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -372,13 +372,13 @@ class TaskLease(Grant):
 
         On cancellation the release goes on in the background: it is never torn in half.
         """
-        keeper = self._keeper
+        keeper = self.manager
         if keeper.thread == get_ident() and keeper.loop.is_running() and self.state is HELD and self.base.sound:
             if self.body is not None:
                 self.end_body()
             if keeper.passed_on(self):
                 self.state = RELEASED
-                if self._lost is not None:
-                    self._lost._notify()
+                if self._ended is not None:
+                    self._ended.set()
                 return
         await super().release()

@@ -271,7 +271,7 @@ async def test_steps_of_two_leases_of_an_identity_are_not_forgotten(
     assert shop.done == [], "they are the later lease's"
     left = f"redis_sync_aio: 1 undo steps of {NAME!r} are left to a later lease of its identity"
     assert raised.value.__notes__ == [left]
-    first._grant._keeper.forget(first._grant)
+    first._grant.manager.forget(first._grant)
     async with lock as lease:
         assert lease.abandoned is not None
         assert lease.abandoned.steps == ("refund", "refund")

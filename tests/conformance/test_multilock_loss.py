@@ -120,7 +120,7 @@ async def test_p6_one_is_lost_while_the_next_is_waited_for(
     await wait_until(queued(single), FAST, timeout=5)
     (early,) = hub_of(sync).resources[lock_keys(names[0].encode()).id].leases
     await redis.delete(names[0])
-    await asyncio.wait_for(early.lost.wait(), 5)
+    await asyncio.wait_for(early.wait_ended(), 5)
     await holder.release()
     lease = await waiting
     assert lease.fences[names[0]] > early.fence

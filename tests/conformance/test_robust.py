@@ -265,7 +265,7 @@ async def test_of_two_leases_of_an_identity_the_later_one_writes_and_the_other_i
         first.check()  # it holds the lock still
         await first.extend(20)
         await crash(redis, first)
-        second._grant._keeper.forget(second._grant)
+        second._grant.manager.forget(second._grant)
         async with lock as following:
             assert following.progress == {"second": 1}
 

@@ -82,7 +82,7 @@ async def test_a3_killed_in_the_middle_of_the_adoption(
     left = await lock.acquire()
     await left.record({"step": 1})
     await redis.delete(NAME)
-    left._grant._keeper.forget(left._grant)
+    left._grant.manager.forget(left._grant)
     assert server.port is not None
     async with FaultProxy((server.host, server.port)) as proxy:
         with crew.children(1) as [child]:
@@ -132,7 +132,7 @@ async def left_behind(w: Wired, name: str) -> int:
     lease = await AsyncRobustLock(w.other, name).acquire()
     await lease.record({"step": 1})
     await w.direct.delete(name)
-    lease._grant._keeper.forget(lease._grant)
+    lease._grant.manager.forget(lease._grant)
     return lease.fence
 
 

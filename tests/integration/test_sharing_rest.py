@@ -24,7 +24,7 @@ from redis_sync_aio import (
     WrongContext,
     wait_until,
 )
-from redis_sync_aio._leases.keeper import LeaseState
+from redis_sync_aio._leases.terms import LeaseState
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 from redis_sync_aio.embedded import EmbeddedServer
 

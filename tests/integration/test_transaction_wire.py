@@ -89,7 +89,7 @@ async def one_fault(server: EmbeddedServer, mode: str, point: str, fault: str) -
             return await _faulted(it, mode, point, fault, None)
         async with Coordinator(it.direct) as own:  # the lock's own commands go straight to the server
             lease = await AsyncLock(own, f"{it.key}:lock").acquire()
-            lease._grant._keeper.client = it.client
+            lease._grant.manager.client = it.client
             return await _faulted(it, mode, point, fault, lease)
 
 

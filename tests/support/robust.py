@@ -27,7 +27,7 @@ def lock(sync: Coordinator) -> AsyncRobustLock:
 async def crash(redis: Redis, lease: Lease) -> None:
     """To everybody but its holder the lease is over, as if its process was gone for longer than the ttl."""
     assert await redis.delete(lease.name) == 1
-    lease._grant._keeper.forget(lease._grant)  # and its holder never hears of it
+    lease._grant.manager.forget(lease._grant)  # and its holder never hears of it
 
 
 def is_of(abandoned: Abandoned | None, lease: Lease) -> bool:

@@ -95,7 +95,7 @@ class Bench:
     async def lease(self) -> AsyncIterator[Lease]:
         async with self.gate.client() as client, Coordinator(client, response_timeout=1000) as sync:
             lease = await AsyncLock(sync, "l", ttl=600, auto_renew=False).acquire()
-            lease._grant._keeper.client = self.client
+            lease._grant.manager.client = self.client
             yield lease
 
     async def commit(self, lease: Lease) -> None:
@@ -502,7 +502,7 @@ async def check_what_was_guarded_is_not_repeated_either(bench: Bench) -> None:
 async def check_a_spent_permit_guards_nothing(bench: Bench) -> None:
     async with bench.gate.client() as client, Coordinator(client, response_timeout=1000) as sync:
         lease = await AsyncSemaphore(sync, "l", limit=3, auto_renew=False).acquire()
-        lease._grant._keeper.client = bench.client
+        lease._grant.manager.client = bench.client
         bench.server.hset(lease._grant.keys.all[1], b"=" + lease._grant.wire_token, f"0 {lease.fence}")
         with pytest.raises(LeaseLost):
             await bench.commit(lease)
