@@ -65,6 +65,16 @@ def running_loop() -> asyncio.AbstractEventLoop:
         raise WrongContext("no event loop is running here: use it inside a coroutine") from None
 
 
+def is_client(value: object) -> bool:
+    """Return whether it is a client of redis-py."""
+    return isinstance(value, (Redis, RedisCluster))
+
+
+def is_cluster(client: object) -> bool:
+    """Return whether it is a client of a cluster."""
+    return isinstance(client, RedisCluster)
+
+
 def check_client(client: object) -> None:
     """Raise TypeError, saying what to pass instead, unless ``client`` is an asyncio Redis client."""
     if isinstance(client, (Redis, RedisCluster)) and not isinstance(client, Pipeline):

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-from redis.asyncio import Redis, RedisCluster
-
-from .._acquire.binding import CoordinatorLike
 from .._acquire.hub import Hub
 from .._acquire.implicit import binding_of
-from .._client.error_replies import error_answer
-from .._client.redis_py import send_once
-from .._client.settings import Client, address_of
-from .._core.cancellation import cancel_repeatedly
+from .._client.settings import Client, address_of, is_client, is_cluster
 from .._core.display import shown
-from .._transport.failures import not_from_outside
+from .._transport.run_id import run_id
 
-_RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")
+T = TypeVar("T")
 
 
-def several(clients: Iterable[Redis | CoordinatorLike]) -> tuple[Redis | CoordinatorLike, ...]:
+def several(clients: Iterable[T]) -> tuple[T, ...]:
     """Return ``clients`` as a tuple; raise TypeError for a single one."""
-    if isinstance(clients, (Redis, RedisCluster)) or binding_of(clients) or not isinstance(clients, Iterable):
+    if is_client(clients) or binding_of(clients) or not isinstance(clients, Iterable):
         raise TypeError(f"clients must be several, one for each server, not {shown(clients)}; AsyncLock takes one")
     return tuple(clients)
 
 
 def check_apart(clients: Sequence[Client]) -> None:
     """Raise TypeError or ValueError unless ``clients`` can be those of several servers."""
-    if any(isinstance(client, RedisCluster) for client in clients):
+    if any(map(is_cluster, clients)):
         raise TypeError("clients must be of servers that know nothing of each other; AsyncLock takes a RedisCluster")
     if not clients:
         raise ValueError("clients is empty: it needs one for each server")
@@ -62,19 +56,6 @@ async def check_independent(name: str, hubs: Sequence[Hub], within: float) -> No
 
 
 async def _identify(hub: Hub, within: float) -> None:
-    client = hub.client
-    assert isinstance(client, Redis)
-    try:
-        async with asyncio.timeout(within):
-            with cancel_repeatedly(within):
-                answer = await send_once(client, (b"INFO", b"server"))
-    except TimeoutError:
-        hub.server_id = b""
-        return
-    except (Exception, asyncio.CancelledError) as error:
-        error = not_from_outside(error, closed=False)
-        if error_answer(error) is not None:
-            hub.server_id = b""
-        return
-    found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
-    hub.server_id = b"" if found is None else found[1]
+    found = await run_id(hub.client, within)
+    if found is not None:
+        hub.server_id = found

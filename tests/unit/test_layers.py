@@ -77,7 +77,7 @@ SHIELDS = {
     "_acquire.link_events": 1,
     "_transport.connector": 1,
     "_transport.pool_executor": 1,
-    "_primitives.independent": 1,
+    "_transport.run_id": 1,
 }
 """How often ``except Exception`` stands where one call, or one message, must not cost the others their connection.
 
