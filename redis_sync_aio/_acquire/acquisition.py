@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
+from .._core.futures import FutureLike
 from .._engine.commands import Answer, Pushed, plain_grant, read_acquire, ticket_member
 from .._leases.grant import Grant
 from .._scripts.constants import ASK_AGAIN, Outcome
@@ -32,12 +33,8 @@ if TYPE_CHECKING:
     from .resource import Resource
 
 
-class Taker(Protocol):
-    """Who waits for what becomes of a ticket: the future of a task, or an opening of a cohort."""
-
-    def done(self) -> bool: ...
-    def set_result(self, lease: Grant | None, /) -> None: ...
-    def set_exception(self, error: SyncError, /) -> None: ...
+LEAST_PART = 50
+"""A claim of which less than this part is left is none: it would end before its first renewal is answered."""
 
 
 class Acquisition:
@@ -71,7 +68,7 @@ class Acquisition:
     unheard = False
     """It was granted before this answer: word that somebody waits may have been lost since."""
 
-    def __init__(self, resource: Resource, request: Request, taker: Taker) -> None:
+    def __init__(self, resource: Resource, request: Request, taker: FutureLike[Grant | None]) -> None:
         self._resource = resource
         self._request = request
         self._taker = taker
@@ -239,9 +236,11 @@ class Acquisition:
         if request.identity is not None and resource.by_identity().is_gone(self.token):
             self.ask()  # behind that release
             return
-        deadline = since + duration
+        deadline, least = since + duration, 0.0
         claimed = request.auto_renew and duration < request.ttl_ms / 1000
-        if deadline <= now():
+        if claimed and not request.reusable:
+            least = min(request.ttl_ms, resource.hub.claim_ms) / 1000 / LEAST_PART
+        if deadline <= now() + least:
             # The grant took longer to get here than it lasts: it is none (P1). Undo what may be left of it.
             if not request.reusable:
                 self._undo_all()

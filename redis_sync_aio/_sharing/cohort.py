@@ -65,7 +65,7 @@ class PendingGrant:
         self._cohort.opened(self, lease)
         del self.ticket  # which knows us: for the garbage collector, there is one for each uncontended grant
 
-    def set_exception(self, error: SyncError, /) -> None:
+    def set_exception(self, error: Exception, /) -> None:
         self._done = True
         self._cohort.refused(self, error)
 
@@ -354,7 +354,7 @@ class Cohort(Holdings):
         elif opening.ticket.unheard:
             base.look()
 
-    def refused(self, opening: PendingGrant, error: SyncError) -> None:
+    def refused(self, opening: PendingGrant, error: Exception) -> None:
         """There is no answer, or a bad one."""
         self._ended(opening)
         if opening.only is not None:

@@ -89,7 +89,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "the renewed lease counts from the answer": Mutant(
         Renewals, "renewed", "(call.sent, ttl / 1000)", "(now(), ttl / 1000)"
     ),
-    "a grant is one however late": Mutant(Acquisition, "_granted", "deadline <= now()", "False"),
+    "a grant is one however late": Mutant(Acquisition, "_granted", "deadline <= now() + least", "False"),
+    "a claim of a moment is a grant": Mutant(Acquisition, "_granted", "now() + least", "now()"),
     "an unanswered renewal is a loss": Mutant(Renewals, "renewed", "elif now() >= lease.deadline:", "else:"),
     "a refused renewal is a loss": Mutant(
         Renewals,

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -140,6 +140,19 @@ async def check_a_grant_later_than_its_ttl_is_none(sim: Sim) -> None:
         sim.on("lock/acquire", sim.later(3))
         lease = await AsyncLock(sim.sync, "l", ttl=2).acquire()
         lease.check()
+        await lease.release()
+
+
+async def check_a_claim_that_is_almost_over_is_none(sim: Sim) -> None:
+    """It would end before its first renewal is answered, and with it the body. The request is sent again."""
+    async with sim.coordinators(claim=300):
+        held = await AsyncLock(sim.other, "l", ttl=600).acquire()
+        waiting = await sim.waiting(ttl=600)
+        sim.on("lock/release", sim.later(296.5))  # of 300, of which the fiftieth part is 6
+        with suppress(Unreachable):  # so late is its answer
+            await held.release()
+        lease = await waiting
+        assert lease.remaining() > 250
         await lease.release()
 
 

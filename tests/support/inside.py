@@ -20,6 +20,7 @@ __all__ = [
     "implicit",
     "link_events_of",
     "link_of",
+    "was_used",
 ]
 
 
@@ -28,6 +29,11 @@ def hub_of(source: Client | Coordinator) -> Hub:
     if isinstance(source, Coordinator) and source._binding.started is not None:
         return source._binding.started
     return implicit.hub_of(source)
+
+
+def was_used(sync: Coordinator) -> bool:
+    """Return whether a coordinator has a hub yet."""
+    return sync._binding.started is not None
 
 
 def link_of(sync: Coordinator) -> Link:

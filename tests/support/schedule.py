@@ -21,7 +21,7 @@ from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Move, Pipe
-from .inside import hub_of
+from .inside import hub_of, was_used
 
 LEASE = 3600.0
 """Longer than any schedule: what is left behind stays, and no lease ends by itself."""
@@ -67,7 +67,7 @@ class Worker(ABC):
 
 async def settled(sync: Coordinator) -> None:
     """Wait until all that goes on in the background is answered."""
-    if sync.why_closed is None and hasattr(sync, "renewals"):
+    if sync.why_closed is None and was_used(sync):
         await hub_of(sync).renewals.under_way.drained(60)
         # An identity's request that was given up is undone once its answer is there.
         async with asyncio.timeout(60):

@@ -23,7 +23,7 @@ from redis_sync_aio._leases.hold import Hold
 from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 
 from .gate import Command, Gate, Pipe
-from .inside import hub_of
+from .inside import hub_of, was_used
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 NAME = "s"
@@ -213,7 +213,7 @@ class LateTalks:
         if words[0] != b"EXEC" or not pipe.lost or pipe.queued is None:
             return True
         tickets = {words[3] for words in pipe.queued if words[:2] == (b"ZADD", self.queue)}
-        started = [sync for sync in self.schedule.syncs if hasattr(sync, "tickets")]
+        started = [sync for sync in self.schedule.syncs if was_used(sync)]
         wanted = {ticket._member for sync in started for ticket in hub_of(sync).tickets.values()}
         allowed = tickets <= wanted
         self.schedule.happened["late" if allowed else "too late"] += 1

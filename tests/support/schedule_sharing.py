@@ -12,7 +12,7 @@ from redis_sync_aio._engine.snapshot import Ticket
 from redis_sync_aio._sharing.shared_grant import TaskLease
 
 from .gate import Command, Gate, Pipe
-from .inside import hub_of, link_of
+from .inside import hub_of, link_of, was_used
 from .schedule import KINDS, LEASE, Subject, sha
 from .schedule_locks import IDENTITIES, KEYS, NAME, WAYS, Acquisitions, Door, Holder, Lock
 
@@ -97,7 +97,7 @@ class Sharings(Acquisitions):
         token = grant.wire_token
         self.happened["handed on"] += token in self.entered
         self.entered.add(token)
-        sync = next(sync for sync in self.syncs if hasattr(sync, "endpoint_of") and token.startswith(prefix(sync)))
+        sync = next(sync for sync in self.syncs if was_used(sync) and token.startswith(prefix(sync)))
         if self.knows(sync):
             self.known[token] += 1
             self.happened["in turn"] += 1
