@@ -1,12 +1,13 @@
-"""Redis Cluster: which of its shards has which hash slots, and a client for each of them.
+"""Redis Cluster: which shard has which hash slots, and a client for each shard.
 
-A shard is a primary and its replicas. For all that is above, it is one server with a client of its own, whose
-connections lead to whoever is the primary when they are opened. So a failover looks as it does with Sentinel: the
-connection is lost, and the next one leads to another server.
+A shard is a primary and its replicas. The layers above see it as one server with a client of its own, whose connections
+lead to the node that is the primary when they are opened. So a failover looks as it does with Sentinel: the connection
+is lost, and the next one leads to another server.
 
-Who is the primary of what is asked of any node (CLUSTER SLOTS), each time a connection is opened, and when a node
-answers that a slot is not its own. From the caller's client we have how to connect, the nodes to begin with, and
-``address_remap``. Its own table of slots is left alone: each refresh of that closes connections of the caller.
+Any node can say which primary has which slots (CLUSTER SLOTS). We ask when a connection is opened, and when a node
+answers that a slot is not its own. The caller's client provides the options of connections, the first nodes, and
+``address_remap``. Its own table of slots is left alone, because each refresh of that table closes connections of the
+caller.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from .redis_py import bared, close_idle, on_close, opening, owner_of, write
 from .resp import pack
 
 FRESH = 0.1
-"""Seconds for which an answer of the nodes is good for opening connections: several shards do so at the same time."""
-PATIENCE = 2.0
-"""Seconds in which a node has to answer, before another one is asked."""
+"""Seconds for which an answer is reused: after a failover, several shards open connections at the same time."""
+NODE_TIMEOUT = 2.0
+"""Seconds that a node has to answer before another node is asked."""
 
-AT_ONCE = 250
-"""So many ranges of an answer are read in one turn of the loop."""
+RANGES_PER_TURN = 250
+"""Ranges of an answer that are read in one turn of the event loop."""
 
 NEVER = float("-inf")
 
-TIES = ("redis_connect_func", "oss_cluster_maint_notifications_handler", "himport_registry")
-"""Options by which a cluster client ties its connections to itself."""
-NOT_FOR_CONNECTIONS = ("connection_class", "response_callbacks", "retry")
-"""Options of the same dictionary that are for others, or that we choose."""
+CLIENT_OPTIONS = ("redis_connect_func", "oss_cluster_maint_notifications_handler", "himport_registry")
+"""Options that tie a connection to the cluster client that opens it."""
+REPLACED_OPTIONS = ("connection_class", "response_callbacks", "retry")
+"""Options in the same dictionary that are not for connections, or that this module sets itself."""
 
 
 class Range(NamedTuple):
-    """Some slots, and the nodes that have them; the first is the primary."""
+    """A range of slots and the nodes that have them, the primary first."""
 
     first: int
     last: int
@@ -57,17 +58,17 @@ class Range(NamedTuple):
 
 
 class SlotMoved(redis.exceptions.TryAgainError):
-    """A slot is not where we thought; the next connection leads to where it is.
+    """A slot has another shard than we knew; the next connection leads there.
 
     Attributes:
-        slot: which.
+        slot: the slot; -1 if it is not known.
     """
 
     slot = -1
 
 
 def not_now(answer: str, slot: str | int, node: str) -> str:
-    """Return what the error answers MOVED and ASK mean for us."""
+    """Return the message that stands for the error replies MOVED and ASK: retry later."""
     state = "has moved" if answer == "MOVED" else "is being moved"
     return f"slot {slot} {state} to {node or 'another node'} ({answer})"
 
@@ -75,11 +76,14 @@ def not_now(answer: str, slot: str | int, node: str) -> str:
 _ASK = re.compile(r"^ASK \d+ (.+):(\d+)$|is being moved to (.+):(\d+) \(ASK\)")
 
 
-class Member(Protocol):
-    """Who wants to know of changes."""
+class Subscriber(Protocol):
+    """Receives changes of a cluster."""
 
     def slots_moved(self) -> None:
-        """Some slots have other shards now, or shards other primaries."""
+        """Adapt to slots that have another shard now, or shards that have another primary.
+
+        Called in the thread that heard of it.
+        """
 
 
 class Shard:
@@ -88,31 +92,31 @@ class Shard:
     def __init__(self, cluster: Cluster, number: int, options: dict[str, Any]) -> None:
         self.cluster = cluster
         self.number = number
-        self.address: Address | None = None  # of the primary; None before any node was asked
+        self.address: Address | None = None  # of the primary; None until a node has answered
         self.client = Redis(connection_pool=ConnectionPool(shard=self, **options))
         self.gone = False
-        """It has no slots any more, and is never used again."""
+        """Whether it has lost all its slots. Then it is never used again."""
         self.connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
-        """What opens connections to that address, which may hang: another address makes an end of it."""
+        """Timeouts of attempts to connect to that address. They may hang, so a new address ends them."""
 
     def lead_to(self, primary: Address) -> None:
-        """Its primary is another one now; said in whatever thread that was heard in."""
+        """Lead to another primary from now on. Called in the thread that heard of it."""
         self.address = primary
         for limit, loop in list(self.connecting.items()):
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._end, limit)
+                loop.call_soon_threadsafe(self._end_attempt, limit)
 
-    def _end(self, limit: asyncio.Timeout) -> None:
+    def _end_attempt(self, limit: asyncio.Timeout) -> None:
         if limit in self.connecting and not limit.expired():
             limit.reschedule(0)
 
-    def elsewhere(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
-        """Return the error for such an answer of its primary."""
+    def redirection(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
+        """Return the error to raise for ``answer``, MOVED or ASK, of the primary."""
         if not isinstance(answer, redis.exceptions.MovedError):
             return redis.exceptions.TryAgainError(not_now("ASK", answer.slot_id, f"{answer.host}:{answer.port}"))
         error = SlotMoved(not_now("MOVED", answer.slot_id, f"{answer.host}:{answer.port}"))
         error.slot = answer.slot_id
-        if self.cluster.shard_at(answer.slot_id) is self:  # else it is of a key that should not have been sent here
+        if self.cluster.shard_at(answer.slot_id) is self:  # else the key was sent to the wrong shard
             self.cluster.moved(f"{answer.host}:{answer.port}")
         return error
 
@@ -121,7 +125,7 @@ class Shard:
         self.cluster.down(node)
 
     async def locate(self) -> Address:
-        """Return where its primary is, as a node says now. Raises as redis-py does when none can be reached."""
+        """Ask the nodes and return the address of the primary; raise as redis-py does when no node can be reached."""
         await self.cluster.refresh()
         assert self.address is not None
         return self.address
@@ -133,32 +137,32 @@ class Cluster:
     def __init__(self, client: RedisCluster) -> None:
         self._client = ref(client)
         self._nodes: list[Address] = []  # in the order in which they are asked
-        self._told: Address | None = None  # by the latest MOVED, and not asked yet
-        self._failed: dict[Address, float] = {}  # when they did (local clock)
-        # The original ones may be a name that always leads to the cluster: the manager forgets them.
+        self._hint: Address | None = None  # the node that the latest MOVED named, until it is asked
+        self._failed: dict[Address, float] = {}  # local clock
+        # The first nodes may be a name that always leads to the cluster; the client's manager forgets them.
         seeds = getattr(client, "startup_nodes", None) or client.nodes_manager.startup_nodes.values()
         self._seeds = [Address(node.host, int(node.port)) for node in seeds]
-        self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest: of which node, and what it means
-        self._learnt: list[Range] | None = None
-        self._looked = NEVER  # local clock, from before the nodes were asked
-        self._learned = NEVER  # the same, of the newest answer, true or not
-        self._learning = threading.Lock()  # a client may be used in several threads, with an event loop each
-        self._doubts = 0  # how often somebody said that it is not true any more
+        self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest one: node, reply, meaning
+        self._applied: list[Range] | None = None
+        self._refreshed = NEVER  # local clock, from before the nodes were asked; NEVER while there is a doubt
+        self._applied_at = NEVER  # the same for the newest answer, also while there is a doubt
+        self._lock = threading.Lock()  # a client may be used in several threads, each with an event loop
+        self._doubts = 0  # number of reports that the known slots are wrong
         kind: Any = client.connection_kwargs["connection_class"]
-        left_out = {*TIES, *NOT_FOR_CONNECTIONS}
+        left_out = {*CLIENT_OPTIONS, *REPLACED_OPTIONS}
         self._options = {key: value for key, value in client.connection_kwargs.items() if key not in left_out}
         self._options |= {"connection_class": following(kind), "retry": Retry(NoBackoff(), 0)}
-        # All slots are its own until a node was asked; then it is one of the shards.
+        # Until a node has answered, this shard has all slots; after that it is one of the shards.
         self._numbers = itertools.count()
         self.shards = [Shard(self, next(self._numbers), self._options)]
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
         self._by_slot: WeakValueDictionary[int, Redis] = WeakValueDictionary()
-        self._members: WeakSet[Member] = WeakSet()
+        self._subscribers: WeakSet[Subscriber] = WeakSet()
         on_close(client, self, Cluster._close)
 
     @staticmethod
     def of(client: RedisCluster) -> Cluster:
-        """Return that of ``client``, which keeps it by its ``aclose``: connections of ours lead back to the client."""
+        """Return the cluster of ``client``, which keeps it (`on_close`): our connections lead back to the client."""
         owner = owner_of(client)
         return owner if isinstance(owner, Cluster) else Cluster(client)
 
@@ -167,25 +171,25 @@ class Cluster:
         for opened in self.clients():
             await opened.connection_pool.disconnect()
 
-    def subscribe(self, member: Member) -> None:
-        """Tell ``member`` of changes, as long as it lives."""
-        with self._learning:
-            self._members.add(member)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call ``subscriber`` on changes, as long as it lives."""
+        with self._lock:
+            self._subscribers.add(subscriber)
 
     def shard_at(self, slot: int) -> Shard:
-        """Return who has ``slot``, as far as is known."""
+        """Return the shard that has ``slot``, as far as is known."""
         return self._owners[slot]
 
     def client_of(self, *keys: bytes) -> Redis:
         """Return a client whose connections lead to the present primary of the shard that has ``keys``.
 
-        Raises ValueError when those are in several slots.
+        Raise ValueError when the keys are in several slots.
         """
         slot, *others = {key_slot(key) for key in keys}
         if others:
             raise ValueError(
-                f"{listed(keys)} are in several hash slots of the cluster, and "
-                "nothing can be done to them together: give the names a common hash tag, {like}:this and {like}:that"
+                f"{listed(keys)} are in several hash slots of the cluster, so one command cannot use them together: "
+                "give the names a common hash tag, {like}:this and {like}:that"
             )
         client = self._by_slot.get(slot)
         if client is None:
@@ -194,83 +198,90 @@ class Cluster:
         return client
 
     def clients(self) -> list[Redis]:
-        """Return the client of each shard that is known."""
+        """Return the client of each known shard."""
         return [shard.client for shard in self.shards]
 
     async def owner(self, slot: int) -> Shard:
-        """Return who has ``slot``; ask the nodes if that is not known, or was wrong."""
-        if self._looked == NEVER:
+        """Return the shard that has ``slot``; ask the nodes if that is not known, or was wrong."""
+        if self._refreshed == NEVER:
             await self.refresh()
         return self._owners[slot]
 
     def moved(self, address: str) -> None:
-        """A node said that what we know is not true any more, and perhaps where the slot is now ("host:port")."""
-        self._looked = NEVER
+        """Note that a slot has moved, perhaps to ``address`` ("host:port"), so the known slots are wrong."""
+        self._refreshed = NEVER
         self._doubts += 1
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():
-            self._told = Address(host, int(port))  # it is likely to know; not remapped here: that may raise anything
+            self._hint = Address(host, int(port))  # asked first; remapped later, as that may raise anything
 
-    def asked(self, answer: str) -> Address | None:
-        """Return the node that an ASK names, as the server says it or `not_now`; None for other answers."""
+    def node_of_ask(self, answer: str) -> Address | None:
+        """Return the node that an ASK names, in the server's words or those of `not_now`; None for other answers."""
         found = _ASK.search(answer)
         return self._remapped(found[1] or found[3], int(found[2] or found[4])) if found else None
 
     def down(self, node: Address | None) -> None:
-        """``node`` said that the cluster is down. It may be cut off, and not the primary any more: ask others first."""
-        self._looked = NEVER
+        """Note that ``node`` said that the cluster is down; ask other nodes first.
+
+        The node may be cut off from them, and another one may be the primary now.
+        """
+        self._refreshed = NEVER
         self._doubts += 1
         if node is not None:
             self._failed[node] = now()
 
     async def refresh(self) -> None:
-        """Ask the nodes who has which slots, until one answers. Raises as redis-py does when none does."""
+        """Ask the nodes which shard has which slots, until one answers; raise as redis-py does when none does."""
         begun, doubts = now(), self._doubts
-        if begun - self._looked < FRESH:
+        if begun - self._refreshed < FRESH:
             return
-        failed: Exception | None = None
-        refused: Exception | None = None
-        told, self._told = self._told, None
-        if told is not None:
-            self._nodes = [self._remapped(*told), *self._nodes]
+        ranges = await self._ask_nodes()
+        with self._lock:
+            gone: list[Shard] = []
+            if begun > self._applied_at:  # else a newer answer was applied meanwhile
+                self._applied_at = begun
+                gone = self._apply(ranges)
+        for shard in gone:
+            await close_idle(shard.client)
+        if doubts == self._doubts:  # else the answer may be older than the latest report
+            self._refreshed = begun
+
+    async def _ask_nodes(self) -> list[Range]:
+        """Return the first useful answer; raise a refusal, or ConnectionError, when no node gives one."""
+        failure: Exception | None = None
+        refusal: Exception | None = None
+        hint, self._hint = self._hint, None
+        if hint is not None:
+            self._nodes = [self._remapped(*hint), *self._nodes]
         candidates = self._candidates()
         for node in candidates:
-            self._failed[node] = now()  # now already: if it hangs, there may be no time left to note that
+            self._failed[node] = now()  # noted in advance: if the node hangs, there may be no time left for it
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(NODE_TIMEOUT):
                     ranges = await self._ask(node)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError, TimeoutError) as error:
-                failed = error
+                failure = error
                 if isinstance(error, redis.exceptions.AuthenticationError):
-                    refused = error
-                continue
+                    refusal = error
             except redis.exceptions.ResponseError as error:
-                refused = error  # of this node; others may have other users
-                continue
-            if not ranges:  # it was reset, or does not belong to the cluster yet
-                failed = redis.exceptions.ConnectionError(f"{node.host}:{node.port} knows of no slots")
-                continue
-            self._failed.pop(node, None)
-            with self._learning:
-                gone = []
-                if begun > self._learned:  # else there is a newer answer
-                    self._learned = begun
-                    gone = self._learn(ranges)
-            for shard in gone:
-                await close_idle(shard.client)
-            if doubts == self._doubts:  # else the answer may be older than those
-                self._looked = begun
-            return
-        if refused is not None:
-            raise refused
+                refusal = error  # of this node; other nodes may have other users
+            else:
+                if ranges:
+                    self._failed.pop(node, None)
+                    return ranges
+                # The node was reset, or does not belong to the cluster yet.
+                failure = redis.exceptions.ConnectionError(f"{node.host}:{node.port} knows of no slots")
+        if refusal is not None:
+            raise refusal
         raise redis.exceptions.ConnectionError(
-            f"none of {len(candidates)} nodes of the cluster answers, the last one: {failed}"
-        ) from failed
+            f"none of {len(candidates)} nodes of the cluster answers; the last one: {failure}"
+        ) from failure
 
     def _candidates(self) -> list[Address]:
-        """Return whom to ask, each time another one first: what one says may be old.
+        """Return the nodes in the order in which to ask them.
 
-        Last the original seeds, and those that failed lately.
+        Each time another node is the first, since one node's answer may be old. The seeds, and nodes that failed
+        lately, are the last.
         """
         client = self._client()
         startup = [] if client is None else client.nodes_manager.startup_nodes.values()
@@ -281,17 +292,17 @@ class Cluster:
         return sorted(known, key=lambda node: self._failed.get(node, 0.0))
 
     async def _ask(self, node: Address) -> list[Range]:
-        """Return who has which slots, as ``node`` knows it."""
+        """Return the ranges of slots as ``node`` knows them."""
         async with self.connected(node) as connection:
             write(connection, pack((b"CLUSTER", b"SLOTS")))
             answer = await connection.read_response(disable_decoding=True, timeout=float("inf"))
         return await self._read(node, answer)
 
     async def _read(self, node: Address, answer: Any) -> list[Range]:
-        """Return what the answer of ``node`` means: the same object if it answers as before."""
+        """Return the ranges in the answer of ``node``: the same object if the answer is the same as before."""
         if self._answer is not None:
             source, before, ranges = self._answer
-            # A node may not know what others call it: then the same answer of another one means something else.
+            # A node may not know its own address. Then the same answer of another node means something else.
             if before == answer and (source == node or all(_host(host) for _, _, *told in before for host, *_ in told)):
                 return ranges
         addresses: dict[tuple[bytes | None, int], Address] = {}
@@ -301,14 +312,14 @@ class Cluster:
                 if (host, port) not in addresses:
                     addresses[host, port] = self._remapped(_host(host) or node.host, port)
             ranges.append(Range(first, last, [addresses[host, port] for host, port, *_ in nodes]))
-            if len(ranges) % AT_ONCE == 0:
+            if len(ranges) % RANGES_PER_TURN == 0:
                 await asyncio.sleep(0)
         self._answer = node, answer, ranges
         return ranges
 
     @asynccontextmanager
     async def connected(self, node: Address) -> AsyncIterator[Any]:
-        """Have a connection of redis-py's to ``node``, whatever that is; raises as redis-py."""
+        """Open a connection of redis-py to ``node``, whatever its role is; raise as redis-py does."""
         options = self._options | {"shard": None, "host": node.host, "port": node.port}
         pool: Any = ConnectionPool(**options)
         connection = pool.make_connection()
@@ -323,11 +334,11 @@ class Cluster:
         client = self._client()
         return Address(host, port) if client is None else Address(*client.nodes_manager.remap_host_port(host, port))
 
-    def _learn(self, ranges: list[Range]) -> list[Shard]:
-        """Know who has which slots from now on; return the shards that have none any more."""
-        if ranges is self._learnt:
+    def _apply(self, ranges: list[Range]) -> list[Shard]:
+        """Let the shards have these ranges from now on; return those that have lost all their slots."""
+        if ranges is self._applied:
             return []
-        self._learnt = ranges
+        self._applied = ranges
         told = dict.fromkeys(node for it in ranges for node in it.nodes)
         known = set(self._nodes)
         self._nodes = [*(node for node in self._nodes if node in told), *(it for it in told if it not in known)]
@@ -347,20 +358,20 @@ class Cluster:
         for shard in gone:
             shard.gone = True
         if self._owners != owners or [shard.address for shard in self.shards] != addresses:
-            for member in list(self._members):
-                member.slots_moved()
+            for subscriber in list(self._subscribers):
+                subscriber.slots_moved()
         return gone
 
     def _shard(self, primary: Address, slot: int, primaries: dict[Address, int]) -> Shard:
-        """Return the shard of a new primary that has ``slot``."""
+        """Return the shard of a new primary, which has ``slot`` now."""
         shard = self._owners[slot]
         if shard.address in primaries:
             shard = Shard(self, next(self._numbers), self._options)
             self.shards.append(shard)
-        # Else what had the slot is no primary any more: a replica of its was promoted.
+        # Else the shard that had the slot has lost its primary: one of its replicas was promoted.
         shard.lead_to(primary)
         return shard
 
 
-def _host(told: bytes | None) -> str:
-    return "" if told in (None, b"?") else told.decode()
+def _host(named: bytes | None) -> str:
+    return "" if named in (None, b"?") else named.decode()

@@ -1,4 +1,4 @@
-"""Connections of redis-py's that lead to the present primary of a shard, and the pools they come from."""
+"""Connections of redis-py that lead to the present primary of a shard, and pools of them."""
 
 from __future__ import annotations
 
@@ -13,53 +13,59 @@ from .redis_py import close_idle
 
 
 class Address(NamedTuple):
-    """Where a node listens."""
+    """The address at which a node listens."""
 
     host: str
     port: int
 
 
-class Primary(Protocol):
-    """The primary of a shard, whichever node that is."""
+class Shard(Protocol):
+    """A shard of a cluster, as connections and pools see it."""
 
     client: Redis
-    """The client whose pool has the connections to it."""
+    """The client whose pool has the connections to its primary."""
     address: Address | None
+    """The address of its primary; None until a node has answered."""
     gone: bool
+    """Whether it has lost all its slots."""
     connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop]
+    """Timeouts of attempts to connect to that address; a new address ends them."""
 
     async def locate(self) -> Address:
-        """Return where it is; raise as redis-py does when no node can be reached."""
+        """Ask the nodes and return the address of the primary; raise as redis-py does when no node can be reached."""
         ...
 
-    def elsewhere(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
-        """Return the error for such an answer of it."""
+    def redirection(self, answer: redis.exceptions.AskError) -> redis.exceptions.TryAgainError:
+        """Return the error to raise for ``answer``, MOVED or ASK, of the primary."""
         ...
 
     def down(self, node: Address) -> None:
         """Note that ``node`` said that the cluster is down."""
 
 
-class Primaries(Protocol):
-    """The primaries of a cluster, by hash slot."""
+class Shards(Protocol):
+    """The shards of a cluster, by hash slot."""
 
-    def shard_at(self, slot: int) -> Primary:
-        """Return the one that has ``slot``, as far as is known."""
+    def shard_at(self, slot: int) -> Shard:
+        """Return the shard that has ``slot``, as far as is known."""
         ...
 
-    async def owner(self, slot: int) -> Primary:
-        """Return the one that has ``slot``; ask the nodes if that is not known, or was wrong."""
+    async def owner(self, slot: int) -> Shard:
+        """Return the shard that has ``slot``; ask the nodes if that is not known, or was wrong."""
         ...
 
 
 class _Following:
-    """What makes a connection class of redis-py's lead to the primary of a shard; None: to one node, whatever it is."""
+    """Makes a connection class of redis-py lead to the primary of a shard.
+
+    Without a shard it leads to one node, whatever its role is.
+    """
 
     host: str
     port: int
-    shard: Primary | None
+    shard: Shard | None
 
-    def __init__(self, *, shard: Primary | None, **options: Any) -> None:
+    def __init__(self, *, shard: Shard | None, **options: Any) -> None:
         super().__init__(**options)
         self.shard = shard
 
@@ -68,13 +74,13 @@ class _Following:
         shard = self.shard
         if shard is not None:
             if above.is_connected and (self.host, self.port) != shard.address:
-                await above.disconnect(nowait=True)  # it was the primary once
+                await above.disconnect(nowait=True)  # to a node that was the primary before
             if not above.is_connected:
                 await self._connect_to_primary(shard)
                 return
         await above.connect()
 
-    async def _connect_to_primary(self, shard: Primary) -> None:
+    async def _connect_to_primary(self, shard: Shard) -> None:
         above: Any = super()
         self.host, self.port = await shard.locate()
         async with asyncio.timeout(None) as limit:
@@ -96,21 +102,22 @@ class _Following:
             if self.shard is not None:
                 self.shard.down(Address(self.host, self.port))
             raise
-        # Not inside: it would be taken for what was tried before.
+        # Outside the handler: else the reply would be its context, and taken for an earlier attempt.
         if self.shard is None:
             raise answer
-        raise self.shard.elsewhere(answer)
+        raise self.shard.redirection(answer)
 
 
 @functools.cache
 def following(kind: type[Any]) -> type[Any]:
+    """Return the class of connections that follow a primary, and are like ``kind`` in all else."""
     return type(f"Following{kind.__name__}", (_Following, kind), {})
 
 
 class SlotPool(ConnectionPool):
-    """Takes connections from the pool of the shard that has the slot when they are taken."""
+    """Takes each connection from the pool of the shard that has the slot at that moment."""
 
-    def __init__(self, cluster: Primaries, slot: int, options: dict[str, Any]) -> None:
+    def __init__(self, cluster: Shards, slot: int, options: dict[str, Any]) -> None:
         super().__init__(**options)
         self._cluster = cluster
         self.slot = slot
@@ -125,12 +132,12 @@ class SlotPool(ConnectionPool):
             await close_idle(connection.shard.client)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
-        """Close the idle connections of that shard; those in use are not only for this slot."""
+        """Close the idle connections of the shard. Those in use may be for other slots."""
         await _pool(self._cluster.shard_at(self.slot)).disconnect(inuse_connections=False)
 
     def make_connection(self) -> Any:
         return _pool(self._cluster.shard_at(self.slot)).make_connection()
 
 
-def _pool(shard: Primary) -> Any:
+def _pool(shard: Shard) -> Any:
     return shard.client.connection_pool

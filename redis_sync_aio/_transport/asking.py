@@ -39,7 +39,7 @@ class Asking:
 
     def follow(self, call: Call, answer: str, watch: bool) -> None:
         """Ask the node that ``answer`` (an ASK) names; ``watch``: without scripts."""
-        node = self._cluster.asked(answer)
+        node = self._cluster.node_of_ask(answer)
         if node is None:
             self._again(call, answer)
             return

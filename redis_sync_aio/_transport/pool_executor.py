@@ -168,7 +168,7 @@ class PoolExecutor:
             cluster = self._servers
             if not (call.narrowed and isinstance(cluster, Cluster)):
                 raise
-            node = cluster.asked(str(error))
+            node = cluster.node_of_ask(str(error))
             if node is None:
                 raise
         return await ask(cluster, node, call, self._converse if self._by_watch(call) else None)
