@@ -1,13 +1,13 @@
-"""One connection of the caller's pool, borrowed for a transaction or a talk: WATCH and EXEC have to go the same way.
+"""Connections of the caller's pool that are checked out for a transaction or a dialogue.
 
-None of redis-py's methods that repeat a command is used. What the others need to be safe:
+WATCH and EXEC need the same connection. None of redis-py's methods that repeat a command is used, and the others are
+used like this:
 
-- A cancellation never meets redis-py while it connects or keeps its books: both run in tasks of their own. (It gives a
-  connection whose handshake was cancelled half-way back to the pool, with a reply unread.)
-- redis-py connects again without a word when it finds its connection closed. After WATCH that would be a
-  transaction that watches nothing, so a connection that was closed once is not used again. Commands are written
-  to its transport directly, and answers read by redis-py under a time-out of ours: what swallows cancellations on
-  Python < 3.12 is not on that way either.
+- A cancellation never interrupts redis-py while it connects or does its bookkeeping: both run in tasks of their own.
+  (redis-py gives a connection whose handshake was cancelled back to the pool, with a reply unread.)
+- redis-py silently reconnects when it finds its connection closed. After a WATCH, the transaction would then watch
+  nothing. So a connection that was closed is not used again: commands are written to its transport directly. redis-py
+  reads the replies under a timeout of ours, which also avoids the code that swallows cancellations on Python < 3.12.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Packed: TypeAlias = bytes
 """A command as it is sent."""
 
 OUT_OF_REACH = (redis.exceptions.RedisError, OSError, TimeoutError)
-"""What redis-py raises when no answer came; answers of the server are returned, not raised."""
+"""Errors of redis-py that mean that no reply came. Error replies of the server are returned, not raised."""
 
 
 class CheckedOut:
-    """A connection in the hands of one task.
+    """A connection that one task uses alone.
 
     Invariants: ``in_step`` is False from before a write until all its replies were read; ``watching`` is True from
     before a WATCH is written until EXEC or UNWATCH was answered. Only a connection that is in step and watches nothing
@@ -54,16 +54,17 @@ class CheckedOut:
         self.in_step = True
         self.watching = False
         self.written = False
-        """Anything of the latest exchange may have reached the server."""
+        """Whether any part of the latest exchange may have reached the server."""
 
     async def exchange(self, commands: Sequence[Packed], raw: Container[int] = ()) -> list[Reply]:
-        """Send the commands in one write and return the replies, the server's errors among them.
+        """Send the commands in one write and return the replies, error replies of the server among them.
 
-        ``raw``: which replies are not decoded. Raises OUT_OF_REACH. On cancellation the connection is out of step.
+        ``raw`` has the numbers of the replies that are not decoded. Raise OUT_OF_REACH. On cancellation the connection
+        is out of step.
         """
         self.written = False
         if not self.in_step:
-            raise redis.exceptions.ConnectionError("an answer on this connection was not waited for")
+            raise redis.exceptions.ConnectionError("an earlier reply on this connection was not read")
         write(self._connection, b"".join(commands))
         self.in_step, self.written = False, True
         async with asyncio.timeout(self._response_timeout):
@@ -73,18 +74,18 @@ class CheckedOut:
 
     async def _read(self, raw: bool) -> Reply:
         try:
-            # The time-out is around all of them.
+            # `exchange` has one timeout for all replies.
             return await self._connection.read_response(disable_decoding=raw, timeout=math.inf)
         except redis.exceptions.ResponseError as error:
             return error
 
     def decoded(self, reply: Reply) -> Reply:
-        """Return what was read raw as the client would have: with text for bytes if it decodes."""
+        """Return a raw reply as the client would return it: with text for bytes if it decodes replies."""
         encoder: Any = self._connection.encoder
         return _decoded(reply, encoder.decode) if encoder.decode_responses else reply
 
     async def as_from_client(self, command: Encodables, options: dict[str, Any], reply: Reply) -> Any:
-        """Return the reply as the client would: through its response callbacks."""
+        """Return the reply as the client would return it: passed through its response callbacks."""
         options = {key: value for key, value in options.items() if key not in ("keys", NEVER_DECODE, EMPTY_RESPONSE)}
         callback: Any = self._client.response_callbacks.get(command[0])
         if callback is None:
@@ -94,24 +95,24 @@ class CheckedOut:
 
     @property
     def executes(self) -> bool:
-        """Whether MULTI and EXEC were answered on this connection before: its user may use them."""
+        """Whether this connection has executed MULTI and EXEC before, so its user is allowed to use them."""
         return stream(self._connection) in _proven
 
     def check_executes(self, multi: Reply, executed: Reply) -> None:
-        """Take the answers to a MULTI and EXEC with nothing in between, which were sent to find out."""
+        """Take the replies to an empty MULTI and EXEC, which were sent to find out whether they are allowed."""
         writer = stream(self._connection)
         if isinstance(multi, redis.exceptions.ResponseError) or writer is None:  # None: closed since
             return
         if not isinstance(executed, redis.exceptions.ResponseError):
             _proven.add(writer)
         elif not isinstance(executed, redis.exceptions.ExecAbortError):
-            self.in_step = False  # MULTI is open still
+            self.in_step = False  # the MULTI is still open
 
     async def prove(self) -> None:
-        """Find out whether the user may use MULTI and EXEC, once for each connection; raise the server's refusal.
+        """Find out, once for each connection, whether the user may use MULTI and EXEC; raise the server's refusal.
 
-        Without MULTI what follows it would be executed immediately. Another connection may lead to another server,
-        which has other rules.
+        If only MULTI were refused, the commands behind it would be executed immediately. Each connection is asked, as
+        another one may lead to another server with other rules.
         """
         if self.executes:
             return
@@ -122,9 +123,9 @@ class CheckedOut:
                 raise reply
 
     async def give_back(self, *, drop: bool = False) -> None:
-        """Give the connection back; close it if that is quicker (``drop``), or the only way to be sure of its state.
+        """Give the connection back to the pool; close it when its state is not certain, or with ``drop``.
 
-        Takes a round trip at most (UNWATCH). On cancellation it is done all the same, and the cancellation raised then.
+        This takes at most one round trip (UNWATCH). A cancellation does not interrupt it, and is raised afterwards.
         """
         await wait_shielded(_start(self._give_back(drop), "release"))
 
@@ -139,10 +140,10 @@ class CheckedOut:
 
     async def _unwatch(self) -> None:
         try:
-            async with asyncio.timeout(DEFAULT_TIMEOUT):  # a client without time-outs does not make a clean-up endless
+            async with asyncio.timeout(DEFAULT_TIMEOUT):  # also for a client without timeouts
                 (answer,) = await self.exchange([UNWATCH])
         except OUT_OF_REACH:
-            return  # it watches still, and so is closed
+            return  # it still watches, so it is closed
         self.watching = isinstance(answer, redis.exceptions.ResponseError)
 
 
@@ -157,12 +158,12 @@ def _decoded(reply: Reply, decode: Callable[[bytes], Any]) -> Reply:
 
 
 _proven: WeakSet[Any] = WeakSet()
-"""Streams of connections on which MULTI and EXEC were answered."""
+"""Streams of connections that have executed MULTI and EXEC."""
 
 
 NEVER_DECODE = "NEVER_DECODE"
 EMPTY_RESPONSE = "EMPTY_RESPONSE"
-# Options by which redis-py's commands tell `parse_response` what to do.
+# Options by which redis-py's commands control `parse_response`.
 
 
 Pack: TypeAlias = Callable[[Encodables], Packed]
@@ -171,7 +172,7 @@ Pack: TypeAlias = Callable[[Encodables], Packed]
 def name_words(command: object) -> list[bytes]:
     """Return the words of a command's name as they are sent: redis-py's "OBJECT ENCODING" is two words.
 
-    Raises TransactionMisuse for a name that is neither text nor bytes.
+    Raise TransactionMisuse for a name that is neither text nor bytes.
     """
     if isinstance(command, str):
         command = command.encode()
@@ -181,7 +182,7 @@ def name_words(command: object) -> list[bytes]:
 
 
 def packer(client: Redis) -> Pack:
-    """Return what turns commands into bytes, as the client would.
+    """Return a function that encodes and packs commands as the client does.
 
     It raises redis-py's DataError for an argument that is neither text, bytes nor a number.
     """
@@ -201,27 +202,27 @@ MULTI, EXEC, UNWATCH = (resp.pack((word,)) for word in (b"MULTI", b"EXEC", b"UNW
 
 
 async def checkout(client: Redis, response_timeout: float | None = None) -> CheckedOut:
-    """Return a connection of the client's pool; an exchange over it takes ``response_timeout`` seconds at most.
+    """Return a connection of the client's pool, on which an exchange takes at most ``response_timeout`` seconds.
 
-    None: as long as the client waits for an answer, which may be without a limit. Raises OUT_OF_REACH. On cancellation
-    a connection that is still being opened goes back to the pool by itself.
+    None means as long as the client waits for a reply, which may be without a limit. Raise OUT_OF_REACH. On
+    cancellation, a connection that is still being opened goes back to the pool by itself.
     """
     connecting = _start(pooled(client), "connect")
     try:
         await asyncio.wait([connecting])
     except asyncio.CancelledError:
-        connecting.add_done_callback(lambda task: _not_wanted(client, task))
+        connecting.add_done_callback(lambda task: _give_back_opened(client, task))
         raise
     return CheckedOut(client, connecting.result(), response_timeout)
 
 
-def _not_wanted(client: Redis, connecting: asyncio.Task[Any]) -> None:
+def _give_back_opened(client: Redis, connecting: asyncio.Task[Any]) -> None:
     if not connecting.cancelled() and connecting.exception() is None:
         _start(CheckedOut(client, connecting.result())._give_back(False), "release")
 
 
 _tasks: set[asyncio.Task[Any]] = set()
-"""The loop refers to its tasks only weakly."""
+"""Strong references to tasks; the event loop has only weak ones."""
 
 
 def _start(work: Any, name: str) -> asyncio.Task[Any]:

@@ -1,4 +1,4 @@
-"""What the server's error answers mean, as they are and as redis-py raises them."""
+"""The meaning of error replies, as the server sends them and as redis-py raises them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._core.display import text
 from ..errors import CommandRefused, OutOfMemory, PermissionDenied, SyncError, Unreachable, WrongKeyType
 from .resp import ReplyError
 
-# Answers that say "not now": nothing was executed, so the call is simply sent again after a while.
+# Replies that say "not now": nothing was executed, so the call is sent again after a pause.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
 
 _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
@@ -21,18 +21,18 @@ _REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
     "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),
     "TRYAGAIN": (
         CommandRefused,
-        "nothing was changed; if its hash slot stays half-way between two nodes, finish that: redis-cli --cluster fix",
+        "nothing was changed; if its hash slot stays between two nodes, finish the move: redis-cli --cluster fix",
     ),
     "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
 }
-# Redis 6.2 wraps the error of a command that a script ran, or that it returns after a pcall; later versions put its
-# code first. redis-py takes the leading ERR away.
+# Redis 6.2 wraps the error of a command that a script ran, or that it returned after a pcall. Later versions put its
+# code first. redis-py removes the leading ERR.
 _WRAPPED = re.compile(r"^(?:ERR )?(?:Error running script.*?|@user_script: ?\d+): -?([A-Z]{3,}) (.*)$", re.DOTALL)
-# What EXEC says on behalf of a command that was refused when it was queued, or of the server's state.
+# EXEC reports a command that was refused when it was queued, or the server's state.
 _DISCARDED = re.compile(r"^(?:EXECABORT )?Transaction discarded because of: -?(.*)$", re.DOTALL)
-# A command that the user may not run, called by a script that he may: Valkey and Redis 7; Redis 6.2.
+# A script that the user may run has called a command that the user may not run: Valkey and Redis 7; Redis 6.2.
 _NOT_IN_A_SCRIPT = re.compile(r"ACL failure in script|The user executing the script can't")
-# Which script it was, by its hash, and in which line: of no use to anybody who reads the error.
+# The hash of the script and the number of the line do not help a reader of the error.
 _OF_A_SCRIPT = re.compile(
     r"^(?:ERR )?Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?-?"
     r"|^@user_script: ?\d+: -?|,? script: ?[0-9a-f]*,? on @user_script: ?\d+\.?"
@@ -41,12 +41,12 @@ _NO_SCRIPTS = re.compile(r"run the 'evalsha?'|unknown command ['`]?evalsha?\b", 
 
 
 def scripts_refused(message: str) -> bool:
-    """Return whether an error answer says that scripts are not for this user, or not for this server."""
+    """Return whether an error reply says that this user, or this server, cannot run scripts."""
     return _NO_SCRIPTS.search(message) is not None
 
 
 def error_code(message: str) -> str:
-    """Return the code of an error answer, its first word; of one that EXEC passes on, that one's."""
+    """Return the code of an error reply, its first word; if EXEC passes another error on, the code of that error."""
     message = _passed_on(message)
     if _NOT_IN_A_SCRIPT.search(message):
         return "NOPERM"
@@ -60,37 +60,37 @@ def _passed_on(message: str) -> str:
 
 
 def is_transient(error: SyncError) -> bool:
-    """Return whether the trouble may be over in a while; what was tried did nothing."""
+    """Return whether a later attempt may succeed, and the failed one changed nothing."""
     return isinstance(error, Unreachable) or (isinstance(error, CommandRefused) and error.code in TRANSIENT)
 
 
 def refusal(
     name: bytes, message: str, no_scripts: str = "", keys: tuple[bytes, ...] = (), again: bool = False
 ) -> CommandRefused:
-    """Return the typed error for an error answer about the lock ``name``; empty: it was to the connection itself.
+    """Return the typed error for an error reply about the lock ``name``, or about the connection if that is empty.
 
-    ``no_scripts``: how those were refused. ``keys``: those of the lock. ``again``: the answer to an earlier copy of the
-    command was lost.
+    ``no_scripts`` is the error reply that refused scripts, ``keys`` are those of the lock, and ``again`` says that the
+    reply to an earlier copy of the command was lost.
     """
     message = _passed_on(message)
     code = error_code(message)
     message = _OF_A_SCRIPT.sub("", message)
     if no_scripts and code == "NOPERM":
-        message += f"; and before that, of scripts: {no_scripts}"
+        message += f"; before that, it refused scripts: {no_scripts}"
     if code == "WRONGTYPE" and keys:
-        message += f": one of {', '.join(map(text, keys))} is somebody else's"
+        message += f": one of {', '.join(map(text, keys))} belongs to another program"
     kind, advice = _REFUSALS.get(code, (CommandRefused, "" if again else "nothing was changed"))
     if "cluster support disabled" in message:
-        advice = "the server is no cluster: use a redis.asyncio.Redis"
+        advice = "the server is not a cluster: use a redis.asyncio.Redis"
     if code == "ERR" and scripts_refused(message):
-        advice = 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need them'
+        advice = 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need scripts'
     if again:
-        advice += ("; " if advice else "") + "an earlier copy, of which the answer was lost, may have been executed"
+        advice += ("; " if advice else "") + "an earlier copy, whose reply was lost, may have been executed"
     what = f"a command for {text(name)!r}" if name else "the connection"
     return kind(f"the server refused {what}: {message} ({advice})", code=code)
 
 
-# redis-py takes the code away from an error answer and makes it a class.
+# redis-py replaces the code of an error reply by a class.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (redis.exceptions.NoScriptError, "NOSCRIPT"),
     (redis.exceptions.ReadOnlyError, "READONLY"),
@@ -108,9 +108,9 @@ _NO_CREDENTIALS = re.compile("Authentication required|HELLO must be called with 
 
 
 def error_answer(error: BaseException) -> ReplyError | None:
-    """Return the server's error answer as it was; None when ``error`` is no answer.
+    """Return the server's error reply as it was; None if ``error`` is not an error reply.
 
-    Sentinel's connections make "no answer" of READONLY; it is the context of their error.
+    Connections by Sentinel turn READONLY into a connection error, whose context it is.
     """
     if isinstance(error, ReplyError):
         return error
@@ -130,9 +130,9 @@ def error_answer(error: BaseException) -> ReplyError | None:
 def answered(
     name: bytes, error: BaseException, no_scripts: str = "", keys: tuple[bytes, ...] = (), again: bool = False
 ) -> CommandRefused | None:
-    """Return the typed error when ``error`` is the server's answer to a command about ``name``; None when it is not.
+    """Return the typed error if ``error`` is the server's reply to a command about ``name``, else None.
 
-    ``no_scripts``, ``keys``, ``again``: as `refusal`.
+    ``no_scripts``, ``keys`` and ``again`` are those of `refusal`.
     """
     answer = error_answer(error)
     if answer is None:

@@ -1,4 +1,4 @@
-"""What we read off the caller's client. Public attributes of redis-py only."""
+"""Settings of the caller's client, read from public attributes of redis-py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._core.display import shown
 from ..errors import WrongContext
 
 Client: TypeAlias = Redis | RedisCluster
-"""What a user gives, however it is configured."""
+"""A client as users pass it."""
 
 DEFAULT_TIMEOUT = 5.0
 
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class Same:
-    """Stands for one object in a key: two are equal when they are of the very same one.
+    """Key that identifies one object: two keys are equal if they stand for the very same object.
 
-    A client may define ``__eq__`` (same host, say), and then be equal to one of another database, or not hashable.
+    A client may define ``__eq__``, and so be equal to a client of another database, or not be hashable.
     """
 
     __slots__ = ("_object",)
@@ -42,13 +42,13 @@ class Same:
 
 
 class PerClient(Generic[T]):
-    """What is known of each client, by its identity as in `Same`, as long as the client lives."""
+    """Facts about clients, by identity as in `Same`; each is kept as long as its client lives."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ReferenceType[Client], T]] = {}
 
     def get(self, client: Client, make: Callable[[], T]) -> T:
-        """Return what is known of ``client``; at first what ``make`` returns."""
+        """Return the fact about ``client``; make it first if there is none."""
         known = self._known.get(id(client))
         if known is not None:
             return known[1]
@@ -58,7 +58,7 @@ class PerClient(Generic[T]):
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Return the running event loop; raise WrongContext when there is none."""
+    """Return the running event loop; raise WrongContext if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -76,7 +76,7 @@ def is_cluster(client: object) -> bool:
 
 
 def check_client(client: object) -> None:
-    """Raise TypeError, saying what to pass instead, unless ``client`` is an asyncio Redis client."""
+    """Raise TypeError, which says what to pass instead, unless ``client`` is an asyncio client of redis-py."""
     if isinstance(client, (Redis, RedisCluster)) and not isinstance(client, Pipeline):
         return
     if type(client).__module__.startswith(("redis.client", "redis.cluster")):
@@ -86,8 +86,8 @@ def check_client(client: object) -> None:
         )
     if isinstance(client, (list, tuple, set)):
         raise TypeError(
-            f"expected one client, not {len(client)}: AsyncRedlock is a lock on several servers. Nothing else is on "
-            "several: a majority for each permit of a semaphore would not bound how many are held in all"
+            f"expected one client, not {len(client)}: only AsyncRedlock uses several servers. A semaphore cannot: a "
+            "majority for each permit would not bound how many permits are held in all"
         )
     raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {shown(client)}")
 
@@ -99,7 +99,7 @@ def _options(client: Client) -> dict[str, Any]:
 
 
 def address_of(client: Client) -> str:
-    """Return what ``client`` is to connect to, for messages; never its credentials."""
+    """Return the address that ``client`` connects to, for messages; never its credentials."""
     if isinstance(client, RedisCluster):
         nodes = client.nodes_manager.startup_nodes
         return f"a cluster at {', '.join(list(nodes)[:3])}{', …' if len(nodes) > 3 else ''}"
@@ -124,7 +124,7 @@ def uses_tls(client: Client) -> bool:
 
 
 def response_timeout_of(client: Client, given: Seconds | None) -> float:
-    """Return how long an answer may take, in seconds."""
+    """Return the seconds that a reply may take."""
     if given is not None:
         return positive_seconds(given, "response_timeout")
     configured = _options(client).get("socket_timeout")
@@ -132,13 +132,13 @@ def response_timeout_of(client: Client, given: Seconds | None) -> float:
 
 
 def connect_timeout_of(client: Client, response_timeout: float) -> float:
-    """Return how long connecting may take, in seconds."""
+    """Return the seconds that connecting may take."""
     configured = _options(client).get("socket_connect_timeout")
     return float(configured) if configured else response_timeout
 
 
 def encode(client: Client, value: Name, what: str) -> bytes:
-    """Return a name or identity as bytes: text in the client's own encoding, so that foreign locks agree."""
+    """Return a name or identity as bytes; text in the client's own encoding, as other Redis locks encode it."""
     if isinstance(value, str):
         untyped: Any = client
         value = untyped.get_encoder().encode(value)

@@ -1,4 +1,4 @@
-"""Where the keys of a client's names are: on its server, or on those of a cluster."""
+"""The servers behind a client: one server, or the shards of a cluster."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .settings import Client
 
 
 class Topology(Protocol):
-    """The servers behind the client that a user gave."""
+    """The servers behind a client of the caller."""
 
     def client_of(self, *keys: bytes) -> Redis:
-        """Return a client whose connections lead to whichever server has ``keys`` when they are taken.
+        """Return a client whose connections lead to the server that has ``keys`` when they are taken.
 
-        Raises ValueError when those need not be on the same one.
+        Raise ValueError if the keys may be on different servers.
         """
         ...
 
     def clients(self) -> list[Redis]:
-        """Return a client of each server that is known; the first one is always the same."""
+        """Return a client of each known server; the first client is always the same."""
         ...
 
 
@@ -42,11 +42,11 @@ class OneServer:
 
 
 def slot_of(client: Redis) -> int | None:
-    """Return the hash slot of the keys that ``client``, one of `Topology`, is for; None: it is not of a cluster."""
+    """Return the hash slot that ``client``, from a `Topology`, is for; None if it is not of a cluster."""
     pool = client.connection_pool
     return pool.slot if isinstance(pool, SlotPool) else None
 
 
 def servers_of(client: Client) -> OneServer | Cluster:
-    """Return where the keys are; for one cluster client it is always the same object."""
+    """Return the servers behind ``client``; for one cluster client always the same object."""
     return Cluster.of(client) if isinstance(client, RedisCluster) else OneServer(client)

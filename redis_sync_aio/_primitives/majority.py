@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from .._acquire.hub import Hub
 from .._core import logs
-from .._transport.failures import said
+from .._transport.failures import message_of
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
 from .votes import Vote, Votes
 
@@ -62,7 +62,7 @@ def why_no_answer(name: str, bids: Votes, quorum: int, within: float) -> SyncErr
 
 def _said(bid: Vote) -> str:
     error = bid.error or bid.connection_error
-    return "no answer" if error is None else said(error)
+    return "no answer" if error is None else message_of(error)
 
 
 def why_no_fence(name: str, bids: Votes, quorum: int) -> Unreachable | None:

@@ -1,7 +1,7 @@
-"""Calls that follow an ASK to the node that a hash slot is being moved to.
+"""Calls that follow an ASK to the node to which a hash slot is being moved.
 
-An interrupted move leaves some keys of a slot at its new node, which accepts commands on them behind an ASKING only.
-That takes a connection of its own, for one call: it is rare, and the new node may have no slots yet, and so no link.
+An interrupted move leaves some keys of a slot at its new node, which accepts commands on them only after an ASKING.
+Each such call has a connection of its own: it is rare, and the new node may have no slots yet, and so no link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .dialogues import CONFLICT, Converse, advance
 
 
 class Asking:
-    """The calls of one link that are being asked elsewhere; ``again`` gets those that were not answered there."""
+    """The calls of one link that follow an ASK. Calls that are not answered there go to ``again``."""
 
     def __init__(
         self, cluster: Cluster, converse: Converse, response_timeout: float, again: Callable[[Call, str], None]
@@ -38,7 +38,7 @@ class Asking:
         self._tasks: dict[Call, asyncio.Task[Reply]] = {}
 
     def follow(self, call: Call, answer: str, watch: bool) -> None:
-        """Ask the node that ``answer`` (an ASK) names; ``watch``: without scripts."""
+        """Send ``call`` to the node that ``answer``, an ASK, names; without scripts if ``watch`` is true."""
         node = self._cluster.node_of_ask(answer)
         if node is None:
             self._again(call, answer)
@@ -66,7 +66,7 @@ class Asking:
         self._again(call, answer)
 
     def take(self) -> list[Call]:
-        """End all of them, and hand them over: whether they were executed is not known."""
+        """Cancel all of them, and hand over the calls, which may have been executed."""
         tasks, self._tasks = self._tasks, {}
         for call, task in tasks.items():
             call.ambiguous = True
@@ -76,9 +76,9 @@ class Asking:
 
 
 async def ask(cluster: Cluster, node: Address, call: Call, converse: Converse | None) -> Reply:
-    """Return what ``node`` answers to ``call``; ``converse`` if scripts are not to be used.
+    """Return the reply of ``node`` to ``call``; without scripts if there is ``converse``.
 
-    Raises ReplyError, and as redis-py when it is out of reach.
+    Raise ReplyError, and as redis-py does when the node cannot be reached.
     """
     async with cluster.connected(node) as connection:
         if converse is None:
@@ -93,14 +93,14 @@ async def ask(cluster: Cluster, node: Address, call: Call, converse: Converse | 
                 commands = advance(dialogue, call.name, await _say(connection, commands))
         except StopIteration as end:
             if end.value is CONFLICT:
-                raise ReplyError("TRYAGAIN the keys were changed by others meanwhile") from None
+                raise ReplyError("TRYAGAIN the keys were changed by another client meanwhile") from None
             return end.value
 
 
 async def _say(connection: Any, commands: list[Words]) -> list[Reply]:
-    """Return the replies to ``commands``, error answers as `ReplyError`, with the leave to ask for each."""
+    """Send ``commands``, each with its ASKING, and return their replies, error replies as `ReplyError`."""
     batch: list[Words] = []
-    inside = False  # a transaction has the leave of its MULTI
+    inside = False  # the ASKING of its MULTI covers a transaction
     for words in commands:
         batch += [words] if inside else [(b"ASKING",), words]
         inside = words[0] == b"MULTI" or (inside and words[0] != b"EXEC")

@@ -23,28 +23,28 @@ class Call:
     Every command of this package but ``force`` is idempotent for its token, so a call whose connection was lost is
     sent again as it is. ``ambiguous`` says that an earlier copy may have been executed.
 
-    When ``done`` raises, it is called once more, with an error in place of the answer: whoever waits for the call has
-    to hear of it, and nobody else. So ``answer`` and ``fail`` never raise.
+    When ``done`` raises, it is called once more, with an error in place of the reply. So the error reaches the task
+    that waits for the call, and nothing else: ``answer`` and ``fail`` never raise.
 
     Invariant: ``over`` is set before ``done`` is called; after that the call is never sent, answered or failed again.
     """
 
-    # Most calls never change these; as class attributes they cost nothing to set up.
+    # Most calls never change these. As class attributes they cost nothing to set up.
     reply: Reply = None
     error: SyncError | None = None
     connection_error: SyncError | None = None
-    """Why it has not been answered yet."""
+    """Why the latest attempt got no answer."""
     attempts = 0
     ambiguous = False
     over: bool = False
     once = False
-    """Not idempotent: never sent a second time."""
+    """Whether it is not idempotent, and so never sent a second time."""
     undoes = False
-    """Nothing that is sent later may come before it: not because its script is not known to the server yet, either."""
+    """Whether it undoes an earlier command. Later commands must not overtake it, so its script is sent in full."""
     about: Any = None
-    """For whoever reads the answer."""
+    """Context for the reader of the reply."""
     _whole: tuple[Keys, Script] | None = None
-    """Its keys and script, while it is sent with fewer keys."""
+    """Its full keys and script, while it is sent with fewer keys."""
 
     def __init__(
         self,
@@ -59,24 +59,24 @@ class Call:
         self.script: Script = script
         self.arguments = arguments
         self.begun: float = sent
-        self.sent: float = sent  # local clock; from before the last copy was sent (P6)
-        self.expires = expires  # local clock: stop trying then
+        self.sent: float = sent  # local clock; from before the latest copy was sent (P6)
+        self.expires = expires  # local clock; the end of all attempts
         self.done = done
 
     @property
     def name(self) -> bytes:
-        """The name it is about."""
+        """The name that the command is about."""
         return self.keys.name
 
     def command(self, with_source: bool = False) -> Words:
-        """Return the words of the command. A server that does not know the script yet needs its source."""
+        """Return the words of the command; ``with_source`` for a server that may not know the script yet."""
         keys, script = self.keys.all, self.script
         if with_source:
             return (b"EVAL", script.source, len(keys), *keys, *self.arguments)
         return (b"EVALSHA", script.sha, len(keys), *keys, *self.arguments)
 
     def deal(self, reply: Reply, done: Callable[[Call], None]) -> None:
-        """Let ``done`` have a part of this call, which has ended: that part of the answer, or the same error."""
+        """Call ``done`` with a part of this call, which has ended: that part has ``reply``, or the same error."""
         part = Call(self.keys, self.script, (), self.sent, self.expires, done)
         part.attempts, part.ambiguous = self.attempts, self.ambiguous
         if self.error is None:
@@ -90,7 +90,7 @@ class Call:
         return self._whole is not None
 
     def narrow(self) -> bool:
-        """Do the same with fewer keys from now on, and return True. Where that is not possible be whole again."""
+        """Use fewer keys from now on, and return True; where the script cannot, use all keys and return False."""
         narrow = self.script.narrow
         if narrow is None:
             self.widen()
@@ -101,16 +101,16 @@ class Call:
         return True
 
     def widen(self) -> None:
-        """Be sent with all keys again."""
+        """Use all keys again."""
         if self._whole is not None:
             (self.keys, self.script), self._whole = self._whole, None
 
-    def had_its_time(self, time: float) -> bool:
-        """Return whether the answer to what was sent is not worth waiting for any more."""
+    def timed_out(self, time: float) -> bool:
+        """Return whether the reply to the latest copy is no longer worth waiting for."""
         return time >= max(self.expires, self.sent + MIN_ATTEMPT)
 
     def answer(self, reply: Reply) -> None:
-        """Finish with the server's answer."""
+        """Finish with the server's reply."""
         if not self.over:
             self.over = True
             self.reply = reply
@@ -120,7 +120,7 @@ class Call:
                 self._end_by(not_understood(self.name, error))
 
     def fail(self, error: SyncError) -> None:
-        """Finish without an answer."""
+        """Finish with an error."""
         if not self.over:
             self.over = True
             self._end_by(error)
@@ -133,24 +133,24 @@ class Call:
             logs.outcome_not_taken(text(self.name))
 
     def drop(self) -> None:
-        """Nobody wants the answer any more: never send it again, and stay silent when it arrives."""
+        """Finish without calling ``done``: never send the command again, and ignore its reply."""
         self.over = True
 
 
 def not_understood(name: bytes, error: Exception) -> SyncError:
-    """Return the error for an answer about ``name`` that raised ``error`` where it was taken; log it."""
+    """Log that reading a reply about ``name`` raised ``error``, and return the error to raise."""
     logs.useless_answer(text(name), error)
     found = SyncError(
-        f"Redis answered a command for {text(name)!r}, and the answer could not be used: {type(error).__name__}: "
+        f"Redis answered a command for {text(name)!r}, and the reply could not be used: {type(error).__name__}: "
         f"{error}. The command may have been executed. If another program has changed the keys of that name, delete "
-        "them; else it is a defect of redis_sync_aio: please report it with the traceback that was logged"
+        "them; otherwise this is a defect of redis_sync_aio: please report it with the traceback that was logged"
     )
     found.__cause__ = error
     return found
 
 
 def understood(read: Callable[[Reply], T], name: bytes, reply: Reply) -> T:
-    """Return what ``read`` makes of an answer about ``name``; raises SyncError if it cannot be used."""
+    """Return ``read(reply)`` for a reply about ``name``; raise SyncError if the reply cannot be used."""
     try:
         return read(reply)
     except (ValueError, TypeError) as error:

@@ -65,7 +65,7 @@ class CallQueue:
                 continue
             call.ambiguous |= perhaps
             if call.once and perhaps:
-                call.fail(failures.perhaps(call))
+                call.fail(failures.reply_lost(call))
             elif not self.deferred.joins(call):
                 resend.append(call)
         self.unsent.extendleft(reversed(resend))

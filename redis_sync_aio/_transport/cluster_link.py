@@ -1,13 +1,13 @@
-"""The executor of a cluster: a link to each of its shards, opened when something is to be sent there.
+"""The executor of a cluster: a link to each of its shards, opened when a command is to be sent there.
 
-The order of a name (see `call.Executor`): while its slot stays where it is, all its calls take the same link. When the
-slot has moved, what the old link still has of the name is answered there, with MOVED as a rule, and sent to the new
-one; what is new stays behind it. So nothing overtakes.
+The order of a name (see `executor.Executor`). While its slot stays where it is, all its calls take the same link. After
+the slot has moved, the old node answers the calls that it still gets, usually with MOVED, and they are sent through the
+new link; new calls stay behind them. So no call overtakes another.
 
-While a slot is being moved the server answers TRYAGAIN or ASK, as some keys of a name do not exist as a rule. That is
-"not now": the call is sent again, until the slot has moved. But an interrupted move may last for hours. So what renews
-or releases is first tried with those keys only that exist while something is held (`Call.narrow`), which both nodes
-allow: the old one, and after its ASK the new one (`_transport/asking.py`).
+While a slot is being moved, the server answers TRYAGAIN or ASK, because some keys of a name usually do not exist. The
+call is sent again until the slot has moved. But an interrupted move may last for hours. So renewals and releases are
+first tried with only the keys that exist while something is held (`Call.narrow`). Both nodes accept that: the old one,
+and after its ASK the new one (`_transport/asking.py`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .asking import Asking
 from .call import Call
 from .connection import Connection
 from .executor import LinkOptions, LinkOwner
-from .failures import MAYBE_LATER, REFUSED, not_possible, too_late
+from .failures import MAYBE_LATER, REFUSED, not_allowed, too_late
 from .link import Link
 
 RETIRING = 0.25
-"""Seconds between two looks whether a link to a shard that is no more may be closed."""
+"""Seconds between two checks whether the link to a shard without slots may be closed."""
 
 
 class ClusterLink:
-    """See the top of this module."""
+    """Carries calls to the shards of a cluster, in order for each name."""
 
     pushes = True
 
@@ -53,7 +53,7 @@ class ClusterLink:
         self._owner = owner
         self._options = options
         self._links: dict[Shard, ShardLink] = {}
-        self._left: dict[bytes, list[ShardLink]] = {}  # by name: what may still have calls about one that has moved
+        self._left: dict[bytes, list[ShardLink]] = {}  # by moved name: links that may still have calls of it
         self._refreshing: asyncio.Task[None] | None = None
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class ClusterLink:
         cluster.subscribe(self)
 
     def send(self, call: Call) -> None:
-        """Send ``call`` to whoever has its keys."""
+        """Send ``call`` to the shard that has its keys."""
         if self._closed:
             too_late(call)
             return
@@ -73,7 +73,7 @@ class ClusterLink:
         link.send(call)
 
     def link_of(self, keys: Keys) -> ShardLink:
-        """Return the link to who has ``keys``, as far as is known."""
+        """Return the link to the shard that has ``keys``, as far as is known."""
         return self.link_to(self.shard_of(keys))
 
     def link_to(self, shard: Shard) -> ShardLink:
@@ -85,54 +85,54 @@ class ClusterLink:
         return link
 
     def shard_of(self, keys: Keys) -> Shard:
-        """Return who has ``keys``, as far as is known."""
+        """Return the shard that has ``keys``, as far as is known."""
         return self.cluster.shard_at(key_slot(keys.all[0]))
 
     def endpoint_of(self, keys: Keys) -> Endpoint:
-        """Return what the server that has ``keys`` knows us as."""
+        """Return the endpoint by which the shard that has ``keys`` knows us."""
         shard = self.shard_of(keys)
         link = self._links.get(shard)
         return self._endpoint.at(shard.number) if link is None else link.endpoint_of(keys)
 
     def connection_error_of(self, keys: Keys) -> Exception | None:
-        """Return why there is no connection to who has ``keys``, if there is none."""
+        """Return why there is no connection to the shard that has ``keys``; None if there is one."""
         link = self._links.get(self.shard_of(keys))
         return None if link is None else link.connection_error
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server that has ``keys`` is known to answer. ``stalled``: nobody listened lately."""
+        """Return whether the shard that has ``keys`` is known to answer; ``stalled``: as `Executor.answering`."""
         link = self._links.get(self.shard_of(keys))
         return link is not None and link.answering(keys, stalled)
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why there is no connection to some shard, if there is none."""
+        """Why there is no connection to some shard; None if there is one to each."""
         return next((error for link in self._links.values() if (error := link.connection_error) is not None), None)
 
     @property
     def alone(self) -> bool:
-        """Whether no command can be left on another connection than the present one of its shard."""
+        """Whether no earlier connection to any shard can still have unread commands of ours."""
         return all(link.alone for link in self._links.values())
 
     @property
     def connections(self) -> int:
-        """How many connections were opened."""
+        """Number of connections that were opened so far."""
         return sum(link.connections for link in self._links.values())
 
-    # -- what moves ------------------------------------------------------------------------------------
+    # -- moved slots -----------------------------------------------------------------------------------
 
     def redirected(self, address: str) -> None:
-        """A slot is not where it was; perhaps at ``address``: ask the nodes about all of them."""
+        """Note that a slot has moved, perhaps to ``address``, and ask the nodes about all slots."""
         self.cluster.moved(address)
         self.refresh_soon()
 
     def down(self, shard: Shard) -> None:
-        """The primary of ``shard`` says that the cluster is down: ask the others whether it is the primary still."""
+        """Note that the primary of ``shard`` said that the cluster is down, and ask other nodes who the primary is."""
         self.cluster.down(shard.address)
         self.refresh_soon()
 
     def refresh_soon(self) -> None:
-        """Ask the nodes, in the background, who has which slots."""
+        """Ask the nodes in the background which shard has which slots."""
         if self._refreshing is None and not self._closed:
             self._refreshing = asyncio.Task(self._refresh(), name="redis_sync_aio cluster")
             self._refreshing.add_done_callback(self._refresh_ended)
@@ -147,11 +147,11 @@ class ClusterLink:
             logs.slots_unknown(error, expected=isinstance(error, (*MAYBE_LATER, *REFUSED)))
 
     def slots_moved(self) -> None:
-        """Some slots have other shards now, or shards other primaries; said in whatever thread that was heard in."""
+        """Adapt to slots that have another shard now, or shards that have another primary; runs in any thread."""
         if self._thread == get_ident() and self._loop.is_running():
             self._slots_moved()
-        else:  # in another thread, or it is another loop of this one that runs now
-            with suppress(RuntimeError):  # it is closed
+        else:  # in another thread, or while another loop of this thread runs
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._slots_moved)
 
     def _slots_moved(self) -> None:
@@ -161,7 +161,7 @@ class ClusterLink:
         for link in list(self._links.values()):
             for name in {call.name for call in link.calls() if not link.concerns(call.keys)}:
                 self._left.setdefault(name, []).append(link)
-        for link in list(self._links.values()):  # what waits there goes first
+        for link in list(self._links.values()):  # their waiting calls go first
             link.settle()
         self._owner.link_moved()
         for shard in list(self._links):
@@ -169,7 +169,7 @@ class ClusterLink:
                 self._retire(shard)
 
     def _retire(self, shard: Shard) -> None:
-        """Close the link to a shard that is no more, once nothing waits for an answer there."""
+        """Close the link to a shard that has lost all its slots, once none of its calls is unanswered."""
         link = self._links.get(shard)
         if link is None or self._closed:
             return
@@ -191,19 +191,19 @@ class ClusterLink:
         return [call for link in self._links.values() for call in link.detach()]
 
     def after_fork(self) -> None:
-        """In a forked child: never use or close what belongs to the parent."""
+        """Give up everything in a forked child, without using or closing what belongs to the parent."""
         self._closed = True
         for link in self._links.values():
             link.after_fork()
 
     def close_without_loop(self) -> None:
-        """The event loop is closed: end the connections without it."""
+        """End the connections after the event loop was closed."""
         self._closed = True
         for link in self._links.values():
             link.close_without_loop()
 
     async def close(self) -> None:
-        """Close all connections; calls that are still under way end with CoordinatorClosed."""
+        """Close all connections; calls in flight end with CoordinatorClosed."""
         self._closed = True
         if self._refreshing is not None:
             await cancelled(self._refreshing)
@@ -227,7 +227,7 @@ class ShardLink(Link):
         self._asking = Asking(links.cluster, self._converse, self._response_timeout, self._not_answered)
 
     def concerns(self, keys: Keys) -> bool:
-        """Return whether its calls are about ``keys``."""
+        """Return whether calls on ``keys`` go through this link."""
         return self._links.shard_of(keys) is self._shard
 
     def _send_again(self, call: Call) -> None:
@@ -256,12 +256,12 @@ class ShardLink(Link):
         super()._on_error(call, message)
 
     def _not_answered(self, call: Call, message: str) -> None:
-        """Let a call wait that the node which is getting its slot did not answer either."""
+        """Defer a call that the new node of its slot did not answer either."""
         call.widen()
         super()._on_error(call, message)
 
     def take_unsent(self) -> list[Call]:
-        """Hand over all calls that wait, or are being asked elsewhere."""
+        """Hand over all calls that wait, or follow an ASK."""
         return [*self._asking.take(), *super().take_unsent()]
 
     def _interpret(self, message: str) -> str:
@@ -280,7 +280,7 @@ class ShardLink(Link):
         try:
             await connection.ask((b"PUBSUB", b"NUMSUB", self._handshake.inbox))  # as scripts do before they publish
         except ReplyError as error:
-            raise not_possible(str(error), "PUBSUB NUMSUB") from error
+            raise not_allowed(str(error), "PUBSUB NUMSUB") from error
         if connection.leads_to != self._shard.address:
             raise ConnectionResetError("the primary of these slots became another node meanwhile")
 
@@ -293,32 +293,32 @@ class ShardLink(Link):
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         super()._on_lost(connection, error)
         if not self._connector.active and not self._closed:
-            self._links.refresh_soon()  # nothing is needed of it: perhaps it was removed for good
+            self._links.refresh_soon()  # perhaps the node was removed for good
 
     def calls(self) -> list[Call]:
-        """Return all calls that are to be sent, or under way."""
+        """Return all calls that wait or are in flight."""
         in_flight = () if self._connection is None else self._connection.unanswered()
         calls = [*self._queue.calls(), *(call for call, _ in in_flight)]
         return [call for call in calls if not call.over]
 
     def keeps_behind(self, call: Call) -> bool:
-        """Keep a new call about a name that has left, if an earlier one about it is here; return whether it does."""
+        """Keep a new call about a name that has moved if this link has an earlier one about it; return whether so."""
         if self._deferred.keeps_behind(call):
             return True
-        here = any(earlier.name == call.name for earlier in self.calls())
-        if here:
+        has_earlier = any(earlier.name == call.name for earlier in self.calls())
+        if has_earlier:
             self._deferred.hold(call)
-        return here
+        return has_earlier
 
     def settle(self) -> None:
-        """Slots have moved: use another connection if the primary is another one, and part with calls of others."""
+        """Adapt to moved slots: connect to the new primary, and hand calls that have another shard now to its link."""
         if self._connection is not None and self._connection.leads_to != self._shard.address:
             self.drop("the primary of these slots is another node now")
         elif self._connection is None and not self._connector.active:
-            self._connector.error = None  # it was with another node, perhaps
+            self._connector.error = None  # it may be about another node
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Let others send what waits for a connection here and is theirs."""
+        """Hand unsent calls that have another shard now to its link."""
         if not self._closed:
             self._queue.hand_on(lambda call: self.concerns(call.keys))

@@ -1,4 +1,4 @@
-"""One live connection: bytes in, replies and pushes out. No policy, no waiting."""
+"""One open connection: it takes bytes in, and gives replies and pushes out. It has no policy and never waits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .._core.clock import now
 from .call import Call, not_understood
 from .dialogues import Converse, DialogueQueue, Exchange
 
-FULL = 50
-"""So many commands are written at once, in mid-turn: the server starts on them while we pack the others."""
+FLUSH_AFTER = 50
+"""Commands that are written together in mid-turn: the server starts on them while we pack the others."""
 
 BURST = 250
-"""So many replies are taken in one turn of the loop: what they wake comes in between."""
+"""Replies that are read in one turn of the loop. The tasks that they wake run before the next ones are read."""
 
 ANSWERING = 0.25
 """Seconds since a server was last heard within which it counts as one that answers."""
@@ -28,14 +28,14 @@ _NOTHING = object()
 
 
 class Connection(asyncio.Protocol):
-    """Commands of all tasks in one write per turn of the event loop (or per `FULL`); replies matched in order.
+    """Writes the commands of all tasks once per turn of the loop, or per `FLUSH_AFTER`, and matches replies in order.
 
-    They are written behind the tasks that what arrived wakes, as those are likely to send something: at the end of
-    that turn, and not at the beginning of the next one. A command is written at once when nothing is pending and the
-    one before was answered before another was sent: it is likely to stay alone, too.
+    The write comes after the tasks that replies have woken, as these are likely to send commands: at the end of that
+    turn, not at the beginning of the next one. A command is written immediately if nothing is pending and the previous
+    one was answered before another was sent, because it is likely to stay the only one, too.
 
-    Invariant: ``pending`` holds the calls that were written and not answered, oldest first; a reply always
-    belongs to the first of them. Pushes (RESP3) are told apart by their type and belong to nobody.
+    Invariant: ``pending`` has the calls that were written and not answered, oldest first. A reply always belongs to
+    the first of them. Pushes (RESP3) differ by their type, and belong to no call.
     """
 
     def __init__(
@@ -54,61 +54,64 @@ class Connection(asyncio.Protocol):
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
-        self._due = False  # `_end_turn` is in line
-        self._behind = False  # `_read_on` is in line
+        self._due = False  # `_end_turn` is scheduled
+        self._behind = False  # `_read_on` is scheduled
         self._known = set[bytes]()  # scripts that were sent in full
-        self._company = 0  # how many commands were sent since none was pending
+        self._company = 0  # number of commands sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
         self.dialogues = DialogueQueue(converse, self._say, self._on_error)
-        self.heard = now()  # when the server last said anything
+        self.heard = now()  # when anything was last received
         self.leads_to = adopted.leads_to
         self.closed_by_us = False
         self._dropped: Exception | None = None
-        self.gone: asyncio.Future[None] = self._loop.create_future()  # done when the transport has let go
+        self.gone: asyncio.Future[None] = self._loop.create_future()  # done when the transport is closed
         adopted.take(self)
         if adopted.leftover:
             self.data_received(adopted.leftover)
 
     @property
     def closed_by_client(self) -> bool:
-        """Whether redis-py closed it, because the caller closed the client or its pool."""
+        """Whether redis-py has closed it, because the caller closed the client or its pool."""
         return self._adopted.closed_by_client
 
     def send(self, call: Call, with_source: bool = False) -> None:
-        """Write ``call`` in this turn of the loop. ``call.sent`` must be not later than now."""
+        """Write ``call`` in this turn of the loop. ``call.sent`` must not be later than now."""
         call.attempts += 1
         if with_source or (call.undoes and call.script.sha not in self._known):
             self._known.add(call.script.sha)
             self._write(call, pack(call.command(True)))
             return
-        # The part that is the same for all calls of a script on the same keys with as many arguments is kept with them.
-        # What is packed begins with '*', how many, CR and LF: in one digit, since no script takes ten (`_head`).
+        # All calls of a script on the same keys with the same number of arguments begin with the same bytes, which are
+        # kept with the keys. Packed arguments begin with '*', their number in one digit (see `_head`), CR and LF.
         arguments = pack(call.arguments)
         kind = arguments[:2] + call.script.sha
         head = call.keys.heads.get(kind) or _head(call, kind, len(arguments))
         self._write(call, head + arguments[4:])
 
     def ask(self, words: Words) -> asyncio.Future[Reply]:
-        """Send any command; the future ends with its reply, or with ReplyError."""
+        """Send any command; return a future of its reply, which may be ReplyError."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._write(future, pack(words))
         return future
 
     def _say(self, batch: list[Words], done: Callable[[list[Reply]], None]) -> None:
-        """Send commands that nothing comes in between."""
+        """Send commands with no other command in between."""
         exchange = Exchange(len(batch), done)
         self.pending.extend([exchange] * (len(batch) - 1))
         self._write(exchange, b"".join(map(pack, batch)))
 
     def unanswered(self) -> Iterator[tuple[Call, bool]]:
-        """Return the calls that are left, in their order for each name; and whether each may have been executed."""
+        """Return the calls without a reply, in order for each name, each with whether it may have been executed."""
         for receiver in self.pending:
             if isinstance(receiver, Call):
                 yield receiver, True
         yield from self.dialogues.unanswered()
 
     def oldest(self, asked: float) -> float | None:
-        """Return when the oldest command without an answer was sent; ``asked``: when that is, of what is asked for."""
+        """Return when the oldest unanswered command was sent, None if there is none.
+
+        ``asked`` is that time if the command was sent by `ask`.
+        """
         if not self.pending:
             return None
         first = self.pending[0]
@@ -120,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._company = 1 if not pending else self._company + 1
         pending.append(receiver)
         out.append(data)
-        if alone or len(out) == FULL:
+        if alone or len(out) == FLUSH_AFTER:
             self._flush()
         elif not self._due:
             self._due = True
@@ -146,7 +149,7 @@ class Connection(asyncio.Protocol):
             self._behind = False
             try:
                 self._read()
-            except hiredis.ProtocolError as error:  # the transport does the same with what data_received raises
+            except hiredis.ProtocolError as error:  # the transport does the same when data_received raises
                 self.drop(error)
 
     def _read(self) -> None:
@@ -156,7 +159,7 @@ class Connection(asyncio.Protocol):
                 break
             kind = type(reply)
             if kind is hiredis.PushNotification:
-                # In RESP3 the answer to SUBSCRIBE is a push, in its place among the replies; a refusal is a reply.
+                # In RESP3 the confirmation of SUBSCRIBE is a push, in its place among the replies; an error is a reply.
                 if reply[0] == b"subscribe":
                     _resolve(pending.popleft(), None)
                 else:
@@ -175,12 +178,12 @@ class Connection(asyncio.Protocol):
         else:
             self._behind = True
             self._loop.call_soon(self._read_on)
-        if self._company > 1 and not self._due:  # behind whom that woke; one alone writes at once
+        if self._company > 1 and not self._due:  # after the tasks that the replies woke
             self._due = True
             self._loop.call_soon(self._end_turn)
 
     def _on_error(self, call: Call, message: str) -> None:
-        """Let an error answer be dealt with. Whatever that raises concerns this call, and not the connection."""
+        """Pass on an error reply. If that raises, only this call fails, not the connection."""
         try:
             self._take_error(call, message)
         except Exception as error:
@@ -198,32 +201,32 @@ class Connection(asyncio.Protocol):
             self._on_lost(self, exc or self._dropped)
 
     def drop(self, why: Exception) -> None:
-        """Close at once; ``on_lost`` is called in the next turn of the loop."""
+        """Close immediately; ``on_lost`` is called in the next turn of the loop."""
         self._dropped = why
         self._transport.abort()
 
     def dead_end(self) -> None:
-        """Lead nowhere (in a forked child)."""
+        """Give up the connection in a forked child: it belongs to the parent."""
         self.closed_by_us = True
         self.dialogues.end()
         dead_end(self._transport)
         self._adopted.leave()
 
     def close_without_loop(self) -> None:
-        """End without the event loop, which is closed."""
+        """End the connection after the event loop was closed."""
         self.closed_by_us = True
         self.dialogues.end()
         hang_up(self._transport)
         self._adopted.leave()
 
     def abort(self) -> None:
-        """Close at once; ``on_lost`` is not called."""
+        """Close immediately; ``on_lost`` is not called."""
         self.closed_by_us = True
         self._transport.abort()
 
 
 def _head(call: Call, kind: bytes, packed: int) -> bytes:
-    """Keep and return what comes before the arguments of ``call``, which take ``packed`` bytes by themselves."""
+    """Keep and return the bytes before the arguments of ``call``, which are packed to ``packed`` bytes."""
     assert len(call.arguments) < 10, call.script
     whole = pack(call.command())
     head = call.keys.heads[kind] = whole[: len(whole) - packed + 4]
@@ -235,6 +238,6 @@ def _resolve(future: Call | Exchange | asyncio.Future[Reply], reply: Reply) -> N
         return
     if isinstance(reply, ReplyError):
         future.set_exception(reply)
-        future.exception()  # looked at: some answers of a handshake do not matter
+        future.exception()  # retrieved, as nobody awaits some replies of a handshake
     else:
         future.set_result(reply)

@@ -1,4 +1,4 @@
-"""Calls that the server refused for now: sent again after a while, with whatever was sent about the same name since."""
+"""Calls deferred after a temporary refusal, and later calls for the same name kept behind them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .._core.clock import now
 from ..errors import copy_error
 from .call import Call
 
-NOT_NOW = Backoff(initial=0.01, cap=0.25)
+AFTER_REFUSAL = Backoff(initial=0.01, cap=0.25)
 
 
 class Delayed:
-    """Those about one name."""
+    """The deferred calls about one name."""
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
@@ -22,12 +22,12 @@ class Delayed:
         self.behind: list[Call] = []
 
     def calls(self) -> list[Call]:
-        """Return all of them, in the order in which they were sent."""
+        """Return all calls in the order in which they were sent."""
         return [*self.refused, *self.behind]
 
 
 class DeferredCalls:
-    """See the top of this module. ``send`` sends one again, ``send_behind`` one that was sent after those."""
+    """Sends refused calls again after a pause (``send``), and then the calls kept behind them (``send_behind``)."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, send: Callable[[Call], None], send_behind: Callable[[Call], None]
@@ -38,7 +38,7 @@ class DeferredCalls:
         self.delayed: dict[bytes, Delayed] = {}  # by name
 
     def keeps_behind(self, call: Call) -> bool:
-        """Keep a new call if an earlier one about its name waits here; return whether it does."""
+        """Keep a new call if an earlier call about its name is deferred; return whether so."""
         found = self.delayed.get(call.name)
         if found is None:
             return False
@@ -48,24 +48,24 @@ class DeferredCalls:
         return True
 
     def joins(self, call: Call) -> bool:
-        """Keep a call that lost its connection if an earlier one about its name waits here; return whether it does."""
+        """Keep a call that lost its connection if an earlier call about its name is deferred; return whether so."""
         found = self.delayed.get(call.name)
         if found is not None:
             found.refused.append(call)
         return found is not None
 
     def add(self, call: Call) -> None:
-        """Send ``call`` again after a while."""
+        """Send a refused call again after a pause."""
         self._about(call).refused.append(call)
 
     def hold(self, call: Call) -> None:
-        """Send a new call after a while, behind those about its name that are refused until then."""
+        """Send a new call after a pause, behind calls about its name that are refused until then."""
         self._about(call).behind.append(call)
 
     def _about(self, call: Call) -> Delayed:
         found = self.delayed.get(call.name)
         if found is None:
-            delay = NOT_NOW.bound(call.attempts) * (0.5 + NOT_NOW.random() / 2)
+            delay = AFTER_REFUSAL.bound(call.attempts) * (0.5 + AFTER_REFUSAL.random() / 2)
             found = self.delayed[call.name] = Delayed(self._loop.call_later(delay, self._again, call.name))
         return found
 
@@ -78,12 +78,12 @@ class DeferredCalls:
                     send(call)
 
     def calls(self) -> Iterator[Call]:
-        """Return all calls that wait here."""
+        """Return all deferred calls."""
         for found in self.delayed.values():
             yield from found.calls()
 
     def take(self) -> list[Call]:
-        """Hand all of them over."""
+        """Remove and return all deferred calls."""
         calls = list(self.calls())
         for found in self.delayed.values():
             found.timer.cancel()

@@ -1,11 +1,11 @@
-"""Dialogues over a connection that carries other commands, too: one at a time, in turn by name.
+"""Dialogues over a connection that carries other commands, too: one at a time, in order for each name.
 
 EXEC ends every WATCH of its connection, so a second dialogue has to wait for the end of the first. Scripts and other
 commands may go in between: a key that they change is a conflict like any other.
 
-The calls of one name are executed in the order in which they were sent. That is what keeps a clean-up behind the
-command it cleans up. A call in conflict is tried again, after a while if that happens often; meanwhile other names
-have their turn.
+The calls of one name are executed in the order in which they were sent, which keeps a clean-up behind the command that
+it cleans up. A call in conflict is tried again, after a pause if that happens often; meanwhile other names have their
+turn.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ CONFLICT: Final = _Conflict.CONFLICT
 def advance(dialogue: Dialogue, name: bytes, replies: list[Reply] | None) -> list[Words]:
     """Return the next commands of a dialogue about ``name``.
 
-    Raises StopIteration with its outcome, ReplyError, or SyncError when it could not make use of ``replies``.
+    Raise StopIteration with its outcome, ReplyError, or SyncError if it cannot use ``replies``.
     """
     try:
-        # A generator that has not begun takes nothing but None.
+        # A generator that has not started accepts only None.
         return dialogue.send(replies)  # type: ignore[arg-type]
     except (StopIteration, ReplyError):
         raise
@@ -67,10 +67,10 @@ def advance(dialogue: Dialogue, name: bytes, replies: list[Reply] | None) -> lis
 
 
 class Proven:
-    """A `Converse` that finds out first, and once, that MULTI and EXEC may be used on its connection.
+    """A `Converse` that first finds out, once, whether MULTI and EXEC are allowed on its connection.
 
-    Without MULTI what follows it would be executed immediately. `Borrowed.prove` does the same for connections of a
-    pool.
+    If only MULTI were refused, the commands behind it would be executed immediately. `CheckedOut.prove` does the same
+    for connections of a pool.
     """
 
     def __init__(self, converse: Converse) -> None:
@@ -87,7 +87,7 @@ class Proven:
 
 
 class Exchange:
-    """Commands that left together; ``done`` gets their replies when the last of them is there."""
+    """Commands that were sent together; ``done`` gets their replies after the last reply."""
 
     __slots__ = ("_done", "_missing", "_replies", "sent")
 
@@ -117,15 +117,15 @@ class DialogueQueue:
         self._converse = Proven(converse)
         self._say = say
         self._on_error = on_error
-        self._calls: dict[bytes, deque[Call]] = {}  # by name; none is empty
-        self._ready: deque[bytes] = deque()  # the names whose first call may be tried; each once
-        self._begun: dict[Call, Iterator[float]] = {}  # the back-off of each call that was tried already
+        self._calls: dict[bytes, deque[Call]] = {}  # by name; no deque is empty
+        self._ready: deque[bytes] = deque()  # the names whose first call may be tried, each once
+        self._begun: dict[Call, Iterator[float]] = {}  # the pauses of each call that was tried before
         self._current: Call | None = None
         self._dialogue: Dialogue
         self._ended_with_connection = False
 
     def end(self) -> None:
-        """The connection has ended: what waits for its next attempt is begun anew on another."""
+        """Start nothing any more: the connection has ended, and what is left starts again on the next one."""
         self._ended_with_connection = True
 
     def add(self, call: Call) -> None:
@@ -139,16 +139,16 @@ class DialogueQueue:
         self._begin()
 
     def unanswered(self) -> Iterator[tuple[Call, bool]]:
-        """Return the calls that are left, in their order for each name; and whether each may have been executed."""
+        """Return the unanswered calls, in order for each name, each with whether it may have been executed."""
         for calls in self._calls.values():
             for call in calls:
                 yield call, call is self._current
 
     def _begin(self) -> None:
-        """Begin the next dialogue, unless one is under way."""
+        """Begin the next dialogue, unless one is in progress."""
         while self._current is None and self._ready:
             call = self._calls[self._ready.popleft()][0]
-            if call.over:  # nobody wants it any more, and nothing was executed
+            if call.over:  # it was withdrawn, and nothing was executed
                 self._finish(call)
                 continue
             if call not in self._begun:

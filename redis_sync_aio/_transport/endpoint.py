@@ -1,15 +1,15 @@
-"""Notice that the caller's client would connect elsewhere now, although its old connection still answers.
+"""Notices that the caller's client would connect elsewhere now, although its old connection still answers.
 
 After a planned failover by Sentinel the old primary takes writes for about ten seconds more, and a DNS name may be
-pointed at another server while the old one lives on. A connection to such a server answers every command, so nothing
-on it tells. Therefore, while something is held or waited for, the client is asked once a second where it would connect:
+pointed at another server while the old one lives on. A connection to such a server answers every command, so it shows
+nothing. Therefore, while anything is held or waited for, a check asks once a second where the client would connect:
 
-- Sentinel is asked through the client's own pool. The answer is compared with the address of the connection.
-- A host name is resolved. It leads elsewhere when none of its addresses was among those that it has had since the
-  connection was opened. So a name with several addresses that take turns is left alone.
+- Sentinel is asked through the client's own pool. Its answer is compared with the address of the connection.
+- A host name is resolved. It leads elsewhere if it has had none of its addresses before, since the connection was
+  opened. So a name with several addresses in turn changes nothing.
 
-The limit: an address that stays the same says nothing. A proxy, or a virtual IP, that leads elsewhere has to close the
-connections to the old server, or the old server has to refuse writes.
+The limit: an address that stays the same shows nothing. When a proxy or a virtual IP leads elsewhere, it has to close
+the connections to the old server, or the old server has to refuse writes.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from .._core.cancellation import cancel_repeatedly, cancelled
 from .._core.clock import now
 
-LOOK = 1.0
-"""Seconds between two looks."""
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks."""
 AFTER_FAILURE = 10.0
-"""Seconds between two looks at a host name that cannot be resolved: each may keep a thread for as long."""
-PATIENCE = 2.0
-"""Seconds that a look may take."""
-CHECK_INTERVAL = 0.25
-"""The same where a command waits for it."""
+"""Seconds until the next check of a host name that cannot be resolved: each may block a thread for as long."""
+CHECK_TIMEOUT = 2.0
+"""Seconds that a check may take."""
+INLINE_TIMEOUT = 0.25
+"""Seconds that a check may take while a command waits for it."""
 
 NEVER = float("-inf")
 
 
-def _nobody(why: str) -> None:
-    """Tell nobody: see `EndpointWatch.follow`."""
+def _ignore(why: str) -> None:
+    """Do nothing; `EndpointWatch.follow` needs no callback."""
 
 
 class EndpointWatch:
-    """Where a client would connect.
+    """Watches where a client would connect.
 
-    A link lets it `look`; ``moved`` is called with the reason when the connection does not lead there any more. What
-    uses the client's pool lets it `follow`.
+    A link calls `check`; ``moved`` is called with the reason when its connection no longer leads there. An executor
+    that uses the client's pool calls `follow`.
     """
 
-    def __init__(self, client: Redis, moved: Callable[[str], None] = _nobody) -> None:
+    def __init__(self, client: Redis, moved: Callable[[str], None] = _ignore) -> None:
         self._client = client
         self._moved = moved
         self._connection: object = None
@@ -65,22 +65,22 @@ class EndpointWatch:
         self._host = _name(options.get("host")) if of_one_server else None
 
     def check(self, connection: object, leads_to: tuple[str | None, int | None], needed: Callable[[], bool]) -> None:
-        """Look again if that is due and ``needed``. ``connection`` stands for the present one, which ``leads_to``."""
+        """Start a check if it is due and ``needed``; ``connection`` identifies the present one, which ``leads_to``."""
         if not (self._by_sentinel or self._host) or self._checking is not None:
             return
         first = connection is not self._connection
         if first:
             self._connection, self._leads_to, self._named = connection, leads_to, frozenset()
-        # The first answer of a name is what later ones are compared with, so it is needed in any case.
+        # Later addresses of a name are compared with the first ones, so these are needed in any case.
         if (first and self._host) or (now() >= self._due and needed()):
-            self._due = now() + LOOK
+            self._due = now() + CHECK_INTERVAL
             self._checking = asyncio.Task(self._check(connection), name="redis_sync_aio endpoint")
             self._checking.add_done_callback(self._ended)
 
     async def _check(self, connection: object) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
-                with cancel_repeatedly(PATIENCE):
+            async with asyncio.timeout(CHECK_TIMEOUT):
+                with cancel_repeatedly(CHECK_TIMEOUT):
                     why = await (self._ask_sentinel() if self._by_sentinel else self._resolve())
         except (redis.exceptions.RedisError, OSError, TimeoutError):  # the connection is as good as it was
             if self._host:
@@ -93,7 +93,7 @@ class EndpointWatch:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._checking = None
         if not task.cancelled() and task.exception() is not None:
-            self._due = now() + AFTER_FAILURE  # of a connection class, or a resolver, of the caller's
+            self._due = now() + AFTER_FAILURE  # raised by a connection class, or a resolver, of the caller
 
     async def _ask_sentinel(self) -> str:
         pool: Any = self._client.connection_pool
@@ -111,34 +111,34 @@ class EndpointWatch:
         return f"{self._host} leads to {', '.join(sorted(addresses))} now" if elsewhere else ""
 
     async def follow(self) -> None:
-        """Look now if that is due, for a pool: let its idle connections go when they do not lead there any more."""
+        """Check now if that is due, and close the idle connections of the pool if they lead elsewhere."""
         if not (self._by_sentinel or self._host) or now() < self._due:
             return
-        self._due = now() + LOOK
+        self._due = now() + CHECK_INTERVAL
         pool: Any = self._client.connection_pool
         try:
-            async with asyncio.timeout(CHECK_INTERVAL):
-                with cancel_repeatedly(CHECK_INTERVAL):
+            async with asyncio.timeout(INLINE_TIMEOUT):
+                with cancel_repeatedly(INLINE_TIMEOUT):
                     if self._by_sentinel:
-                        await pool.get_master_address()  # which lets them go
+                        await pool.get_master_address()  # which closes them
                     elif await self._resolve():
                         await pool.disconnect(inuse_connections=False)
         except (redis.exceptions.RedisError, OSError, TimeoutError):
-            self._due = now() + (AFTER_FAILURE if self._host else LOOK)
+            self._due = now() + (AFTER_FAILURE if self._host else CHECK_INTERVAL)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Cancel the present check, and wait for its end."""
         if (checking := self._checking) is not None:
             await cancelled(checking)
 
     def stop(self) -> None:
-        """Cancel the present look, without waiting for its end."""
+        """Cancel the present check, without waiting for its end."""
         if self._checking is not None:
             self._checking.cancel()
 
 
 def _name(host: str | None) -> str | None:
-    """Return ``host`` if it is a name that may lead to another server one day."""
+    """Return ``host`` if it is a name that may lead to another server later, else None."""
     if not host or host == "localhost":
         return None
     with suppress(ValueError):

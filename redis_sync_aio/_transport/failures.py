@@ -1,4 +1,4 @@
-"""What can go wrong with a link, and the errors that say so."""
+"""Errors for calls that could not be answered, and for connections that could not be opened."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from .call import Call
 
 
 def closed(call: Call) -> CoordinatorClosed:
-    """A call without an answer when its executor was closed."""
+    """Return the error for a call that had no reply when its executor was closed."""
     return CoordinatorClosed(
-        f"closed before the answer about {text(call.name)!r} arrived: it may have happened, or not; create a new "
-        "Coordinator and look"
+        f"the coordinator was closed before a reply about {text(call.name)!r} arrived: the command may have been "
+        "executed or not; check with a new Coordinator"
     )
 
 
 def too_late(call: Call) -> None:
-    """Fail a call that was sent to an executor that is closed: in a turn of its own, as an answer would come."""
+    """Fail a call that was sent to a closed executor, in a later turn of the loop, as a reply would come."""
     error = CoordinatorClosed(
-        f"{text(call.name)!r} was not asked for anything: its coordinator is closed. What it holds ends with its ttl; "
-        "create a new Coordinator"
+        f"no command was sent for {text(call.name)!r}: its coordinator is closed. What it still holds ends with its "
+        "ttl; create a new Coordinator"
     )
     asyncio.get_running_loop().call_soon(call.fail, error)
 
 
-def perhaps(call: Call) -> Unreachable:
-    """A call that is not repeated lost its answer."""
+def reply_lost(call: Call) -> Unreachable:
+    """Return the error for a call that lost its reply and is not repeated."""
     return Unreachable(
-        f"the connection was lost before the answer about {text(call.name)!r} arrived: it may or may not have "
-        "happened; look at statistics()"
+        f"the connection was lost before the reply about {text(call.name)!r} arrived: the command may have been "
+        "executed or not; check statistics()"
     )
 
 
 def unanswered(
     name: bytes, cause: BaseException | None = None, before: SyncError | None = None, within: float | None = None
 ) -> Unreachable:
-    """Return the error for a command about ``name`` of which nobody knows what became of it.
+    """Return the error for a command about ``name`` whose outcome is not known.
 
-    ``cause`` is why there is no answer, if that is known; ``before`` the trouble of an earlier attempt; ``within`` so
-    many seconds, by the caller's wish.
+    ``cause`` is the reason why there is no reply, if it is known, ``before`` the error of an earlier attempt, and
+    ``within`` the limit in seconds that the caller has set.
     """
     if cause is not None and not isinstance(cause, EXPECTED):
         return _client_raised(name, cause, within)
@@ -61,58 +61,58 @@ def unanswered(
     return error
 
 
-def said(error: BaseException) -> str:
-    """Return what ``error`` says, with its type where the words alone would say little."""
+def message_of(error: BaseException) -> str:
+    """Return the message of ``error``, with its type if the message alone may be unclear."""
     return str(error) if isinstance(error, (SyncError, *EXPECTED)) else f"{type(error).__name__}: {error}".rstrip(": .")
 
 
 def _client_raised(name: bytes, cause: BaseException, within: float | None) -> Unreachable:
-    """Return the error for a command without an answer whose ``cause`` is neither the server's nor the network's."""
+    """Return the error for a command without a reply because of ``cause``, which the caller's client has raised."""
     error = Unreachable(
         f"a command for {text(name)!r} got no answer {'in time' if within is None else shown_within(within)}: the "
-        f"client raised {said(cause)}. That is neither an answer of Redis nor a failure of the network; look at what "
-        "the client calls while it connects (a credential provider, say)"
+        f"client raised {message_of(cause)}. That is neither a reply of Redis nor a failure of the network; check the "
+        "code that the client calls while it connects, such as a credential provider"
     )
     error.__cause__ = cause
     return error
 
 
 def not_from_outside(error: Exception | asyncio.CancelledError, closed: bool) -> Exception:
-    """Return why an attempt to connect failed; raise ``error`` if it is a cancellation from outside.
+    """Return the reason why an attempt to connect failed; raise ``error`` if it is a cancellation from outside.
 
-    ``closed``: the link is, and so the cancellation may be its own, swallowed by redis-py on the way.
+    ``closed`` says that the link is closed, so the cancellation may be its own.
     """
     task = asyncio.current_task()
-    if task is not None and task.cancelling():  # that which redis-py swallowed, if it is not this one
+    if task is not None and task.cancelling():  # if this is another error, redis-py has swallowed the cancellation
         raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
     if not isinstance(error, asyncio.CancelledError):
         return error
     if closed:
         raise error
-    found = RuntimeError("CancelledError, although nobody cancelled the attempt to connect")
+    found = RuntimeError("CancelledError, although the attempt to connect was not cancelled")
     found.__cause__ = error
     return found
 
 
 def too_slow(name: bytes, duration: float, claimed: bool) -> Unreachable:
-    """Return the error for a request whose grants, of ``duration`` seconds, are over whenever they get here."""
+    """Return the error for a request whose grants, of ``duration`` seconds, have ended before they arrive."""
     return Unreachable(
-        f"Redis takes longer to answer about {text(name)!r} than a lease of {duration:g} seconds lasts: what was "
-        "granted was over before it was heard of, again and again. Nothing is held; "
+        f"Redis takes longer to answer about {text(name)!r} than a lease of {duration:g} seconds lasts: each grant "
+        "had ended before its reply arrived. Nothing is held; "
         + ("raise Coordinator(claim=)" if claimed else "give it a longer ttl")
     )
 
 
 def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
-    """Return the error for a call that is not sent again: why, or that nobody knows what became of it."""
+    """Return the error for a call whose time is up: the reason for its failures, or that its outcome is unknown."""
     error = call.connection_error
     if error is None or (call.ambiguous and isinstance(error, CommandRefused)):
         return unanswered(call.name, cause, error, within=round(now() - call.begun, 1))
     return error
 
 
-def not_possible(message: str, what: str) -> Exception:
-    """An answer while the link was set up that is an error."""
+def not_allowed(message: str, what: str) -> Exception:
+    """Return the error to raise for an error reply to ``what`` while a connection was set up."""
     if error_code(message) in TRANSIENT:
         return redis.exceptions.ConnectionError(message)
     return PushUnavailable(
@@ -138,7 +138,7 @@ REFUSED = (
     redis.exceptions.ResponseError,
     redis.exceptions.DataError,
 )
-"""Connecting will not succeed, however often it is tried."""
+"""Errors that mean that connecting will never succeed."""
 MAYBE_LATER = (
     Unreachable,
     redis.exceptions.RedisError,
@@ -147,6 +147,6 @@ MAYBE_LATER = (
     CommandRefused,
     hiredis.HiredisError,
 )
-"""The server or the network fails, and may answer later."""
+"""Errors of the server or the network that may end."""
 EXPECTED = (*REFUSED, *MAYBE_LATER)
-"""All else comes from the caller's own client, such as from its credential provider. That may succeed later, too."""
+"""All other errors come from the caller's client, such as from its credential provider. They may end, too."""

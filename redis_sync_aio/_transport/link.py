@@ -1,19 +1,20 @@
 """The link: one RESP3 connection that carries every command and every push between a coordinator and a server.
 
-Why one. Commands of all tasks leave in one write per turn of the loop, replies and pushes arrive in one ordered stream:
-the reply to an enqueue precedes its grant, a clean-up can not be overtaken by what it cleans up (both go through the
-same pipe), and a lost connection is one event, after which everything is re-checked. A task that is cancelled never
-tears a command in half, since the link writes, not the task.
+One connection. The commands of all tasks leave in one write per turn of the event loop, and replies and pushes arrive
+in one ordered stream. So the reply to an enqueue precedes its grant, a clean-up cannot be overtaken by the command that
+it cleans up, and the loss of the connection is one event, after which everything is checked again. The link writes, not
+the task, so a cancelled task never leaves half a command.
 
-Losing it. Calls that were written and not answered are ambiguous; all our scripts are idempotent for their token, so
-they are sent again on the next connection, in order, unless withdrawn. A call fails (`Unreachable`) when it expires.
+Loss. Calls that were written and not answered are ambiguous. All our scripts are idempotent for their token, so these
+calls are sent again on the next connection, in order, unless they were withdrawn. A call that expires fails with
+`Unreachable`.
 
-The old connection may still have unread commands in a buffer somewhere when the next one is already in use. So a new
-connection first kills the old one at the server, if it is still there (CLIENT KILL ID, if the ACL user may); what still
-slips through finds its token spent (see lock/acquire.lua) or ends with its ttl.
+The old connection may still have unread commands in a buffer when the next one is in use. So a new connection first
+kills the old one at the server, if it is still there and the ACL user may do so (CLIENT KILL ID). A command that still
+gets through finds its token spent (see lock/acquire.lua), or its effect ends with the ttl.
 
-Liveness. A connection on which an answer is overdue for `response_timeout` is dropped. While somebody depends on pushes
-a PING goes out after as much silence, so a black-holed connection is noticed within twice that time and a tick.
+Liveness. A connection on which a reply is overdue for `response_timeout` is dropped. While a lease or a request depends
+on pushes, a PING goes out after as much silence. So a dead connection is noticed within twice that time and a tick.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Link:
         self._response_timeout, connect_timeout, converse = options
         self._handshake = Handshake(endpoint)
         self._converse: Converse = lambda call: converse(call, LocalInbox(self._handshake.inbox, owner.link_pushed))
-        self._no_scripts = ""  # how the server refused them
+        self._no_scripts = ""  # the error reply that refused scripts
         self._connection: Connection | None = None
         self._connector = Connector(client, self._handshake, connect_timeout, self)
         self._queue = CallQueue(self._send_again, self._send_behind, lambda connection: connection is self._connection)
@@ -255,7 +256,7 @@ class Link:
 
     def tick(self) -> None:
         """Fail the calls whose time is up, and tell the log of an outage that lasts."""
-        self._connector.outage.look(self.connection_error)
+        self._connector.outage.check(self.connection_error)
         self._expire_calls()
 
     def goes_on(self) -> bool:
@@ -266,7 +267,7 @@ class Link:
         time = now()
         in_flight: list[Call] = []
         for call, perhaps in self._connection.unanswered() if self._connection else ():
-            if not perhaps or call.had_its_time(time):
+            if not perhaps or call.timed_out(time):
                 in_flight.append(call)
                 call.ambiguous |= perhaps
         for call in (*self._queue.calls(), *in_flight):

@@ -1,4 +1,4 @@
-"""Outages: how long to wait between attempts to connect, and what the log is told."""
+"""Outages: the pauses between attempts to connect, and the messages for the log."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from .._core.backoff import Backoff
 from .._core.clock import now
 from .failures import EXPECTED
 
-RECONNECT = Backoff(initial=0.02, cap=0.5)  # in each outage anew; a server that is back is to grant within a second
-RESPITE = Backoff(initial=0.02, cap=0.1)  # when connections do not last; short, for the sake of short leases
+RECONNECT = Backoff(initial=0.02, cap=0.5)
+"""Pauses between attempts to connect, in each outage from the start: a server that is back has to grant in a second."""
+RESPITE = Backoff(initial=0.02, cap=0.1)
+"""Pauses before connecting again while connections do not last: short, for the sake of short leases."""
 
 SILENT = 0.5
-"""Seconds after which a TLS handshake that got no answer is an explanation."""
+"""Seconds without an answer after which a TLS handshake is named as the reason."""
 LASTS = 1.0
-"""Seconds without a connection after which the log is told; most reconnects take far less."""
+"""Seconds without a connection after which a warning is logged; most reconnects take far less."""
 QUIET = 5.0
-"""Seconds without a refusal after which another one is news."""
+"""Seconds without a refusal after which the next refusal is logged again."""
 
 
 class Outage:
-    """Knows since when a link has had no connection, or one to a server that takes no writes."""
+    """The time during which a link has no connection, or one to a server that takes no writes; logs its parts."""
 
     leads_to: tuple[str | None, int | None] = None, None
     """Host and port of the newest connection."""
@@ -31,38 +33,38 @@ class Outage:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._since: float | None = None  # local clock
-        self._told = False
-        self._refused = float("-inf")
-        self._logged: type[Exception] | None = None  # the latest unexpected error that the log knows of
+        self._warned = False
+        self._refused_at = float("-inf")
+        self._logged: type[Exception] | None = None  # the latest unexpected error that was logged
 
     def _server(self) -> str:
         host, port = self.leads_to
         return address_of(self._client) if host is None else f"{host}:{port}"
 
     def dropped(self, why: str) -> None:
-        """Note that the link gives up its connection; ``why`` may be the error answer of a replica."""
+        """Note that the link gives up its connection; ``why`` may be the error reply of a replica."""
         if error_code(why) != "READONLY":
             logs.connection_dropped(self._server(), why)
             return
-        if now() - self._refused > QUIET:
+        if now() - self._refused_at > QUIET:
             logs.read_only(self._server(), why.rstrip("."))
-        self._refused = now()
+        self._refused_at = now()
 
     def begin(self) -> None:
-        """Note that a connection is needed, and there is none."""
+        """Note that a connection is needed and there is none."""
         if self._since is None:
             self._since = now()
 
-    def look(self, why: Exception | None) -> None:
-        """Tell the log if it has lasted long enough; ``why``: of the latest attempt to connect."""
-        if self._since is None or self._told or now() - self._since < LASTS or type(why) is self._logged:
+    def check(self, why: Exception | None) -> None:
+        """Log a warning if it has lasted long enough; ``why`` is the error of the latest attempt to connect."""
+        if self._since is None or self._warned or now() - self._since < LASTS or type(why) is self._logged:
             return
-        self._told = True
+        self._warned = True
         reason = "no answer yet" if why is None else f"{type(why).__name__}: {why}".rstrip(".")
         logs.connection_lost(self._server(), now() - self._since, reason)
 
     def failed(self, error: Exception, timeout: float) -> Exception:
-        """Return why an attempt to connect failed, in words that help where redis-py has none; log the unexpected."""
+        """Log an unexpected error of an attempt to connect; return it, with a message where redis-py has none."""
         message = str(error)
         if not isinstance(error, EXPECTED) and type(error) is not self._logged:
             self._logged = type(error)
@@ -78,7 +80,7 @@ class Outage:
         return found
 
     def silence(self) -> Exception | None:
-        """Return why nothing was heard for long while the first connection is opened; None if that is not known."""
+        """Return the likely reason why the first connection takes long to open; None if it is not known."""
         if not uses_tls(self._client) or self._since is None or now() - self._since < SILENT:
             return None
         return redis.exceptions.ConnectionError(f"no TLS handshake with {self._server()} yet{self._tls_hint()}")
@@ -87,12 +89,12 @@ class Outage:
         return "; if that is a port without TLS, use redis:// instead of rediss://" if uses_tls(self._client) else ""
 
     def rest(self) -> None:
-        """Note that nobody needs a connection any more. What was told is taken back when there is one again."""
-        if not (self._told or self._logged):
+        """Note that no connection is needed any more. A warning that was logged is still revoked by `end`."""
+        if not (self._warned or self._logged):
             self._since = None
 
     def end(self) -> None:
-        """Note that there is a connection."""
-        if (self._told or self._logged) and self._since is not None:
+        """Note that there is a connection; log that if a warning was logged."""
+        if (self._warned or self._logged) and self._since is not None:
             logs.connection_back(self._server(), now() - self._since)
-        self._since, self._told, self._logged = None, False, None
+        self._since, self._warned, self._logged = None, False, None

@@ -1,8 +1,8 @@
-"""A coordinator is known only weakly by what lives as long as its event loop, so it can be dropped.
+"""Weak references to a coordinator from everything that lives as long as its event loop, so it can be collected.
 
-Its connection, timers and tasks are kept by the loop. They know the coordinator by weak references. What keeps it alive
-is the caller's reference, and whoever holds, waits for or asks something: leases, waiting tasks and commands without an
-answer refer to it. So when it is collected nothing is left but the connection, which is closed then.
+The loop keeps the coordinator's connection, timers and tasks, which refer to it weakly. Strong references are the
+caller's, and those of leases, waiting tasks and commands without a reply. So when it is collected, only the connection
+is left, and is closed then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .executor import LinkOwner
 
 
 class WeakOwner:
-    """Tells a coordinator what its link has to tell, as long as the coordinator lives."""
+    """Passes the reports of a link on to its coordinator, as long as that lives."""
 
     def __init__(self, owner: LinkOwner) -> None:
         self._owner = ref(owner)
@@ -66,33 +66,33 @@ class _Closable(Protocol):
 
 
 class Unclosed:
-    """Notices the end of a coordinator that nobody closed: the end of its event loop, or that it is dropped."""
+    """Notices that a coordinator ends unclosed: its event loop ends, or it is collected."""
 
     def __init__(self, coordinator: _Closable, shown: str, link: _Link | None) -> None:
         loop = asyncio.get_running_loop()
         self._dropped = finalize(coordinator, _dropped, shown, loop, link)
         self._dropped.atexit = False
         self._loop_end = _at_loop_end(ref(coordinator))
-        with suppress(StopIteration):  # run to its first yield, which makes the loop know it
+        with suppress(StopIteration):  # run to its first yield, which registers it with the loop
             self._loop_end.asend(None).send(None)
 
     def forget(self) -> None:
-        """Say nothing when it is dropped: it has ended in another way."""
+        """Do not warn when it is collected: it has ended in another way."""
         self._dropped.detach()
 
     async def closed(self) -> None:
-        """Notice nothing any more."""
+        """Stop watching: the coordinator is closed."""
         self.forget()
-        with suppress(RuntimeError):  # it is running: it is the one that waits for us, at the end of the loop
+        with suppress(RuntimeError):  # it is running: it closes the coordinator at the end of the loop
             await self._loop_end.aclose()
 
 
 async def _at_loop_end(coordinator: ReferenceType[_Closable]) -> AsyncGenerator[None, None]:
     """Close when the loop ends.
 
-    `asyncio.run` (and whatever uses `asyncio.Runner`, uvloop and aiohttp too) cancels all tasks, lets them finish, and
-    then closes the asynchronous generators that were started. That is the right moment: tasks can still release in
-    their clean-up, and no task of ours has to be cancelled to notice.
+    `asyncio.run`, and all that uses `asyncio.Runner`, cancels all tasks, lets them finish, and then closes the
+    asynchronous generators that were started. So do uvloop and aiohttp. That is the right moment: tasks could release
+    in their clean-up, and no task of ours has to be cancelled to notice it.
     """
     try:
         yield
@@ -102,7 +102,7 @@ async def _at_loop_end(coordinator: ReferenceType[_Closable]) -> AsyncGenerator[
 
 
 def _dropped(shown: str, loop: asyncio.AbstractEventLoop, link: _Link | None) -> None:
-    """Close the connection of a coordinator that was collected, in whatever thread, and warn."""
+    """Warn that a coordinator was collected, and close its connection; runs in any thread."""
     if link is not None:
         try:
             loop.call_soon_threadsafe(link.detach)

@@ -1,11 +1,11 @@
 """The executor without a link: the same scripts through the client's own pool, and no pushes.
 
-Used where a link is impossible (a proxy that speaks RESP2 only, a user without pub/sub) or not wanted.
-Every call runs in a task of its own, so the caller's cancellation never reaches redis-py (which swallows it
-on Python < 3.12 when its socket timeout is set) and never closes a pooled connection.
+It is used where a link is impossible (a proxy that speaks only RESP2, a user without pub/sub) or not asked for. Every
+call runs in a task of its own. So the caller's cancellation never reaches redis-py, which swallows it on Python < 3.12
+if its socket timeout is set, and never closes a connection of the pool.
 
-A pool has many connections, so order must be made: the calls of one name run one after the other. That
-is what keeps a clean-up behind the command it cleans up.
+A pool has many connections, so this module keeps the order: the calls of one name run one after the other. That keeps a
+clean-up behind the command that it cleans up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PoolExecutor:
     alone = False
     connections = 0
     connection_error: Exception | None = None
-    """Why the latest attempt of all had no answer."""
+    """Why the latest attempt of all got no reply."""
 
     def __init__(self, servers: Topology, endpoint: Endpoint, response_timeout: float, converse: Converse) -> None:
         self._servers = servers
@@ -53,24 +53,24 @@ class PoolExecutor:
         self._response_timeout = response_timeout
         self._converse = converse
         self._endpoint_watch = EndpointWatch(servers.clients()[0]) if isinstance(servers, OneServer) else None
-        self._no_scripts = ""  # how the server refused them
-        self._silent = False  # the last attempt of all ended without a sign of the server
-        self._logged: type[Exception] | None = None  # the latest unexpected error that the log knows of
+        self._no_scripts = ""  # the error reply that refused scripts
+        self._silent = False  # the latest attempt of all ended without a sign of the server
+        self._logged: type[Exception] | None = None  # the latest unexpected error that was logged
         self._queues: dict[bytes, deque[Call]] = {}
         self._timers: dict[Call, asyncio.TimerHandle] = {}  # of calls whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def connection_error_of(self, keys: Keys) -> Exception | None:
-        """Return None: that is found out with each call."""
+        """Return None: each call has its own connection."""
         return None
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return False: that is found out with each call."""
+        """Return False: each call has its own connection."""
         return False
 
     def endpoint_of(self, keys: Keys) -> Endpoint:
-        """Return what servers know us as."""
+        """Return the endpoint by which servers know us: one without an inbox."""
         return self._endpoint
 
     def send(self, call: Call) -> None:
@@ -82,7 +82,7 @@ class PoolExecutor:
             if (error := queue[0].connection_error) is not None:
                 call.connection_error = copy_error(error)
             queue.append(call)
-            # The one before it may be retried for longer than this one has time.
+            # An earlier call may be retried for longer than this one has time.
             left = max(0.0, call.expires - now())
             self._timers[call] = asyncio.get_running_loop().call_later(left, self._expire, call)
         else:
@@ -101,7 +101,7 @@ class PoolExecutor:
         task.add_done_callback(partial(self._ended, name))
 
     def _ended(self, name: bytes, task: asyncio.Task[None]) -> None:
-        """Go on with the next call, and let the caller of this one have the defect that ended the task."""
+        """Go on with the next call, and fail this one with the defect that ended the task."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             queue = self._queues[name]
@@ -121,7 +121,7 @@ class PoolExecutor:
         except asyncio.CancelledError:
             if self._closed:
                 raise
-            # Not by us: `asyncio.run` cancels all tasks at its end, and those that release then need us still.
+            # `asyncio.run` cancels all tasks at its end, and tasks that release then still need this one.
             queue[0].ambiguous = True
             if queue[0].once:
                 queue[0].fail(unanswered(name))
@@ -139,21 +139,21 @@ class PoolExecutor:
                 async with asyncio.timeout(limit):
                     with cancel_repeatedly(limit):
                         reply = await self._execute(call)
-            except SyncError as error:  # not what the server said: what we made of it
+            except SyncError as error:  # raised while a reply was read
                 call.fail(error)
             except (Exception, asyncio.CancelledError) as error:
                 error = not_from_outside(error, self._closed)
                 if isinstance(self._servers, Cluster) and _keys_are_missing(error) and call.narrow():
                     continue
                 call.widen()
-                self._failed(call, await self._behind(call, error))
+                self._failed(call, await self._cause_of(call, error))
             else:
                 self._silent, self._logged, self.connection_error = False, None, None
                 call.answer(reply)
             if call.over:
                 return
             if task.cancelling():
-                raise asyncio.CancelledError  # redis-py swallowed it: on Python 3.11 where it meets the end of a wait
+                raise asyncio.CancelledError  # redis-py swallowed it, on Python 3.11 at the end of a wait
             await asyncio.sleep(max(0.0, min(delay, call.expires - now())))
             if now() >= call.expires:
                 call.fail(time_is_up(call))
@@ -192,7 +192,7 @@ class PoolExecutor:
     async def _run_script(self, call: Call) -> Reply:
         with suppress(redis.exceptions.NoScriptError):
             return await send_once(self._client_of(call), call.command())
-        # Not while that error is handled: it would be the context of a timeout here, and be taken for the answer.
+        # Outside the handler: else NOSCRIPT would be the context of a timeout here, and taken for the reply.
         return await send_once(self._client_of(call), call.command(with_source=True))
 
     def _client_of(self, call: Call) -> Redis:
@@ -202,13 +202,13 @@ class PoolExecutor:
         for delay in AFTER_CONFLICT:
             call.sent = now()
             reply = await self._converse_once(call)
-            if reply is not CONFLICT or call.over:  # over: nobody wants it any more, and nothing was executed
+            if reply is not CONFLICT or call.over:  # over: it was withdrawn, and nothing was executed
                 return reply
             await asyncio.sleep(delay)
 
     async def _converse_once(self, call: Call) -> Reply:
         connection = await checkout(self._client_of(call), self._response_timeout)
-        connection.watching = True  # until the dialogue has come to its end, which is EXEC
+        connection.watching = True  # until the dialogue ends with EXEC
         dialogue = self._converse(call)
         try:
             await connection.prove()
@@ -223,11 +223,11 @@ class PoolExecutor:
         finally:
             await connection.give_back(drop=connection.watching)
 
-    async def _behind(self, call: Call, error: Exception) -> Exception:
-        """Return what redis-py was retrying when its time was up.
+    async def _cause_of(self, call: Call, error: Exception) -> Exception:
+        """Return the error that redis-py was retrying when its time was up.
 
-        It can not be seen if it was just about to try again. Then we try to connect, unless ``call`` has no time left
-        or nothing was heard since we did that: a refusal (of a password, say) is to be told soon.
+        It cannot be seen if redis-py was just about to try again. Then we try to connect, so that a refusal, such as of
+        a password, is reported soon; but not if ``call`` has no time left, or nothing was heard since the last try.
         """
         error = _context(error)
         silent, self._silent = self._silent, isinstance(error, TimeoutError)
@@ -242,7 +242,7 @@ class PoolExecutor:
             self._silent = False
             return refused
         except (redis.exceptions.RedisError, OSError):
-            pass  # it is out of reach, as was said
+            pass  # the server is unreachable, as ``error`` says
         return error
 
     def _failed(self, call: Call, error: Exception) -> None:
@@ -269,11 +269,11 @@ class PoolExecutor:
             dead_end_pool(client)
 
     def close_without_loop(self) -> None:
-        """The event loop is closed: the connections are the client's."""
+        """Do nothing more after the event loop was closed: the connections belong to the client."""
         self._closed = True
 
     async def close(self) -> None:
-        """Cancel what is under way: it ends with CoordinatorClosed."""
+        """Cancel all calls in flight: they fail with CoordinatorClosed."""
         self._closed = True
         left = [call for queue in self._queues.values() for call in queue]
         for timer in self._timers.values():
@@ -287,13 +287,13 @@ class PoolExecutor:
 
 
 def _keys_are_missing(error: Exception) -> bool:
-    """Return whether a slot is being moved, and not all keys of the call were there."""
+    """Return whether a slot is being moved, and some keys of the call are at its new node."""
     answer = str(error_answer(error) or "")
     return error_code(answer) == "TRYAGAIN" and "(MOVED)" not in answer
 
 
 def _context(error: Exception) -> Exception:
-    """Return what redis-py was retrying when its time was up, as far as it can be seen."""
+    """Return the error that redis-py was retrying when its time was up, as far as it can be seen."""
     found: BaseException | None = error
     while isinstance(found, (TimeoutError, asyncio.CancelledError)):
         found = found.__cause__ or found.__context__

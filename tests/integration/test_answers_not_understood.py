@@ -87,7 +87,7 @@ async def test_an_answer_that_says_nothing_ends_the_request(
         opened = w.sync.connections
         rule = w.proxy.on(script(load(command).sha), NONSENSE)
         async with asyncio.timeout(10):
-            with pytest.raises(SyncError, match="the answer could not be used: ") as raised:
+            with pytest.raises(SyncError, match="the reply could not be used: ") as raised:
                 await operation(w)
         assert rule.acted
         assert "'one'" in str(raised.value)
@@ -119,10 +119,10 @@ async def test_an_answer_that_says_nothing_to_one_who_has_a_lease(server: Embedd
         opened = w.sync.connections
         async with asyncio.timeout(10):
             w.proxy.on(script(load("robust/renew").sha), NONSENSE)
-            with pytest.raises(SyncError, match="the answer could not be used"):
+            with pytest.raises(SyncError, match="the reply could not be used"):
                 await lease.extend(20)
             w.proxy.on(script(load("robust/record").sha), NONSENSE)
-            with pytest.raises(SyncError, match="the answer could not be used"):
+            with pytest.raises(SyncError, match="the reply could not be used"):
                 await lease.record({"step": 1})
             await lease.extend(20)
             await lease.record({"step": 2})

@@ -66,7 +66,7 @@ def test_a_long_value_is_shortened() -> None:
 
 def test_a_semaphore_on_several_servers() -> None:
     """Refused with the reason: what is a majority for one lock is none for the sum of permits."""
-    with pytest.raises(TypeError, match="a majority for each permit of a semaphore would not bound"):
+    with pytest.raises(TypeError, match="a majority for each permit would not bound"):
         AsyncSemaphore([Redis(), Redis(), Redis()], NAME, limit=3)  # type: ignore[arg-type]
 
 

@@ -346,7 +346,7 @@ async def test_wrong_type_of_a_semaphore(mode: str) -> None:
     """D15: the error names the keys it may be, which are not called like the semaphore."""
     async with served(mode) as s:
         await s.admin.rpush(f"{{{NAME}}}:sem", "foreign")
-        with pytest.raises(WrongKeyType, match=rf"{{{NAME}}}:sem, .*is somebody else's"):
+        with pytest.raises(WrongKeyType, match=rf"{{{NAME}}}:sem, .*belongs to another program"):
             await AsyncSemaphore(s.sync, NAME, limit=2).acquire()
 
 

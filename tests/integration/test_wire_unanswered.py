@@ -99,7 +99,7 @@ async def test_silent_and_then_refused(server: EmbeddedServer, mode: str) -> Non
         lease = await w.lock(ttl=30).acquire()
         w.proxy.on(RELEASE, CUT_AFTER)
         w.proxy.on(RELEASE, ERROR("OOM command not allowed when used memory > 'maxmemory'."))
-        with pytest.raises(CommandRefused, match="an earlier copy, of which the answer was lost, may have"):
+        with pytest.raises(CommandRefused, match="an earlier copy, whose reply was lost, may have"):
             await lease.release()
         await lease.release()
         await w.check_free(lease.fence)
