@@ -2,11 +2,12 @@
 
 Finds what Lua does not report before a line runs: globals that nothing defines, functions that the libraries do not
 have, locals that nothing reads, and a local that hides another one of its block. (Luacheck finds the same; it is in no
-registry of Python packages.) And lines that are too long, in the files.
+registry of Python packages.) And in the files: lines that are too long, and numbers that have a name in `constants`.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 from luaparser import ast, astnodes  # type: ignore[import-untyped]
 
 from redis_sync_aio import _scripts
-from redis_sync_aio._scripts import Line, lines
+from redis_sync_aio._scripts import Line, constants, lines
 
 COLUMNS = 100
 GLOBALS = frozenset({"KEYS", "ARGV", "error", "ipairs", "next", "pairs", "pcall", "tonumber", "tostring", "type"})
@@ -26,6 +27,12 @@ LIBRARIES = {
     "math": {"abs", "ceil", "floor", "fmod", "huge", "max", "min"},
     "string": {"byte", "char", "find", "format", "gmatch", "gsub", "len", "lower", "match", "rep", "sub", "upper"},
     "table": {"concat", "insert", "remove", "sort"},
+}
+CODE = re.compile(r"\breturn \{-?\d")
+SPELT = {
+    str(value): name
+    for name, value in vars(constants).items()
+    if name.isupper() and isinstance(value, int) and value > 1000
 }
 
 
@@ -170,12 +177,17 @@ def check(script: list[Line]) -> Iterator[str]:
 
 
 def check_file(path: Path) -> Iterator[str]:
-    """Return the lines of a file that are too long, or end with a space."""
+    """Return the lines of a file that are too long, end with a space, or spell a constant."""
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        place = f"{path.parent.name}/{path.name}:{number}"
         if len(line) > COLUMNS:
-            yield f"{path.parent.name}/{path.name}:{number}: longer than {COLUMNS} columns"
+            yield f"{place}: longer than {COLUMNS} columns"
         if line != line.rstrip():
-            yield f"{path.parent.name}/{path.name}:{number}: a space at the end"
+            yield f"{place}: a space at the end"
+        if CODE.search(line):
+            yield f"{place}: a code without a name: see constants.py"
+        for value in SPELT.keys() & set(re.findall(r"\d+", line)):
+            yield f"{place}: write {SPELT[value]} for {value}"
 
 
 def main() -> int:

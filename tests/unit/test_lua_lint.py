@@ -67,10 +67,14 @@ def test_a_fault_is_found_in_the_included_file() -> None:
     assert list(lua_lint.check(script)) == ["include/lock_extend.lua:5: unused local 'planted'"]
 
 
-def test_long_lines_and_spaces_at_the_end_are_found(tmp_path: Path) -> None:
-    (file := tmp_path / "part.lua").write_text("return 1 \n--" + 99 * "x" + "\n")
-    found = [finding.split(": ", 1)[1] for finding in lua_lint.check_file(file)]
-    assert found == ["a space at the end", "longer than 100 columns"]
+def test_long_lines_spaces_at_the_end_and_numbers_that_have_a_name_are_found(tmp_path: Path) -> None:
+    (file := tmp_path / "part.lua").write_text("return 1 \n--" + 99 * "x" + "\nreturn {2, 1}\nkeep(600000)\n")
+    assert [finding.split(":", 1)[1] for finding in lua_lint.check_file(file)] == [
+        "1: a space at the end",
+        "2: longer than 100 columns",
+        "3: a code without a name: see constants.py",
+        "4: write QUEUE_TTL_MS for 600000",
+    ]
 
 
 def test_the_scripts_pass() -> None:
