@@ -22,14 +22,13 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary, ref
 
-from redis import exceptions
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
@@ -37,6 +36,7 @@ from ._acquire.acquisition import acquire
 from ._acquire.implicit import hub_of
 from ._acquire.request import Request
 from ._acquire.resource import LAST_LOOK
+from ._client.error_replies import redis_errors
 from ._client.resp import Reply
 from ._client.settings import Client, check_client, encode
 from ._core.arguments import real_seconds, ttl_ms
@@ -44,10 +44,11 @@ from ._core.cancellation import give_up_on, leaving, patience_of, redeliver_canc
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
-from ._engine.commands import LockView, Send, read_inspect, read_renew
+from ._engine.commands import Send
+from ._engine.replies import LockView, read_inspect, read_renew
 from ._scripts.constants import FOREVER, Released, Renewed
 from ._transport.call import Call
-from .errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
+from .errors import SyncError, Unreachable
 
 __all__ = ["Lock"]
 
@@ -183,36 +184,39 @@ class Lock(RedisLock):
         chosen = None if token is None else encode(self.redis, token, "token")
         if wait and limit is None and chosen is None:
             return await self._request(wait=True)
-        give_up = math.inf if limit is None else now() + limit
+        ends = math.inf if limit is None else now() + limit
         if await self._request(chosen):
             return True
-        left = give_up - now()
+        left = ends - now()
         if not wait or not left > 0:
             return False
         timeout = None if left == math.inf else left
         try:
             if chosen is None:
                 return await self._request(wait=True, timeout=timeout)
-            sleep = max(real_seconds(self.sleep, "sleep") or 0.0, 0.001)
             async with asyncio.timeout(None if timeout is None else timeout + LAST_LOOK):
-                while left > 0:
-                    await asyncio.sleep(min(sleep, left))
-                    if await self._request(chosen):
-                        return True
-                    left = give_up - now()
-            return False
+                return await self._poll(chosen, ends)
         except (TimeoutError, Unreachable) as error:
-            # Without a cause there is no trouble with Redis: the time was too short to answer this second request.
-            if isinstance(error, Unreachable) and (error.__cause__ is not None or now() < give_up):
+            # Without a cause Redis is well: the time was too short to answer this second request.
+            if isinstance(error, Unreachable) and (error.__cause__ is not None or now() < ends):
                 raise
             return False
+
+    async def _poll(self, token: bytes, ends: float) -> bool:
+        """Ask for the lock again and again until ``ends`` (local clock); return whether it was granted."""
+        sleep = max(real_seconds(self.sleep, "sleep") or 0.0, 0.001)
+        while (left := ends - now()) > 0:
+            await asyncio.sleep(min(sleep, left))
+            if await self._request(token):
+                return True
+        return False
 
     async def _request(self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None) -> bool:
         resource = hub_of(self.redis).resource(self._keys)
         request = Request(
             self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout, look_every=LOOK_EVERY
         )
-        with _redis_errors():
+        with redis_errors():
             lease = await acquire(resource, request)
         if lease is None:
             return False
@@ -277,7 +281,7 @@ class Lock(RedisLock):
             trouble = resource.hub.connection_error_of(resource.keys)
             raise Unreachable(f"Redis did not confirm the release of {resource.name!r} in time") from trouble
         if call.error is not None:
-            with _redis_errors():
+            with redis_errors():
                 raise call.error
         return was_ours(call)
 
@@ -311,7 +315,7 @@ class Lock(RedisLock):
     async def _set(self, token: bytes, duration: float, what: str) -> Literal[True]:
         ms, sent = round(duration * 1000), now()
         if ms > 0:
-            reply = await self._ask(lambda engine, *call: engine.renew(self._keys, token, ms, *call))
+            reply = await self._ask(lambda commands, delivery: commands.renew(self._keys, token, delivery, ttl_ms=ms))
             done = read_renew(reply) is Renewed.RENEWED
         else:
             done = await self._give_back(token, forget=False)
@@ -331,10 +335,10 @@ class Lock(RedisLock):
         return holder is not None and holder == self._token()
 
     async def _look(self) -> LockView:
-        return read_inspect(await self._ask(lambda engine, *call: engine.inspect(self._keys, 1, *call)))
+        return read_inspect(await self._ask(lambda commands, delivery: commands.inspect(self._keys, 1, delivery)))
 
     async def _ask(self, send: Send) -> Reply:
-        with _redis_errors():
+        with redis_errors():
             return await hub_of(self.redis).ask(send)
 
     def _stored(self) -> bytes | None:
@@ -382,19 +386,3 @@ _INSIDE = (
     *("lua_reacquire", "LUA_RELEASE_SCRIPT", "LUA_EXTEND_SCRIPT", "LUA_REACQUIRE_SCRIPT"),
 )
 """Attributes of redis-py's lock that are not documented."""
-_CLASSES: dict[str, type[RedisError]] = {
-    "OOM": exceptions.OutOfMemoryError, "NOPERM": exceptions.NoPermissionError,
-    "NOAUTH": exceptions.AuthenticationError, "WRONGPASS": exceptions.AuthenticationError,
-    "READONLY": exceptions.ReadOnlyError, "LOADING": exceptions.BusyLoadingError,
-}  # fmt: skip
-
-
-@contextmanager
-def _redis_errors() -> Iterator[None]:
-    """Turn our errors into those that a user of redis-py catches. Unreachable is a ConnectionError already."""
-    try:
-        yield
-    except CommandRefused as error:
-        raise _CLASSES.get(error.code, exceptions.ResponseError)(str(error)) from error
-    except (CoordinatorClosed, PushUnavailable) as error:
-        raise exceptions.ConnectionError(str(error)) from error

@@ -99,7 +99,8 @@ class FenceGate:
         return text(self._keys.name)
 
     async def _ask(self, fence: bytes) -> Reply:
-        return await hub_of(self._source).ask(lambda engine, *rest: engine.gate(self._keys, fence, self._ttl_ms, *rest))
+        hub = hub_of(self._source)
+        return await hub.ask(lambda commands, delivery: commands.gate(self._keys, fence, self._ttl_ms, delivery))
 
     def __repr__(self) -> str:
         return f"<FenceGate {self.name!r} ttl={self._ttl_ms / 1000}>"

@@ -13,7 +13,8 @@ from ._client.settings import Client
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, one_of, permits
 from ._core.display import text
 from ._core.keys import Engine, permit_keys
-from ._engine.commands import Answer, Commands
+from ._engine.commands import Commands, Delivery
+from ._engine.replies import Answer
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
@@ -271,14 +272,14 @@ class AsyncSemaphore(PermitPrimitive):
         new = permits(limit, "limit")
         hub = self._at_work()
 
-        def send(engine: Commands, sent: float, expires: float, done: Callable[[Call], None]) -> Call:
+        def send(commands: Commands, delivery: Delivery) -> Call:
             def answered(call: Call) -> None:
                 # Here and now: the next answer may be to a request that was sent with the old limit.
                 if call.error is None:
                     self._resized(hub.resources.get(self._keys.id), call.reply, new)
-                done(call)
+                delivery.done(call)
 
-            return engine.resize(self._keys, new, sent, expires, answered)
+            return commands.resize(self._keys, new, Delivery(delivery.sent, delivery.expires, answered))
 
         await hub.ask(send, goes_on=True)
 

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
 from .._core.futures import FutureLike
-from .._engine.commands import Answer, Pushed, plain_grant, read_acquire, ticket_member
+from .._engine.commands import Delivery
+from .._engine.replies import Answer, Pushed, plain_grant, read_acquire
+from .._engine.snapshot import ticket_member
 from .._leases.grant import Grant
 from .._scripts.constants import ASK_AGAIN, Outcome
 from .._transport.call import Call
@@ -107,13 +109,11 @@ class Acquisition:
         self.call = hub.engine.acquire(
             self._resource.keys,
             self.token,
-            request.ttl_ms,
-            self._member,
-            hub.poll_ms if request.wait else 0,
-            (self._attempt,) if request.upgrade else request.more,
-            self.sent,
-            self.sent + hub.retry_for,
-            self.answered,
+            Delivery(self.sent, self.sent + hub.retry_for, self.answered),
+            ttl_ms=request.ttl_ms,
+            ticket=self._member,
+            poll_ms=hub.poll_ms if request.wait else 0,
+            more=(self._attempt,) if request.upgrade else request.more,
         )
 
     def answered(self, call: Call) -> None:

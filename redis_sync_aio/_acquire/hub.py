@@ -23,7 +23,7 @@ from .._core.cancellation import outcome_of
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Endpoint, Keys
-from .._engine.commands import Commands, Send
+from .._engine.commands import Commands, Delivery, Send
 from .._engine.watch import converse
 from .._leases.grant import Grant
 from .._leases.renewals import Renewals
@@ -129,7 +129,7 @@ class Hub:
             self.executor.send(call)
 
     async def ask(self, send: Send, *, goes_on: bool = False) -> Reply:
-        """Run one command and return its reply. ``send(engine, sent, expires, done)`` sends it.
+        """Run one command and return its reply. ``send`` sends it.
 
         On cancellation it is not sent again and its answer is ignored, unless it ``goes_on``: then ``done`` is called.
         """
@@ -145,7 +145,7 @@ class Hub:
                 outcome.set_exception(call.error)
 
         time = now()
-        call = send(self.engine, time, time + self.retry_for, done)
+        call = send(self.engine, Delivery(time, time + self.retry_for, done))
         self.next_number()  # shows that it is in use
         self.asking += 1
         try:

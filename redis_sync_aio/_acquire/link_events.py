@@ -8,7 +8,7 @@ from typing import Protocol
 from .._client.settings import running_loop
 from .._core import logs
 from .._core.keys import Keys
-from .._engine.commands import Pushed, read_push
+from .._engine.replies import Pushed, read_push
 from .._scripts.constants import CONTENDED
 from ..errors import PushUnavailable, SyncError, copy_error
 from .options import HubOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .._client.resp import Argument
-from .._engine.commands import Answer
+from .._engine.replies import Answer
 from .._leases.grant import Grant
 from .._scripts.constants import WRITER_WEIGHT
 from ..errors import SyncError

@@ -18,7 +18,8 @@ from .._core import logs
 from .._core.clock import now
 from .._core.display import shown, shown_within, text
 from .._core.keys import PermitKeys
-from .._engine.commands import LockView, PermitsView, read_inspect, read_permits
+from .._engine.commands import Delivery
+from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import AcquireTimeout
@@ -103,7 +104,7 @@ class Waits:
 
     def _inspect(self, done: Callable[[Call], None]) -> None:
         resource, time = self._resource, now()
-        resource.hub.engine.inspect(resource.keys, LISTED, time, time + resource.hub.retry_for, done)
+        resource.hub.engine.inspect(resource.keys, LISTED, Delivery(time, time + resource.hub.retry_for, done))
 
     def _report(self, call: Call, mark: Mark) -> None:
         if mark.waiter.done():

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import redis.exceptions
 
 from .._core.display import text
-from ..errors import CommandRefused, OutOfMemory, PermissionDenied, SyncError, Unreachable, WrongKeyType
+from ..errors import (
+    CommandRefused,
+    CoordinatorClosed,
+    OutOfMemory,
+    PermissionDenied,
+    PushUnavailable,
+    SyncError,
+    Unreachable,
+    WrongKeyType,
+)
 from .resp import ReplyError
 
 # Replies that say "not now": nothing was executed, so the call is sent again after a pause.
@@ -140,3 +151,24 @@ def answered(
     refused = refusal(name, str(answer), no_scripts, keys, again)
     refused.__cause__ = error
     return refused
+
+
+_REDIS_ERRORS: dict[str, type[redis.exceptions.RedisError]] = {
+    "OOM": redis.exceptions.OutOfMemoryError,
+    "NOPERM": redis.exceptions.NoPermissionError,
+    "NOAUTH": redis.exceptions.AuthenticationError,
+    "WRONGPASS": redis.exceptions.AuthenticationError,
+    "READONLY": redis.exceptions.ReadOnlyError,
+    "LOADING": redis.exceptions.BusyLoadingError,
+}
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turn our errors into those that a user of redis-py catches. Unreachable is a ConnectionError already."""
+    try:
+        yield
+    except CommandRefused as error:
+        raise _REDIS_ERRORS.get(error.code, redis.exceptions.ResponseError)(str(error)) from error
+    except (CoordinatorClosed, PushUnavailable) as error:
+        raise redis.exceptions.ConnectionError(str(error)) from error

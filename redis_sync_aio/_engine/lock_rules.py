@@ -38,7 +38,7 @@ from .._scripts.constants import (
     Renewed,
 )
 from .snapshot import Decision as AnyDecision
-from .snapshot import LockSnapshot, Message, Reply, Sharer, Ticket
+from .snapshot import LockSnapshot, Message, ScriptReply, Sharer, Ticket
 
 Decision: TypeAlias = AnyDecision[LockSnapshot]
 
@@ -68,7 +68,7 @@ class LockDraft:
         self.queue, self.polls = list(before.queue), dict(before.polls)
         self.messages: list[Message] = []
 
-    def decide(self, reply: Reply) -> Decision:
+    def decide(self, reply: ScriptReply) -> Decision:
         after = replace(
             self.before,
             holder=self.holder,
@@ -271,7 +271,7 @@ def force(before: LockSnapshot) -> Decision:
 def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[Decision, ...]:
     """Take several locks, all of them or none; the replies are those of `acquire` without a ticket."""
     desks = [LockDraft(one) for one in before]
-    replies: list[Reply | None] = []
+    replies: list[ScriptReply | None] = []
     for desk, token in zip(desks, tokens, strict=True):
         free = desk.holder is None and not desk.spent(token, reusable=False)
         if desk.holder == token:

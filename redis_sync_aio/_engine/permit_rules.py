@@ -48,7 +48,7 @@ from .._scripts.constants import (
     Renewed,
 )
 from .snapshot import Decision as AnyDecision
-from .snapshot import Message, Permit, PermitSnapshot, Reply, Sharer, Ticket
+from .snapshot import Message, Permit, PermitSnapshot, ScriptReply, Sharer, Ticket
 
 Decision: TypeAlias = AnyDecision[PermitSnapshot]
 
@@ -75,7 +75,7 @@ class PermitDraft:
         self.moved = before.packed or before.used >= before.limit > 0
         self.messages: list[Message] = []
 
-    def decide(self, reply: Reply) -> Decision:
+    def decide(self, reply: ScriptReply) -> Decision:
         after = replace(
             self.before,
             limit=self.known_limit,

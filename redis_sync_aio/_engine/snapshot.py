@@ -1,4 +1,4 @@
-"""What a decision starts from and comes to: the keys of one name as plain values. See `rules_lock`, `rules_permits`."""
+"""What a decision starts from and comes to: the keys of one name as plain values. See `lock_rules`, `permit_rules`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ class Ticket:
         if (found := _LOCK_TICKET.fullmatch(member)) is None:
             return None
         return cls(found[1], int(found[2]), int(found[3]), 1, found[4])
+
+
+def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight: int = 0) -> bytes:
+    """Return a ticket as it stands in the queue: see lock_queue.lua, and with a weight permit_queue.lua."""
+    if weight:
+        return b"%b|%d|%d|%d|%b" % (inbox, number, claim_ms, weight, token)
+    return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
 
 
 _SHARER = re.compile(rb":([0-9A-Fa-f]+):(\d+)~\Z")
@@ -117,7 +124,7 @@ class Message(NamedTuple):
         return cls(inbox, b"%d %d 0 0" % (number, ASK_AGAIN))
 
 
-Reply: TypeAlias = int | tuple[int, ...]
+ScriptReply: TypeAlias = int | tuple[int, ...]
 """As the script's header says."""
 
 
@@ -127,6 +134,6 @@ S = TypeVar("S", PermitSnapshot, LockSnapshot)
 class Decision(NamedTuple, Generic[S]):
     """What one request comes to."""
 
-    reply: Reply
+    reply: ScriptReply
     after: S
     messages: tuple[Message, ...]

@@ -6,7 +6,7 @@ carries it must not let another talk begin on the same connection meanwhile, sin
 
     1. WATCH all keys of the name, TIME, and read.
     2. Read more if need be: what those who wait hold, and which of their inboxes anybody hears.
-    3. Decide, by the pure rules (`rules_lock`, `rules_permits`).
+    3. Decide, by the pure rules (`lock_rules`, `permit_rules`).
     4. MULTI, what the decision changed, PUBLISH, EXEC. Nothing may have changed since 1, else the talk ends in CONFLICT
        and is begun anew. Where nothing is to be written, an empty MULTI and EXEC prove that what was read was so.
 

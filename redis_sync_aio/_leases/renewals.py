@@ -22,7 +22,8 @@ from .._core.clock import now
 from .._core.keys import Keys
 from .._core.slices import Slices
 from .._core.stalls import SHORTEST, Stalls
-from .._engine.commands import Commands, Send, read_renew
+from .._engine.commands import Commands, Delivery, Send
+from .._engine.replies import read_renew
 from .._scripts.constants import WRITER_WEIGHT, Released, Renewed
 from .._transport.call import Call
 from ..errors import CommandRefused, LossReason, SyncError
@@ -211,7 +212,8 @@ class Renewals(Deadlines):
             self.heard(lease, sent, call)
             self.renewed(lease, ttl, call, weight, asked)
 
-        self._engine().renew(lease.keys, lease.wire_token, ttl, now(), lease.deadline, done, asked, weight)
+        delivery = Delivery(now(), lease.deadline, done)
+        self._engine().renew(lease.keys, lease.wire_token, delivery, ttl_ms=ttl, more=asked, weight=weight)
 
     def renewed(
         self, lease: Grant, ttl: int, call: Call, weight: int = 1, asked: tuple[Argument, ...] = ()
@@ -295,11 +297,10 @@ class Renewals(Deadlines):
                 executed(call)
             return self.renewed(lease, ttl, call, weight)
 
-        await self.ask(
-            lease,
-            lambda engine, *rest: engine.renew(lease.keys, lease.wire_token, ttl, *rest, more=more, weight=weight),
-            answered,
-        )
+        def send(commands: Commands, told: Delivery) -> Call:
+            return commands.renew(lease.keys, lease.wire_token, told, ttl_ms=ttl, more=more, weight=weight)
+
+        await self.ask(lease, send, answered)
 
     async def ask(
         self, lease: Grant, send: Send, answered: Callable[[Call], SyncError | None], by: float = math.inf
@@ -320,16 +321,15 @@ class Renewals(Deadlines):
                 outcome.set_exception(error)
 
         time = now()
-        send(self._engine(), time, min(lease.deadline, time + self.retry_for, by), done)
+        send(self._engine(), Delivery(time, min(lease.deadline, time + self.retry_for, by), done))
         await outcome_of(outcome)
 
     def release(self, lease: Grant) -> None:
         """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
-        time = now()
-        expires = min(lease.deadline, time + self.retry_for)
-        send, done, closing = self._engine().release, self._release_answered, lease.closing()
-        pending, undoes = lease.replayed, lease.reusable
-        call = send(lease.keys, lease.wire_token, b"", time, expires, done, lease, pending, closing, undoes)
+        time, pending, undoes = now(), lease.replayed, lease.reusable
+        told = Delivery(time, min(lease.deadline, time + self.retry_for), self._release_answered)
+        keys, token, closing = lease.keys, lease.wire_token, lease.closing()
+        call = self._engine().release(keys, token, told, about=lease, pending=pending, closing=closing, undoes=undoes)
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.under_way.started(call)
         self._forget(lease)
@@ -362,9 +362,8 @@ class Renewals(Deadlines):
         time = now()
         if expires is None:
             expires = time + max(self.retry_for, 60.0)
-        call = self._engine().release(
-            keys, token, ticket, time, expires, answered, pending=pending, closing=closing, undoes=not pending
-        )
+        told, undoes = Delivery(time, expires, answered), not pending
+        call = self._engine().release(keys, token, told, ticket=ticket, pending=pending, closing=closing, undoes=undoes)
         self.under_way.started(call)
 
     def _put_back(self, lease: Grant) -> None:

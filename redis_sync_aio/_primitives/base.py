@@ -28,7 +28,8 @@ from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, time
 from .._core.cancellation import undo_in
 from .._core.display import text
 from .._core.keys import Engine, Keys
-from .._engine.commands import Answer, Commands, PermitsView, Send, read_permits
+from .._engine.commands import Commands, Delivery, Send
+from .._engine.replies import Answer, PermitsView, read_permits
 from .._leases.choice import to_release
 from .._leases.grant import Grant
 from .._leases.hold import Hold, LeaseContext, OnLost
@@ -201,14 +202,14 @@ class Primitive(LeaseContext[L]):
             return
         sent: list[Call] = []
 
-        def send(engine: Commands, time: float, expires: float, done: Callable[[Call], None]) -> Call:
+        def send(commands: Commands, delivery: Delivery) -> Call:
             def answered(call: Call) -> None:
                 if here is not None:
                     here.release_answered(token)
-                done(call)
+                delivery.done(call)
 
-            closing = self._closing
-            call = engine.release(self._keys, token, b"", time, expires, answered, closing=closing, undoes=True)
+            told = Delivery(delivery.sent, delivery.expires, answered)
+            call = commands.release(self._keys, token, told, closing=self._closing, undoes=True)
             if here is not None:
                 here.release_sent(token)
             sent.append(call)
@@ -365,7 +366,7 @@ class PermitPrimitive(Primitive[Lease]):
     _lease_type = Lease
 
     async def _view(self, shown: int = SHOWN) -> PermitsView:
-        reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, shown, *rest))
+        reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, shown, delivery))
         return understood(read_permits, self._keys.name, reply)
 
     async def _holders(self) -> str:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from .._acquire.waits import data_in
 from .._core.display import text
-from .._engine.commands import read_inspect
+from .._engine.replies import read_inspect
 from .._leases.lease import Lease
 from .._transport.call import understood
 from ..errors import CommandRefused, Unreachable
@@ -59,7 +59,7 @@ class LockBase(Primitive[L]):
         Sent once: Unreachable means that it may or may not have happened, and so does a cancellation.
         Also raises CommandRefused, CoordinatorClosed, WrongContext as `acquire`.
         """
-        return bool(await self._ask(lambda engine, *rest: engine.force(self._keys, *rest)))
+        return bool(await self._ask(lambda commands, delivery: commands.force(self._keys, delivery)))
 
     async def locked(self) -> bool:
         """Return whether anybody holds the lock. One round trip; errors and cancellation as in `statistics`."""
@@ -71,7 +71,7 @@ class LockBase(Primitive[L]):
         Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `acquire`. On cancellation the answer is
         ignored.
         """
-        reply = await self._ask(lambda engine, *rest: engine.inspect(self._keys, SHOWN, *rest))
+        reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, SHOWN, delivery))
         view, resource = understood(read_inspect, self._keys.name, reply), self._known()
         return LockStatistics(
             holder=None if view.holder is None else text(view.holder),
@@ -88,7 +88,8 @@ class LockBase(Primitive[L]):
         if resource is None or resource.held_until is not None or resource.leases:
             return None  # it has a ttl, or is held here
         with suppress(Unreachable, CommandRefused):  # it is taken: that is known
-            return data_in(read_inspect(await self._ask(lambda engine, *rest: engine.inspect(self._keys, 0, *rest))))
+            reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, 0, delivery))
+            return data_in(read_inspect(reply))
         return None
 
     async def _holders(self) -> str:

@@ -20,7 +20,8 @@ from .._acquire.resource import Resource
 from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._core.keys import joined_keys
-from .._engine.commands import left_free
+from .._engine.commands import Delivery
+from .._engine.replies import left_free
 from .._leases.grant import Grant
 from .._transport.call import Call
 
@@ -45,7 +46,8 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
         numbers = [ticket.number for ticket in tickets]
         done = _deal_out(tickets, free)
         prefix = names[0].endpoint.token_prefix
-        call = hub.engine.acquire_all(keys, prefix, numbers, request.ttl_ms, sent, sent + hub.retry_for, done)
+        delivery = Delivery(sent, sent + hub.retry_for, done)
+        call = hub.engine.acquire_all(keys, prefix, numbers, delivery, ttl_ms=request.ttl_ms)
         for ticket in tickets:
             ticket.sent, ticket.call = sent, call
     try:

@@ -10,7 +10,7 @@ from .._acquire.request import Request
 from .._core.arguments import MIN_TTL_MS, Seconds, timeout_seconds
 from .._core.clock import now
 from .._core.keys import upgrade_keys
-from .._engine.commands import Answer
+from .._engine.replies import Answer
 from .._leases.grant import Grant
 from .._leases.hold import Hold, OnLost
 from .._leases.lease import Lease, grant_of
@@ -144,7 +144,7 @@ class Upgrader:
             return None
 
         await keeper.ask(
-            lease, lambda engine, *rest: engine.release(self._keys, lease.wire_token, b"", *rest), answered
+            lease, lambda commands, delivery: commands.release(self._keys, lease.wire_token, delivery), answered
         )
 
     def _check(self, lease: Grant, weight: int, what: str) -> None:

@@ -99,7 +99,7 @@ class WorkRecord:
 
         await self.manager.ask(
             lease,
-            lambda engine, *rest: engine.adopt(lease.keys, lease.wire_token, words, *rest),
+            lambda commands, delivery: commands.adopt(lease.keys, lease.wire_token, words, delivery),
             answered,
             by,
         )
@@ -180,7 +180,7 @@ class WorkRecord:
             return error
 
         return self.manager.ask(
-            lease, lambda engine, *rest: engine.record(lease.keys, lease.wire_token, record, *rest), answered
+            lease, lambda commands, delivery: commands.record(lease.keys, lease.wire_token, record, delivery), answered
         )
 
     def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .._core.arguments import Json, Seconds, positive_seconds
 from .._core.cancellation import undo_in
 from .._core.clock import now
+from .._engine.commands import Delivery
 from .._leases.grant import Grant
 from .._leases.lease import Lease
 from .record import Abandoned, WorkRecord
@@ -163,7 +164,6 @@ def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> Non
     """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
     renewals, time = resource.hub.renewals, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
-    expires = time + renewals.retry_for
-    finished = renewals.under_way.finished
-    call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, time, expires, finished)
+    delivery = Delivery(time, time + renewals.retry_for, renewals.under_way.finished)
+    call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, delivery)
     renewals.under_way.started(call)

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AsyncSemaphore, Coordinator, CoordinatorClosed, FenceGate, Unreachable, wait_until
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import lock_keys
+from redis_sync_aio._engine.commands import Delivery
 from redis_sync_aio._leases.in_flight_counter import InFlightCounter
 from redis_sync_aio._scripts import load
 from redis_sync_aio._transport.call import Call
@@ -56,7 +57,9 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
         over = asyncio.get_running_loop().create_future()
         sent = now()
         keys = lock_keys(nodes.name_at(1).encode())
-        hub_of(sync).engine.acquire(keys, b"late", 9, b"", 0, (0,), sent, sent + 20, over.set_result)
+        hub_of(sync).engine.acquire(
+            keys, b"late", Delivery(sent, sent + 20, over.set_result), ttl_ms=9, ticket=b"", poll_ms=0, more=(0,)
+        )
         assert not over.done()  # not before `send` has returned
         call: Call = await asyncio.wait_for(over, 2)
         assert isinstance(call.error, CoordinatorClosed)

@@ -19,6 +19,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import Engine, lock_keys
+from redis_sync_aio._engine.commands import Delivery
 from redis_sync_aio._transport.call import Call
 
 from ..support.body import FAST, waits
@@ -177,7 +178,15 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
                 answers.append(token)
 
             sent = now()
-            return hub_of(sync).engine.acquire(lock_keys(name.encode()), token, 9, b"", 0, (0,), sent, sent + 20, noted)
+            return hub_of(sync).engine.acquire(
+                lock_keys(name.encode()),
+                token,
+                Delivery(sent, sent + 20, noted),
+                ttl_ms=9,
+                ticket=b"",
+                poll_ms=0,
+                more=(0,),
+            )
 
         if state == "under way":
             a.pause()

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncRobustLock, AsyncSemaphore, Coordinator, LeaseLost, NotHeld, wait_until
 from redis_sync_aio._core.keys import Engine
-from redis_sync_aio._engine.commands import Commands
+from redis_sync_aio._engine.commands import Commands, Delivery
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio.embedded import EmbeddedServer
@@ -192,5 +192,5 @@ def test_only_what_may_be_asked_for_again_is_sent_in_full_at_first() -> None:
 
     engine = Commands(Silent())  # type: ignore[arg-type]
     keys = AsyncSemaphore(Redis(), NAME, limit=1)._keys
-    once, again = (engine.release(keys, b"t", b"", 0.0, 1.0, lambda _: None, undoes=it) for it in (False, True))
+    once, again = (engine.release(keys, b"t", Delivery(0.0, 1.0, lambda _: None), undoes=it) for it in (False, True))
     assert (once.undoes, again.undoes) == (False, True)

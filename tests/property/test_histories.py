@@ -1,4 +1,4 @@
-"""Random histories of a lock, run on a server by the scripts or by WATCH, and by `rules_lock.py`; compared after each.
+"""Random histories of a lock, run on a server by the scripts or by WATCH, and by `lock_rules.py`; compared after each.
 
 The server's TIME is replaced by ours. Each command runs twice (P4). Compared are the reply, the messages that arrive,
 and all that is stored. Beside the rules there are the promises, in plain words: P1, P2, P8, every key has a ttl.
@@ -18,9 +18,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis_sync_aio._core.keys import LockKeys, lock_keys
 from redis_sync_aio._engine import lock_rules as rules
 from redis_sync_aio._engine import watch_lock
-from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._engine.lock_rules import Decision
-from redis_sync_aio._engine.snapshot import LockSnapshot, Message, Ticket
+from redis_sync_aio._engine.snapshot import LockSnapshot, Message, Ticket, ticket_member
 from redis_sync_aio._scripts.constants import BUSY_MS, FREE_MS, HOUR_MS, POLLERS_TICKET, Renewed
 
 from ..support.executions import by_script, by_watch

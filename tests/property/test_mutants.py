@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 
 from ..scripts import test_lock_scripts as suite
 from ..scripts import test_lock_sharing as sharing

@@ -1,4 +1,4 @@
-"""Random histories of permits, run on a server by the scripts or by WATCH, and by `rules_permits.py`; compared.
+"""Random histories of permits, run on a server by the scripts or by WATCH, and by `permit_rules.py`; compared.
 
 Time is ours: in the scripts the server's TIME is replaced by the last two arguments, so every expiry is exact. Each
 command runs twice (P4). Compared are the reply, the messages that arrive, and all that is stored. Beside the model
@@ -20,9 +20,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
-from redis_sync_aio._engine.commands import ticket_member
 from redis_sync_aio._engine.permit_rules import Decision
-from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket
+from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket, ticket_member
 from redis_sync_aio._scripts import load
 from redis_sync_aio._scripts.constants import FENCE_RANGE, WRITER_WEIGHT, Renewed
 

@@ -29,7 +29,7 @@ from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._engine import commands, watch_dialogue
-from redis_sync_aio._engine.commands import Commands
+from redis_sync_aio._engine.commands import Commands, Delivery
 from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._sharing.cohort import Cohort
@@ -99,17 +99,15 @@ def elsewhere(
     self: Commands,
     keys: Any,
     token: bytes,
-    ticket: bytes,
-    sent: float,
-    expires: float,
-    done: Any,
+    delivery: Delivery,
+    *,
+    ticket: bytes = b"",
     about: object = None,
-    pending: bool = False,
-    closing: object = (),
-    undoes: bool = False,
+    **_: object,
 ) -> Call:
     """As `Commands.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
-    call = Call(keys, self._scripts[keys.family].release, (token, ticket, b"0"), sent, expires, done)
+    words = (token, ticket, b"0")
+    call = Call(keys, self._scripts[keys.family].release, words, delivery.sent, delivery.expires, delivery.done)
     call.about = about
     executor: Any = self.executor
     if ticket:

@@ -15,7 +15,7 @@ import redis
 
 from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys
 from redis_sync_aio._engine import permit_rules, watch_dialogue, watch_lock, watch_permits
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..scripts import test_talks

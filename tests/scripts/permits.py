@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from redis_sync_aio._core.keys import PermitKeys, permit_keys
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts import load as load
 
 Client: TypeAlias = Any

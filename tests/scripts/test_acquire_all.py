@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from redis_sync_aio._core.keys import LockKeys, joined_keys, lock_keys
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts import load
 
 Client: TypeAlias = Any

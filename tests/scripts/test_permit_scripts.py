@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts.constants import TOMBSTONE_MS
 
 from .permits import (

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 from redis_sync_aio.embedded import EmbeddedServer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts.constants import FENCE_RANGE, MAX_NOTIFIED, WRITER_WEIGHT
 
 from .permits import (

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from redis_sync_aio._core.keys import gate_keys, robust_keys
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts import load
 
 from ..support.lock_scripts import Client

@@ -13,7 +13,7 @@ import redis
 
 from redis_sync_aio._client.resp import Argument, ReplyError, Words
 from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, upgrade_keys
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._engine.watch import DECISIONS, converse
 from redis_sync_aio._engine.watch_dialogue import microseconds
 from redis_sync_aio._scripts import load

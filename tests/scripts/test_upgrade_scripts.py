@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from redis_sync_aio._core.keys import permit_keys
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 
 from . import permits as tools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._engine.commands import ticket_member
+from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._scripts import load
 
 Client: TypeAlias = Any

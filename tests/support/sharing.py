@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._engine.commands import read_push
+from redis_sync_aio._engine.replies import read_push
 from redis_sync_aio._scripts.constants import CONTENDED
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 

@@ -1,0 +1,132 @@
+"""What the scripts reply, and what arrives in our inbox, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .._client.resp import Reply
+from .._scripts.constants import CONTENDED, FREE_MS, POLLERS_TICKET, Outcome, Renewed
+from .snapshot import Ticket
+
+
+class Answer(NamedTuple):
+    """A decoded answer of an acquire script, other than a plain grant."""
+
+    outcome: Outcome
+    number: int  # QUEUED: 1 if the ticket is new in the queue; OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit
+    left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
+    server_time: float  # seconds
+    more: int  # BUSY, QUEUED: a Look; OWN: the permit's weight; MISMATCH: 1 if the limit was set by a resize
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """A decoded answer of lock/inspect.lua."""
+
+    holder: bytes | None
+    left: float | None
+    fence: int | None
+    fence_token: bytes | None
+    waiting: int
+    tickets: tuple[Ticket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PermitView:
+    """A permit as permits/inspect.lua shows it."""
+
+    token: bytes
+    weight: int
+    fence: int
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsView:
+    """A decoded answer of permits/inspect.lua."""
+
+    limit: int
+    used: int
+    fence: int
+    waiting: int
+    tickets: tuple[Ticket, ...]
+    permits: tuple[PermitView, ...]
+
+
+_OUTCOMES = tuple(Outcome)  # by their numbers, at a fraction of what a call of the class takes
+
+
+def plain_grant(reply: Reply) -> bool:
+    """Return whether an acquire script granted the whole ttl immediately: then its reply is just the fence."""
+    return type(reply) is int
+
+
+def read_acquire(reply: Reply) -> Answer:
+    """Decode any other reply of an acquire script."""
+    outcome, number, left, micros, more = reply
+    return Answer(_OUTCOMES[outcome], number, _left(left), micros / 1e6, more)
+
+
+def left_free(reply: Reply) -> bool:
+    """Return whether lock/acquire_all.lua found this lock free, and did not take it because others are not."""
+    return type(reply) is list and reply[0] == Outcome.BUSY and reply[2] == FREE_MS
+
+
+def read_renew(reply: Reply) -> Renewed:
+    """Decode a reply of a renew script."""
+    return Renewed(reply[0])
+
+
+def read_inspect(reply: Reply) -> LockView:
+    """Decode a reply of lock/inspect.lua."""
+    holder, left, fence, token, waiting, tickets = reply
+    waiting -= POLLERS_TICKET in tickets
+    shown = _tickets(Ticket.of_lock(ticket) for ticket in tickets if ticket != POLLERS_TICKET)
+    return LockView(holder, _left(left), None if fence is None else int(fence), token, waiting, shown)
+
+
+def read_permits(reply: Reply) -> PermitsView:
+    """Decode a reply of permits/inspect.lua."""
+    limit, used, fence, waiting, tickets, permits = reply
+    shown = tuple(PermitView(token, weight, int(own), ms / 1000) for token, weight, own, ms in permits)
+    return PermitsView(limit, used, int(fence), waiting, _tickets(map(Ticket.parse, tickets)), shown)
+
+
+def _tickets(found: Iterable[Ticket | None]) -> tuple[Ticket, ...]:
+    return tuple(ticket for ticket in found if ticket is not None)  # skip members another client put there
+
+
+def _left(milliseconds: int) -> float | None:
+    return None if milliseconds < 0 else milliseconds / 1000
+
+
+FENCES = 10**16
+"""More than any fence, or any time in microseconds until the year 2286, and any duration in milliseconds."""
+MESSAGE_BYTES = 200
+"""More than any message has."""
+
+
+class Pushed(NamedTuple):
+    """A message in our inbox: a grant (fence > 0), ASK_AGAIN, CONTENDED, or word that the ticket is next (fence 0)."""
+
+    number: int
+    fence: int
+    server_time: float  # seconds
+    duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = for ever
+    wanted: bool  # somebody waits for what is granted
+    following: int  # the number of our ticket that is next after a grant; 0 = it is not ours, or none
+    next_duration: float  # for how long what that ticket waits for is taken
+
+
+def read_push(payload: bytes) -> Pushed:
+    """Decode a message from settle() in lock_queue.lua or permit_queue.lua. Raises ValueError for any other."""
+    if len(payload) > MESSAGE_BYTES:
+        raise ValueError("too long")
+    number, fence, micros, ms, *more = map(int, payload.split())
+    following = more[0] if more else 0
+    then = more[1] if len(more) > 1 else ms
+    if not (CONTENDED <= fence < FENCES and 0 <= micros < FENCES and -FENCES < ms < FENCES and -FENCES < then < FENCES):
+        raise ValueError("out of range")
+    return Pushed(number, fence, micros / 1e6, ms / 1000, bool(more), following, then / 1000)
