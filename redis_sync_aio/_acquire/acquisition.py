@@ -259,7 +259,7 @@ class Acquisition:
         if request.upgrade:
             lease.attempt = self._attempt
         if claimed and not lease.joined:
-            resource.hub.renewals.claimed(lease)
+            resource.hub.manager.renewals.claimed(lease)
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self._taker.done():
             # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.
@@ -304,7 +304,7 @@ class Acquisition:
         resource, request = self._resource, self._request
         if self.call is not None and self.call.connection_error is not None:
             return self.call.connection_error
-        unheard = not self._queued and now() - self.sent > resource.hub.renewals.response_timeout - EARLY
+        unheard = not self._queued and now() - self.sent > resource.hub.manager.response_timeout - EARLY
         trouble = resource.hub.connection_error_of(resource.keys)
         if trouble is not None or unheard:
             return unanswered(resource.keys.name, trouble, within=within)

@@ -14,7 +14,7 @@ from .._client.settings import running_loop
 from .._client.topology import OneServer
 from .._core.cancellation import wait_shielded
 from .._leases.grant import Grant
-from .._leases.renewals import Renewals
+from .._leases.manager import GrantManager
 from .._transport.cluster_link import ClusterLink
 from .._transport.executor import Executor
 from .._transport.link import Link
@@ -34,7 +34,7 @@ class ClosableHub(Protocol):
     servers: OneServer | Cluster
     link: Link | ClusterLink | None
     executor: Executor
-    renewals: Renewals
+    manager: GrantManager
     resources: dict[bytes, Resource]
     why_closed: str | None
     emptied: asyncio.Event | None
@@ -94,8 +94,8 @@ class Closing:
         hub = self._hub
         self.on_close()
         self._end_all()
-        await hub.renewals.slices.done()
-        hub.renewals.stop()
+        await hub.manager.slices.done()
+        hub.manager.stop()
         await hub.drained()
         await hub.executor.close()
         self._witness.leave()
@@ -110,8 +110,8 @@ class Closing:
         emptied = hub.emptied = asyncio.Event()
         hub.stop_sharing()
         why = "the coordinator is being closed"
-        hub.renewals.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
-        await hub.renewals.slices.done()
+        hub.manager.slices.run(step for resource in hub.every_name() for step in resource.give_up(why))
+        await hub.manager.slices.done()
         hub.give_back_resting()
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -121,8 +121,8 @@ class Closing:
 
     def _end_all(self) -> None:
         hub = self._hub
-        hub.renewals.slices.stop()
-        hub.renewals.slices.run(self._give_up(f"the coordinator can not be used any more: {hub.why_closed}"))
+        hub.manager.slices.stop()
+        hub.manager.slices.run(self._give_up(f"the coordinator can not be used any more: {hub.why_closed}"))
 
     def _give_up(self, why: str) -> Iterator[None]:
         """End all that wait, and take all leases from those who have them."""
@@ -132,7 +132,7 @@ class Closing:
             yield
         for lease in hub.all_leases():
             lease.interrupted = True
-            hub.renewals.release(lease)
+            hub.manager.release(lease)
             lease.lose("closed")
             yield
 
@@ -173,5 +173,5 @@ class Closing:
     def _stop_at_once(self) -> None:
         self._unclosed.forget()
         self._hub.stop_sharing()
-        self._hub.renewals.stop()
+        self._hub.manager.stop()
         self._witness.leave()

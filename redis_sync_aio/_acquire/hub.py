@@ -26,7 +26,7 @@ from .._core.keys import Endpoint, Keys
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.watch import converse
 from .._leases.grant import Grant
-from .._leases.renewals import Renewals
+from .._leases.manager import GrantManager
 from .._sharing.shared_grant import ProcessGrant
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
@@ -80,7 +80,7 @@ class Hub:
         self.link_events = LinkEvents(self)
         self.link = None if options.push == "never" else self._new_link()
         self._use(self.link or self._new_pool_executor())
-        self.renewals = Renewals(
+        self.manager = GrantManager(
             lambda: self.engine,
             self.all_leases,
             self._forget_lease,
@@ -92,7 +92,7 @@ class Hub:
             self.check_context,
             self.client,
         )
-        self.renewals.asked_response_timeout = options.asked_response_timeout
+        self.manager.asked_response_timeout = options.asked_response_timeout
         self.closing = Closing(self)
 
     # -- the way to the server -------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Hub:
 
     async def drained(self) -> None:
         """Wait until nothing is in flight, but not longer than closing may take."""
-        await self.renewals.under_way.drained(min(self.options.exit_timeout, self.options.response_timeout))
+        await self.manager.releases.in_flight.drained(min(self.options.exit_timeout, self.options.response_timeout))
 
     def client_closed(self) -> None:
         """Close with the client, or its pool, which was closed."""

@@ -80,7 +80,7 @@ class LinkEvents:
         leases = () if resource is None else resource.leases.all()
         if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
             closing = (queued.attempt,) if queued.attempt else ()
-            self._hub.renewals.undo(queued.keys, queued.token, closing=closing)
+            self._hub.manager.releases.undo(queued.keys, queued.token, closing=closing)
 
     # -- another connection, or another server ---------------------------------------------------------
 
@@ -88,7 +88,7 @@ class LinkEvents:
         """Ask a server with a new connection about all that is held there, then about all that waits there."""
         self._unchecked.update(self._hub.tickets)
         self._rechecks += 1
-        self._hub.renewals.slices.run(self._recheck(concerns))
+        self._hub.manager.slices.run(self._recheck(concerns))
 
     def _recheck(self, concerns: Callable[[Keys], bool]) -> Iterator[None]:
         hub = self._hub
@@ -97,7 +97,7 @@ class LinkEvents:
             if concerns(resource.keys):
                 concerned.append(resource)
                 for lease in resource.leases.all():
-                    hub.renewals.recheck(lease)
+                    hub.manager.renewals.recheck(lease)
                     yield
             yield
         yield from self._reroute()  # before they ask: the connection may have an inbox of its own
@@ -116,7 +116,7 @@ class LinkEvents:
 
     def link_moved(self) -> None:
         """Queue again by the names under which some servers know us now; pushes to the old ones do not reach us."""
-        self._hub.renewals.slices.run(self._reroute())
+        self._hub.manager.slices.run(self._reroute())
 
     def _reroute(self) -> Iterator[None]:
         for resource in self._hub.every_name():

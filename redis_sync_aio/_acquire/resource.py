@@ -34,7 +34,7 @@ from .identities import IdentityRequests
 from .waits import Waits
 
 if TYPE_CHECKING:
-    from .._leases.renewals import Renewals
+    from .._leases.manager import GrantManager
     from .acquisition import Acquisition
     from .queued import QueuedTickets
     from .request import Request
@@ -50,7 +50,7 @@ class HubServices(Protocol):
 
     loop: asyncio.AbstractEventLoop
     engine: Commands
-    renewals: Renewals
+    manager: GrantManager
     tickets: dict[int, Acquisition]
     queued_tickets: QueuedTickets
     bases: dict[int, ProcessGrant]
@@ -256,11 +256,11 @@ class Resource:
     def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Grant:
         """Make the lease for a grant, and keep it."""
         kind = ProcessGrant if request.shared else request.grant_type
-        lease = kind(self.hub.renewals, self.keys, token, fence, deadline, period, request)
+        lease = kind(self.hub.manager, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
         if request.identity is not None:
             self.by_identity().hold(lease)
-        self.hub.renewals.keep_new(lease)
+        self.hub.manager.keep_new(lease)
         return lease
 
     def decline(self, lease: Grant) -> None:
@@ -356,7 +356,7 @@ class Resource:
     def drop(self, lease: Grant) -> None:
         """Forget ``lease``."""
         self.leases.discard(lease)
-        self.hub.renewals.dismiss(lease)
+        self.hub.manager.dismiss(lease)
         if self.namesakes is not None:
             self.namesakes.drop(lease)
         self.forget_if_idle()
@@ -376,7 +376,7 @@ class Resource:
         ``closing``: as `Lease.closing`.
         """
         if token or ticket:
-            self.hub.renewals.undo(self.keys, token, ticket, pending=pending, closing=closing, done=done)
+            self.hub.manager.releases.undo(self.keys, token, ticket, pending=pending, closing=closing, done=done)
 
     def forget_if_idle(self) -> None:
         """Let the coordinator forget this name when nobody waits for it or holds it."""

@@ -6,7 +6,6 @@ becomes of the answer. If it is refused, or was never sent, the lease lasts as l
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from .._core.clock import now
@@ -20,17 +19,19 @@ CLAIM_USED = 1 / 6
 """The part of a claim after which it is renewed. A longer section pays one command for it, a shorter one none."""
 
 
-class Deadlines(ABC):
+class Deadlines:
     """Moves the deadlines of the leases of a coordinator."""
 
-    def __init__(self, alone: Callable[[], bool]) -> None:
+    def __init__(self, alone: Callable[[], bool], keep: Callable[[Grant], None]) -> None:
         """``alone``: whether no copy of a command can still arrive by an earlier connection."""
+        self.keep: Callable[[Grant], None] = keep
+        """Look at a grant in time: it has another deadline."""
         self._alone = alone
         self._unanswered = InFlightRenewals()
 
-    @abstractmethod
-    def keep(self, lease: Grant) -> None:
-        """Look at ``lease`` in time: it has another deadline."""
+    def may_be_prolonged(self, lease: Grant) -> bool:
+        """Return whether the server may have prolonged ``lease`` without our knowledge, or may do so yet."""
+        return self._unanswered.any(lease)
 
     def claimed(self, lease: Grant) -> None:
         """Renew ``lease`` soon, as it was handed over for less than its ttl: a stall would lose it."""

@@ -1,16 +1,116 @@
-"""What the answer to a release means for the lease, and for others of its identity."""
+"""Releases: sent when a holder has finished or nobody wants a grant, and what their answers mean."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
+from .._client.resp import Argument
 from .._core.clock import now
-from .._scripts.constants import Released
+from .._core.keys import Keys
+from .._engine.commands import Commands, Delivery
+from .._scripts.constants import WRITER_WEIGHT, Released
 from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .grant import Grant
+from .in_flight_counter import InFlightCounter
 from .terms import IdentityReleases, LeaseState
+
+
+class Releases:
+    """Releases the grants of a coordinator."""
+
+    def __init__(
+        self,
+        commands: Callable[[], Commands],
+        loop: asyncio.AbstractEventLoop,
+        retry_for: float,
+        keep: Callable[[Grant], None],
+        forget: Callable[[Grant], None],
+    ) -> None:
+        """``keep`` looks at a grant in time; ``forget`` lets the coordinator hold it no longer."""
+        self.in_flight: InFlightCounter = InFlightCounter()
+        self._commands = commands
+        self._loop = loop
+        self._retry_for = retry_for
+        self._keep = keep
+        self._forget = forget
+
+    def release(self, lease: Grant) -> None:
+        """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
+        time, pending, undoes = now(), lease.replayed, lease.reusable
+        told = Delivery(time, min(lease.deadline, time + self._retry_for), self._answered)
+        keys, token, closing = lease.keys, lease.wire_token, lease.closing()
+        call = self._commands().release(keys, token, told, about=lease, pending=pending, closing=closing, undoes=undoes)
+        # A command that is alone is on its way already (see Wire): the rest costs no latency.
+        self.in_flight.started(call)
+        self._forget(lease)
+        if lease.reader is not None:
+            self._keep(lease.reader.permit)  # it is renewed by itself again
+        if (here := namesakes_of(lease)) is not None:
+            here.release_sent(lease.wire_token, 0 if lease.reader is None else WRITER_WEIGHT)
+
+    def undo(
+        self,
+        keys: Keys,
+        token: bytes,
+        ticket: bytes = b"",
+        *,
+        pending: bool = False,
+        closing: tuple[Argument, ...] = (),
+        done: Callable[[Call], None] | None = None,
+        expires: float | None = None,
+    ) -> None:
+        """Send a release that nobody waits for, again and again: see `Resource.undo`.
+
+        For a minute at least, or until ``expires`` (local clock).
+        """
+
+        def answered(call: Call) -> None:
+            self.in_flight.finished(call)
+            if done is not None:
+                done(call)
+
+        time = now()
+        if expires is None:
+            expires = time + max(self._retry_for, 60.0)
+        told, undoes = Delivery(time, expires, answered), not pending
+        call = self._commands().release(
+            keys, token, told, ticket=ticket, pending=pending, closing=closing, undoes=undoes
+        )
+        self.in_flight.started(call)
+
+    def put_back(self, lease: Grant) -> None:
+        """Make a reader of a writer whose release nobody will send, or that had no answer.
+
+        The reader's renewals would keep everybody out otherwise.
+        """
+        reader = lease.reader
+        if reader is not None:
+            if reader.state is not LeaseState.HELD:
+                return
+            self._keep(reader.permit)  # it is renewed by itself again
+        if lease.attempt:
+            self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
+
+    def _answered(self, call: Call) -> None:
+        self.in_flight.finished(call)
+        lease: Grant = call.about
+        if (here := namesakes_of(lease)) is not None:
+            here.release_answered(lease.wire_token)
+        plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING
+        error = None if plainly else release_error(lease, call)
+        awaited = bool(lease.releasers)
+        lease.release_ended(error)
+        if error is None or lease.state is not LeaseState.HELD:
+            return
+        if lease.attempt:  # nobody may count on it any more: the server is told that its reader reads
+            if awaited:  # who released it is told by the error, not by a cancellation
+                lease.on_loss = None
+            lease.lose("unreachable")
+        else:
+            notice_end(self._loop, lease)
 
 
 def release_error(lease: Grant, call: Call) -> SyncError | None:

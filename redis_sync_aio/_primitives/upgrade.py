@@ -14,7 +14,7 @@ from .._engine.replies import Answer
 from .._leases.grant import Grant
 from .._leases.hold import Hold, OnLost
 from .._leases.lease import Lease, grant_of
-from .._leases.renewals import Renewals
+from .._leases.manager import GrantManager
 from .._leases.terms import HELD, LeaseState
 from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
 from .._sharing.shared_grant import TaskLease
@@ -47,7 +47,7 @@ class Upgrader:
                 permit.upgrader = None
                 raise
             # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
-            self._read._at_work().renewals.upgraded(lease, upgraded)
+            self._read._at_work().manager.renewals.upgraded(lease, upgraded)
             if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
                 upgraded.give_back()
                 self._check(lease, 1, "reader")
@@ -126,8 +126,8 @@ class Upgrader:
         here = None if resource is None else resource.namesakes
         if here is not None:
             here.release_sent(lease.wire_token, at_least=WRITER_WEIGHT)
-        keeper = lease.permit.manager
-        assert isinstance(keeper, Renewals)
+        manager = lease.permit.manager
+        assert isinstance(manager, GrantManager)
 
         def answered(call: Call) -> SyncError | None:
             if here is not None:
@@ -136,14 +136,14 @@ class Upgrader:
                 # Its renewals as a reader would keep what may still be the writer's for ever. Not when it is over: the
                 # same identity may have been granted the writer's anew.
                 if lease.state is HELD:
-                    keeper.undo(self._keys, lease.wire_token, expires=lease.deadline)
+                    manager.releases.undo(self._keys, lease.wire_token, expires=lease.deadline)
                 return call.error
             if call.reply != Released.RELEASED:
                 lease.lose("expired")
                 return lease.loss()
             return None
 
-        await keeper.ask(
+        await manager.ask(
             lease, lambda commands, delivery: commands.release(self._keys, lease.wire_token, delivery), answered
         )
 

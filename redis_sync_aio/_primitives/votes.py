@@ -81,7 +81,7 @@ async def raise_fence(bid: Vote, lease: Grant, fence: int, within: float) -> boo
     It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
     """
     if lease.fence < fence:
-        reserving = bid.resource.hub.renewals.reserve(lease, fence - lease.fence)
+        reserving = bid.resource.hub.manager.renewals.reserve(lease, fence - lease.fence)
         if await in_time(reserving, within) is not None:
             return False
     return bid.lease is lease

@@ -31,7 +31,7 @@ from ..errors import CommandRefused, NotHeld, StaleWriter, SyncError, WrongKeyTy
 if TYPE_CHECKING:
     from .._leases.grant import Grant
     from .._leases.in_flight import Sent
-    from .._leases.renewals import Renewals
+    from .._leases.manager import GrantManager
 
 MAX_BYTES = 65_536
 """Of progress, and of undo steps, as JSON."""
@@ -81,8 +81,8 @@ class WorkRecord:
     """Another lease of the same identity writes the record now."""
     _seq = 0  # of our latest write
 
-    def __init__(self, keeper: Renewals) -> None:
-        self.manager = keeper
+    def __init__(self, manager: GrantManager) -> None:
+        self._manager = manager
         self.writer: bytes = os.urandom(6).hex().encode()
         """What tells this lease from others of the same identity."""
         self.steps: list[Step] = []
@@ -97,7 +97,7 @@ class WorkRecord:
 
         words = (lease.fence, lease.ttl_ms, self.writer)
 
-        await self.manager.ask(
+        await self._manager.ask(
             lease,
             lambda commands, delivery: commands.adopt(lease.keys, lease.wire_token, words, delivery),
             answered,
@@ -167,9 +167,9 @@ class WorkRecord:
         self.progress, self.steps = progress, steps
         self._seq += 1
         number = self._seq
-        ttl = self.manager.due(lease)
+        ttl = self._manager.renewals.due(lease)
         record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words, self.writer)
-        sent = self.manager.sends(lease, ttl) if ttl else None
+        sent = self._manager.renewals.sends(lease, ttl) if ttl else None
 
         def answered(call: Call) -> SyncError | None:
             error = self._connection_error(lease, ttl, sent, call)
@@ -179,14 +179,14 @@ class WorkRecord:
                 self.progress, self.steps = self._sound
             return error
 
-        return self.manager.ask(
+        return self._manager.ask(
             lease, lambda commands, delivery: commands.record(lease.keys, lease.wire_token, record, delivery), answered
         )
 
     def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
         """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
         if sent is not None:
-            self.manager.heard(lease, sent, call)
+            self._manager.renewals.heard(lease, sent, call)
         if lease.state is LeaseState.LOST:
             return lease.loss()
         if call.error is not None:
@@ -194,7 +194,7 @@ class WorkRecord:
         if call.reply[0] == Renewed.SUPERSEDED:
             self.superseded = True
             return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
-        error = self.manager.renewed(lease, ttl, call)
+        error = self._manager.renewals.renewed(lease, ttl, call)
         if error is None and lease.state is not HELD and call.reply[0] != Renewed.RENEWED:
             return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
         return error

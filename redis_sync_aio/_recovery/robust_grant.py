@@ -139,7 +139,7 @@ async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeou
     if lease is None:
         return None
     assert isinstance(lease, RobustGrant)  # the request asked for one
-    record = lease.record = WorkRecord(resource.hub.renewals)
+    record = lease.record = WorkRecord(resource.hub.manager)
     try:
         await record.adopt(lease, max(ends, now() + lease.response_timeout))
     except BaseException:
@@ -162,8 +162,8 @@ def _not_adopted(resource: Resource, lease: RobustGrant, record: WorkRecord) -> 
 
 def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
     """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
-    renewals, time = resource.hub.renewals, now()
+    manager, time = resource.hub.manager, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
-    delivery = Delivery(time, time + renewals.retry_for, renewals.under_way.finished)
+    delivery = Delivery(time, time + manager.retry_for, manager.releases.in_flight.finished)
     call = resource.hub.engine.adopt(lease.keys, lease.wire_token, words, delivery)
-    renewals.under_way.started(call)
+    manager.releases.in_flight.started(call)

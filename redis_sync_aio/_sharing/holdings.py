@@ -44,11 +44,11 @@ class Holdings(ABC):
         self.loop = hub.loop
         self.thread = get_ident()
         """In which bases are handed on while the loop runs there; 0 when that has ended for good."""
-        self.client: Client = hub.renewals.client
-        self.response_timeout = hub.renewals.response_timeout
-        self.asked_response_timeout = hub.renewals.asked_response_timeout
-        self.exit_timeout = hub.renewals.exit_timeout
-        self.retry_for = hub.renewals.retry_for
+        self.client: Client = hub.manager.client
+        self.response_timeout = hub.manager.response_timeout
+        self.asked_response_timeout = hub.manager.asked_response_timeout
+        self.exit_timeout = hub.manager.exit_timeout
+        self.retry_for = hub.manager.retry_for
         self.line: deque[Waiting] = deque()
         self.bases: dict[ProcessGrant, None] = {}  # the oldest first
         self.resting: dict[ProcessGrant, None] = {}
@@ -227,15 +227,15 @@ class Holdings(ABC):
 
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
-        self.hub.renewals.check_context()
+        self.hub.manager.check_context()
 
     def stalled_since(self, time: float) -> float:
         """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
-        return self.hub.renewals.stalled_since(time)
+        return self.hub.manager.stalled_since(time)
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
         """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
-        return self.hub.renewals.answering(keys, stalled)
+        return self.hub.manager.answering(keys, stalled)
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return what has to hold on the server for ``lease`` to hold."""
@@ -245,9 +245,9 @@ class Holdings(ABC):
     async def extend(self, lease: Grant, ttl: int) -> None:
         """Renew the base now with another ttl, and let ``lease`` end then if it is not renewed."""
         assert isinstance(lease, TaskLease)
-        await self.hub.renewals.extend(lease.base, ttl)
+        await self.hub.manager.renewals.extend(lease.base, ttl)
         lease.extended(ttl)
-        self.hub.renewals.writer_follows(lease.base)
+        self.hub.manager.renewals.writer_follows(lease.base)
 
     def release(self, lease: Grant) -> None:
         """End ``lease``; the server hears of it unless another task has the base then."""

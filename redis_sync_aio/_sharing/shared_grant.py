@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .._acquire.resource import Resource
     from .._client.resp import Argument, Reply
     from .._core.keys import Keys
-    from .._leases.renewals import Renewals
+    from .._leases.manager import GrantManager
 
 Task: TypeAlias = asyncio.Task[object]
 
@@ -79,12 +79,19 @@ class ProcessGrant(Grant):
     turning = False
     """It is looked at when this turn of the loop ends."""
     cohort: Sharing
-    manager: Renewals
+    manager: GrantManager
 
     def __init__(
-        self, renewals: Renewals, keys: Keys, token: bytes, fence: int, deadline: float, period: float, request: Request
+        self,
+        manager: GrantManager,
+        keys: Keys,
+        token: bytes,
+        fence: int,
+        deadline: float,
+        period: float,
+        request: Request,
     ) -> None:
-        super().__init__(renewals, keys, token, fence, deadline, period, request)
+        super().__init__(manager, keys, token, fence, deadline, period, request)
         self.step = 0 if request.reads else 1
         self._range = FENCE_RANGE
         self.shares: list[TaskLease] = []
@@ -99,13 +106,13 @@ class ProcessGrant(Grant):
     def look(self) -> None:
         """Renew it now, unless that is under way: to hear whether somebody waits, or to have more fences in time."""
         if self.state is HELD and not self.renewing:
-            self.manager.renew(self, self.ttl_ms)
+            self.manager.renewals.renew(self, self.ttl_ms)
 
     def last(self, ttl_ms: int) -> None:
         """Go on with this ttl."""
         if ttl_ms != self.ttl_ms:
             self.ttl_ms = ttl_ms
-            self.manager.renew(self, ttl_ms)
+            self.manager.renewals.renew(self, ttl_ms)
 
     def asks(self) -> tuple[Argument, ...]:
         """Ask for more fences once half of them are used, and whether somebody waits."""

@@ -26,7 +26,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._leases.renewals import Renewals
+from redis_sync_aio._leases.releases import Releases
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
@@ -308,12 +308,12 @@ async def test_p3_a_place_that_could_not_be_given_up(
     server: EmbeddedServer, other: Coordinator, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task timed out in a long outage, and its undo too: its ticket is still in the queue, and keeps nobody out."""
-    undo = Renewals.undo
+    undo = Releases.undo
 
-    def impatient(self: Renewals, *arguments: Any, **options: Any) -> None:
+    def impatient(self: Releases, *arguments: Any, **options: Any) -> None:
         undo(self, *arguments, **options | {"expires": now() + 0.3})  # in place of a minute
 
-    monkeypatch.setattr(Renewals, "undo", impatient)
+    monkeypatch.setattr(Releases, "undo", impatient)
     async with (
         FaultProxy(server.unix_socket) as proxy,
         Redis(host=proxy.host, port=proxy.port) as client,
@@ -328,7 +328,7 @@ async def test_p3_a_place_that_could_not_be_given_up(
         await proxy.cut()
         with pytest.raises(Unreachable):
             await waiting
-        await wait_until(lambda: not hub_of(sync).renewals.under_way._calls, FAST, timeout=5)
+        await wait_until(lambda: not hub_of(sync).manager.releases.in_flight._calls, FAST, timeout=5)
         proxy.refuse = False
         await wait_until(connected(sync, 2), FAST, timeout=5)
         assert (await theirs.statistics()).waiters == 1

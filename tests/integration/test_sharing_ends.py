@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, LeaseLost, wait_until
 from redis_sync_aio._core.clock import now
-from redis_sync_aio._leases import renewals
+from redis_sync_aio._leases import manager
 
 from ..support.body import FAST, for_ever, lost_in
 from ..support.gate import _times
@@ -343,7 +343,7 @@ async def test_p6_time_asleep_counts_for_max_hold(
 ) -> None:
     """It is noticed within a second of waking up, though the timers of the loop stood still."""
     asleep = 0.0
-    monkeypatch.setattr(renewals, "now", lambda: now() + asleep)
+    monkeypatch.setattr(manager, "now", lambda: now() + asleep)
     lock = shared(sync, ttl=60, max_hold=30, share=share)
 
     async def body(lease: Lease) -> None:

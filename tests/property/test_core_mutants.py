@@ -15,10 +15,11 @@ from redis_sync_aio._acquire.closing import Closing
 from redis_sync_aio._acquire.identities import IdentityRequests
 from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._acquire.resource import Resource
-from redis_sync_aio._leases import renewals
+from redis_sync_aio._leases import releases
 from redis_sync_aio._leases.cancel_on_loss import CancelOnLoss
 from redis_sync_aio._leases.deadlines import Deadlines
 from redis_sync_aio._leases.hold import Hold
+from redis_sync_aio._leases.manager import GrantManager
 from redis_sync_aio._leases.renewals import Renewals
 from redis_sync_aio._transport.call_queue import CallQueue
 from redis_sync_aio._transport.pool_executor import PoolExecutor
@@ -41,11 +42,11 @@ MUTANTS: Mapping[str, Mutant] = {
         Acquisition, "_name_request", "if request.auto_renew else request.ttl_ms", ""
     ),
     "a claim is renewed after a third, as a ttl": Mutant(
-        Acquisition, "_granted", "resource.hub.renewals.claimed(lease)"
+        Acquisition, "_granted", "resource.hub.manager.renewals.claimed(lease)"
     ),
     # P4 replay
     "GONE is lost, whatever happened before": Mutant(
-        renewals,
+        releases,
         "release_error",
         "((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline)",
         "False",
@@ -98,8 +99,8 @@ MUTANTS: Mapping[str, Mutant] = {
         "logs.renewal_refused(lease.name, call.error, lease.remaining())",
         'lease.lose("unreachable")',
     ),
-    "leases are not re-checked": Mutant(LinkEvents, "_recheck", "hub.renewals.recheck(lease)"),
-    "the deadline passes unnoticed": Mutant(Renewals, "_look_at", "if time >= lease.deadline:", "if False:"),
+    "leases are not re-checked": Mutant(LinkEvents, "_recheck", "hub.manager.renewals.recheck(lease)"),
+    "the deadline passes unnoticed": Mutant(GrantManager, "_look_at", "if time >= lease.deadline:", "if False:"),
     "a lost lease lets the body run": Mutant(Hold, "__aenter__", "grant.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
@@ -117,7 +118,7 @@ MUTANTS: Mapping[str, Mutant] = {
         CancelOnLoss, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
     ),
     # P12 the end
-    "close() releases nothing": Mutant(Closing, "_give_up", "hub.renewals.release(lease)"),
+    "close() releases nothing": Mutant(Closing, "_give_up", "hub.manager.release(lease)"),
 }
 
 

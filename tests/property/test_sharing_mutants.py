@@ -72,7 +72,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "one fence for all": Mutant(TaskLease, "__init__", "base.next_fence = fence + base.step"),
     "beyond the range": Mutant(Holdings, "_may_go_on", "base.next_fence > base.last_fence", "False"),
     # P12 the end
-    "what rests is renewed for ever": Mutant(Closing, "_give_up", "hub.renewals.release(lease)"),
+    "what rests is renewed for ever": Mutant(Closing, "_give_up", "hub.manager.release(lease)"),
 }
 
 

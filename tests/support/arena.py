@@ -66,7 +66,7 @@ class Arena:
             return nobody and not hub_of(self.sync).resources and not hub_of(self.sync).tickets
 
         await wait_until(free, FAST, timeout=5)
-        await hub_of(self.sync).renewals.under_way.drained(5)
+        await hub_of(self.sync).manager.releases.in_flight.drained(5)
         await asyncio.sleep(0)  # those who waited for the answer hear of it a turn later
         assert not [key for key in _bundles if self.sync in (key if isinstance(key, tuple) else ())]
 

@@ -68,12 +68,12 @@ class Worker(ABC):
 async def settled(sync: Coordinator) -> None:
     """Wait until all that goes on in the background is answered."""
     if sync.why_closed is None and was_used(sync):
-        await hub_of(sync).renewals.under_way.drained(60)
+        await hub_of(sync).manager.releases.in_flight.drained(60)
         # An identity's request that was given up is undone once its answer is there.
         async with asyncio.timeout(60):
             while hub_of(sync).tickets or hub_of(sync).resources:
                 await asyncio.sleep(0.1)
-        await hub_of(sync).renewals.under_way.drained(60)  # what had lingered
+        await hub_of(sync).manager.releases.in_flight.drained(60)  # what had lingered
 
 
 W = TypeVar("W", bound=Worker)

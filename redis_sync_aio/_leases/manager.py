@@ -1,0 +1,217 @@
+"""Keeps the grants of one coordinator: renews them in one batch, notices their end, releases them.
+
+One timer for all of them, not a task per lease. A tick looks at the leases that are due (`_leases/schedule.py`), and
+costs nothing for the others: those whose time has come are renewed, all in the same turn of the loop and so in one
+write; those whose deadline has passed are lost. A lease is due after a third of its time, and a tick takes along what
+would be due soon after. Many are looked at in slices, with a pause after each one while there is time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+from .._client.settings import Client
+from .._core import logs
+from .._core.cancellation import outcome_of
+from .._core.clock import now
+from .._core.keys import Keys
+from .._core.slices import Slices
+from .._core.stalls import SHORTEST, Stalls
+from .._engine.commands import Commands, Delivery, Send
+from .._transport.call import Call
+from ..errors import SyncError
+from .grant import Grant
+from .releases import Releases
+from .renewals import Renewals
+from .schedule import AT_ONCE, LONGEST, SLACK, Schedule
+from .terms import LeaseState
+
+TICK = 0.5
+"""Seconds between two looks at most, so that time asleep (suspension) is noticed soon after. It is less than the time
+until a claim is renewed: most leases that are handed over end before the next look."""
+NEAR = 0.005
+"""Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
+
+
+class GrantManager:
+    """The manager of all grants of a coordinator: the timer, their renewals and their releases."""
+
+    asked_response_timeout: float | None = None
+
+    def __init__(
+        self,
+        commands: Callable[[], Commands],
+        leases: Callable[[], Iterable[Grant]],
+        forget: Callable[[Grant], None],
+        keeps: Callable[[Grant], bool],
+        loosen: Callable[[Grant], bool],
+        retry_for: float,
+        response_timeout: float,
+        exit_timeout: float,
+        check_context: Callable[[], None],
+        client: Client,
+    ) -> None:
+        self.client: Client = client
+        self.check_context: Callable[[], None] = check_context
+        self.response_timeout: float = response_timeout
+        self.exit_timeout: float = exit_timeout
+        self.retry_for: float = retry_for
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._commands = commands
+        self._leases = leases
+        self._forget = forget
+        self._keeps = keeps
+        self._loosen = loosen
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_at = math.inf  # local clock
+        self._late = 0.0
+        self._asleep = now() - self.loop.time()  # so far: the loop's clock stands still meanwhile
+        self._stalls = Stalls()
+        self._schedule = Schedule()
+        self.dismiss: Callable[[Grant], None] = self._schedule.leave
+        """Keep a grant no longer."""
+        self.slices: Slices = Slices(self.loop)
+        self.renewals: Renewals = Renewals(commands, self.keep, self.ask)
+        self.releases: Releases = Releases(commands, self.loop, retry_for, self.keep, forget)
+        # What grants call is found on the manager itself, without a call in between.
+        self.extend: Callable[[Grant, int], Awaitable[None]] = self.renewals.extend
+        self.release: Callable[[Grant], None] = self.releases.release
+
+    def keep_new(self, lease: Grant) -> None:
+        """Keep a lease that was just granted."""
+        if lease.renew_at >= self._tick_at:
+            self._schedule.put_off[lease] = None
+        else:
+            self.keep(lease)
+
+    def keep(self, lease: Grant) -> None:
+        """Look at ``lease`` in time: it has another deadline."""
+        if lease in self._schedule.put_off:
+            if lease.renew_at >= self._tick_at:
+                return
+            del self._schedule.put_off[lease]
+        when, slack = lease.renew_at, lease.period / 8
+        if when >= lease.deadline or lease.renewing or lease.upgraded:
+            when = lease.deadline
+            slack = (when - now()) / 8
+        self._enter(lease, when, slack)
+
+    def _enter(self, lease: Grant, when: float, slack: float) -> None:
+        if when < math.inf and self._schedule.enter(lease, when, slack) and when < self._tick_at:
+            self._tick_in(when - now())
+
+    def _tick_in(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._stalls.note(now(), now() - self._tick_at)  # it may be overdue
+        delay = min(max(delay, NEAR), TICK)
+        self._tick_at = now() + delay
+        self._timer = self.loop.call_later(delay, self._tick)
+
+    def stop(self) -> None:
+        """Never look again."""
+        self.slices.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        begun, schedule = now(), self._schedule
+        late = begun - self._tick_at
+        self._stalls.note(begun, late)
+        self._late = max(self._late if schedule.behind else 0.0, late)
+        asleep, self._asleep = self._asleep, begun - self.loop.time()
+        if self._asleep - asleep >= SHORTEST:  # timers of shares do not count that
+            self.slices.run(self._look_at_shares())
+        self._timer, self._tick_at = None, math.inf
+        if schedule.put_off:
+            self.slices.run(self._enter_put_off())
+        schedule.collect(begun)
+        time, left = begun, AT_ONCE
+        try:
+            while left and time < begun + LONGEST and (lease := schedule.take()) is not None:
+                self._look_at(lease, time)
+                time, left = now(), left - 1
+        finally:
+            lease = None  # perhaps only references keep it from now on
+            self._stalls.note(time, time - begun)
+            if schedule.behind:
+                self._tick_in(NEAR if schedule.in_time(time) else 0.0)
+            elif (next_due := schedule.next_due()) < math.inf:
+                self._tick_in(next_due - time)
+
+    def _look_at(self, lease: Grant, time: float) -> None:
+        """Renew ``lease`` if that is due; lose it if its deadline has passed."""
+        lease.look_at_shares(time)
+        if lease.state is not LeaseState.HELD or not self._keeps(lease):
+            return
+        if time >= lease.deadline:
+            # A renewal that was sent in good time and has no answer yet: nobody could be reached.
+            lease.lose("unreachable" if lease.renewing else "expired")
+            return
+        if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(SLACK, lease.period / 8):
+            if self._late > lease.period / 3:
+                logs.renewal_late(lease.name, self._late, lease.remaining(), lease.period, lease.claim)
+            if self._loosen(lease):
+                self._enter(lease, time, 0.0)  # if nobody refers to it, it is gone by then
+                return
+            self.renewals.renew_if_due(lease)
+        self.keep(lease)
+
+    def _enter_put_off(self) -> Iterator[None]:
+        while self._schedule.put_off:
+            self.keep(self._schedule.put_off.popitem()[0])
+            yield
+
+    def _look_at_shares(self) -> Iterator[None]:
+        for lease in self._leases():
+            lease.look_at_shares(now())
+            yield
+
+    def stalled_since(self, time: float) -> float:
+        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        return self._stalls.since(time) + (max(0.0, now() - self._tick_at) if self._timer else 0.0)
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        return self._commands().executor.answering(keys, stalled)
+
+    # -- for grants ------------------------------------------------------------------------------------
+
+    def forget(self, lease: Grant) -> None:
+        """Keep ``lease`` no longer: it is lost."""
+        self._forget(lease)
+        self.releases.put_back(lease)
+        perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
+        if lease.reader is None and lease.reason != "closed" and not lease.reusable and perhaps:
+            # Nobody has it here, and the server may have prolonged it, or do so yet: others would wait in vain.
+            lease.interrupted = True
+            self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
+
+    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
+        """Return what has to hold on the server for ``lease`` to hold."""
+        return (lease,)
+
+    async def ask(
+        self, lease: Grant, send: Send, answered: Callable[[Call], SyncError | None], by: float = math.inf
+    ) -> None:
+        """Send a command about ``lease``; raise what ``answered`` makes of its answer.
+
+        It is repeated until the deadline, or until ``by`` (local clock). On cancellation it goes on.
+        """
+        outcome: asyncio.Future[None] = self.loop.create_future()
+
+        def done(call: Call) -> None:
+            error = answered(call)
+            if outcome.done():
+                return
+            if error is None:
+                outcome.set_result(None)
+            else:
+                outcome.set_exception(error)
+
+        time = now()
+        send(self._commands(), Delivery(time, min(lease.deadline, time + self.retry_for, by), done))
+        await outcome_of(outcome)
