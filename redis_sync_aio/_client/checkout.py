@@ -51,9 +51,9 @@ class CheckedOut:
         self._connection = connection
         limit = connection.socket_timeout if response_timeout is None else response_timeout
         self._response_timeout: float | None = limit  # None: no limit, as for the client's own commands
-        self.in_step = True
-        self.watching = False
-        self.written = False
+        self.in_step: bool = True
+        self.watching: bool = False
+        self.written: bool = False
         """Whether any part of the latest exchange may have reached the server."""
 
     async def exchange(self, commands: Sequence[Packed], raw: Container[int] = ()) -> list[Reply]:

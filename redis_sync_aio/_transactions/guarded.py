@@ -45,7 +45,7 @@ class CommitGuard(Precheck, Protocol):
         """Raise LeaseLost or NotHeld when it does not hold by our own clock."""
         ...
 
-    def committing(self, number: int) -> None:
+    def committing(self, number: int, /) -> None:
         """Note that so many more commits are in flight (negative: fewer)."""
         ...
 

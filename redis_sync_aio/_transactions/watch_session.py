@@ -16,7 +16,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from .._client.checkout import EXEC, MULTI, OUT_OF_REACH, CheckedOut, Encodables, checkout, packer
+from .._client.checkout import EXEC, MULTI, OUT_OF_REACH, CheckedOut, Encodables, Pack, checkout, packer
 from .._client.cluster import SlotMoved
 from .._client.error_replies import TRANSIENT, answered
 from .._client.resp import Reply
@@ -65,9 +65,9 @@ class WatchSession:
 
     error: SyncError | None = None
     """Why it cannot commit any more."""
-    in_doubt = False
+    in_doubt: bool = False
     """EXEC may have been sent, and is not answered."""
-    watched = False
+    watched: bool = False
     """The keys are watched, and the precheck has passed."""
 
     def __init__(
@@ -81,9 +81,10 @@ class WatchSession:
         response_timeout: float | None = None,
     ) -> None:
         self.client = client
-        self.pack = packer(client)
-        self.keys = dict.fromkeys(keys if precheck is None else (*precheck.keys, *keys))  # in their order
-        self.asked = now()
+        self.pack: Pack = packer(client)
+        in_order = keys if precheck is None else (*precheck.keys, *keys)
+        self.keys: dict[bytes, None] = dict.fromkeys(in_order)
+        self.asked: float = now()
         """When it began to wait for the server, most recently."""
         self._name = next(iter(self.keys))
         self._slot = slot_of(client)
