@@ -11,19 +11,16 @@ import asyncio
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, cast
 
 import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
     AsyncLock,
-    AsyncMultiLock,
     AsyncReadWriteLock,
-    AsyncRedlock,
     AsyncReentrantLock,
-    AsyncRobustLock,
-    AsyncSemaphore,
     Coordinator,
     LeaseLost,
 )
@@ -33,6 +30,7 @@ from ..support.body import assert_undisturbed, for_ever, lost_in
 from ..support.exception_races import NAME, later, this_task
 from ..support.factories import Kind
 from ..support.one_server import one_server_for_all as one_server_for_all
+from ..support.primitives import MAKERS, Maker
 
 TTL = 0.6
 
@@ -59,19 +57,12 @@ async def nested(sync: Coordinator) -> AsyncIterator[object]:
         yield inner
 
 
-PRIMITIVES: dict[str, Enter] = {
-    "lock": lambda sync: AsyncLock(sync, NAME, ttl=TTL),
-    "shared lock": lambda sync: AsyncLock(sync, NAME, ttl=TTL, share=True),
-    "lock by WATCH": lambda sync: AsyncLock(sync, NAME, ttl=TTL, engine="watch"),
-    "robust lock": lambda sync: AsyncRobustLock(sync, NAME, ttl=TTL),
-    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=2, ttl=TTL),
-    "reader": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=TTL).read(),
-    "writer": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=TTL).write(),
-    "upgrade": upgraded,
-    "reentrant lock": nested,
-    "multi-lock": lambda sync: AsyncMultiLock(sync, [NAME, "other"], ttl=TTL),
-    "redlock": lambda sync: AsyncRedlock([sync], NAME, ttl=TTL),
-}
+def entered(make: Maker, sync: Coordinator) -> AbstractAsyncContextManager[object]:
+    return cast(AbstractAsyncContextManager[object], make(sync, NAME, ttl=TTL))
+
+
+PRIMITIVES: dict[str, Enter] = {label: partial(entered, make) for label, make in MAKERS.items()}
+PRIMITIVES |= {"upgrade": upgraded, "nested reentrant lock": nested}
 
 
 class ChildError(Exception):

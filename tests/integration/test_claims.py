@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,12 +17,6 @@ import pytest_asyncio
 
 from redis_sync_aio import (
     AsyncLock,
-    AsyncMultiLock,
-    AsyncReadWriteLock,
-    AsyncRedlock,
-    AsyncReentrantLock,
-    AsyncRobustLock,
-    AsyncSemaphore,
     Coordinator,
     Lease,
     LeaseLost,
@@ -34,6 +29,7 @@ from ..support.body import FAST, for_ever
 from ..support.factories import KINDS, SHARED, WATCHED, Kind
 from ..support.inside import hub_of
 from ..support.one_server import one_server_for_all as one_server_for_all
+from ..support.primitives import MAKERS, Maker, upgraded
 
 NAME = "claims"
 HINT = "Coordinator(claim=)"
@@ -41,26 +37,13 @@ HINT = "Coordinator(claim=)"
 Acquire = Callable[[Coordinator, str], Coroutine[Any, Any, Lease]]
 
 
-async def upgrade(sync: Coordinator, name: str) -> Lease:
-    rw = AsyncReadWriteLock(sync, name)
-    return await rw.upgrade(await rw.read().acquire()).__aenter__()
+async def acquired(make: Maker, sync: Coordinator, name: str) -> Lease:
+    lease: Lease = await make(sync, name).acquire()
+    return lease
 
 
-PRIMITIVES: dict[str, Acquire] = {
-    "lock": lambda sync, name: AsyncLock(sync, name).acquire(),
-    "shared lock": lambda sync, name: AsyncLock(sync, name, share=True).acquire(),
-    "lock by WATCH": lambda sync, name: AsyncLock(sync, name, engine="watch").acquire(),
-    "robust lock": lambda sync, name: AsyncRobustLock(sync, name).acquire(),
-    "semaphore": lambda sync, name: AsyncSemaphore(sync, name, limit=1).acquire(),
-    "shared semaphore": lambda sync, name: AsyncSemaphore(sync, name, limit=1, share=True).acquire(),
-    "semaphore by WATCH": lambda sync, name: AsyncSemaphore(sync, name, limit=1, engine="watch").acquire(),
-    "reader": lambda sync, name: AsyncReadWriteLock(sync, name).read().acquire(),
-    "writer": lambda sync, name: AsyncReadWriteLock(sync, name).write().acquire(),
-    "upgrade": upgrade,
-    "reentrant lock": lambda sync, name: AsyncReentrantLock(sync, name).acquire(),
-    "multi-lock": lambda sync, name: AsyncMultiLock(sync, [name, name + "2"]).acquire(),
-    "redlock": lambda sync, name: AsyncRedlock([sync], name).acquire(),
-}
+PRIMITIVES: dict[str, Acquire] = {label: partial(acquired, make) for label, make in MAKERS.items()}
+PRIMITIVES["upgrade"] = upgraded
 BEFORE: dict[str, Acquire] = {
     "reader": PRIMITIVES["writer"],
     "upgrade": PRIMITIVES["reader"],

@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,9 +25,7 @@ from redis_sync_aio import (
     AsyncMultiLock,
     AsyncReadWriteLock,
     AsyncRedlock,
-    AsyncReentrantLock,
     AsyncRobustLock,
-    AsyncSemaphore,
     Coordinator,
     wait_until,
 )
@@ -35,6 +34,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST, waits
+from ..support.primitives import MAKERS, Maker
 
 Acquiring = Coroutine[Any, Any, Any]
 
@@ -65,18 +65,12 @@ def compat(sync: Coordinator) -> Side:
     return Side(lock.acquire, try_acquire, lambda _: lock.release())
 
 
+def side_of(make: Maker, sync: Coordinator) -> Side:
+    return side(make(sync, "n"))
+
+
 MAKES: dict[str, Make] = {
-    "lock": lambda sync: side(AsyncLock(sync, "n")),
-    "lock by WATCH": lambda sync: side(AsyncLock(sync, "n", engine="watch")),
-    "shared lock": lambda sync: side(AsyncLock(sync, "n", share=True)),
-    "robust lock": lambda sync: side(AsyncRobustLock(sync, "n")),
-    "reentrant lock": lambda sync: side(AsyncReentrantLock(sync, "n")),
-    "semaphore": lambda sync: side(AsyncSemaphore(sync, "n", limit=1)),
-    "semaphore by WATCH": lambda sync: side(AsyncSemaphore(sync, "n", limit=1, engine="watch")),
-    "shared semaphore": lambda sync: side(AsyncSemaphore(sync, "n", limit=1, share=True)),
-    "writer": lambda sync: side(AsyncReadWriteLock(sync, "n").write()),
-    "shared writer": lambda sync: side(AsyncReadWriteLock(sync, "n", share=True).write()),
-    "multi-lock": lambda sync: side(AsyncMultiLock(sync, ["{n}1", "{n}2"])),
+    **{label: partial(side_of, make) for label, make in MAKERS.items() if label not in ("reader", "redlock")},
     "multi-lock of several slots": lambda sync: side(AsyncMultiLock(sync, ["a", "b", "c"])),
     "redis-py's lock": compat,
 }

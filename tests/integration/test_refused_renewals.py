@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -16,11 +17,6 @@ import pytest_asyncio
 from redis_sync_aio import (
     AsyncLock,
     AsyncMultiLock,
-    AsyncReadWriteLock,
-    AsyncRedlock,
-    AsyncReentrantLock,
-    AsyncRobustLock,
-    AsyncSemaphore,
     Coordinator,
     Lease,
     wait_until,
@@ -31,6 +27,7 @@ from redis_sync_aio.errors import CommandRefused, PermissionDenied, Unreachable
 from ..support.body import FAST
 from ..support.factories import LOCK, SEMAPHORE, Client, Kind
 from ..support.one_server import one_server_for_all as one_server_for_all
+from ..support.primitives import MAKERS, Maker, upgraded
 from ..support.proxy import DELAY_REPLY, ERROR, SWALLOW_REPLY
 from ..support.wired import RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -39,25 +36,13 @@ NAME = "refused"
 Acquire = Callable[[Coordinator, bool], Awaitable[Lease]]
 
 
-async def upgraded(sync: Coordinator, renewed: bool) -> Lease:
-    rw = AsyncReadWriteLock(sync, NAME, auto_renew=renewed)
-    reader = await rw.read().acquire()
-    return await rw.upgrade(reader).__aenter__()
+async def acquired(make: Maker, sync: Coordinator, renewed: bool) -> Lease:
+    lease: Lease = await make(sync, NAME, auto_renew=renewed).acquire()
+    return lease
 
 
-PRIMITIVES: dict[str, Acquire] = {
-    "lock": lambda sync, renewed: AsyncLock(sync, NAME, auto_renew=renewed).acquire(),
-    "shared lock": lambda sync, renewed: AsyncLock(sync, NAME, share=True, auto_renew=renewed).acquire(),
-    "lock by WATCH": lambda sync, renewed: AsyncLock(sync, NAME, engine="watch", auto_renew=renewed).acquire(),
-    "robust lock": lambda sync, renewed: AsyncRobustLock(sync, NAME, auto_renew=renewed).acquire(),
-    "semaphore": lambda sync, renewed: AsyncSemaphore(sync, NAME, limit=2, auto_renew=renewed).acquire(),
-    "reader": lambda sync, renewed: AsyncReadWriteLock(sync, NAME, auto_renew=renewed).read().acquire(),
-    "writer": lambda sync, renewed: AsyncReadWriteLock(sync, NAME, auto_renew=renewed).write().acquire(),
-    "upgrade": upgraded,
-    "reentrant lock": lambda sync, renewed: AsyncReentrantLock(sync, NAME, auto_renew=renewed).acquire(),
-    "multi-lock": lambda sync, renewed: AsyncMultiLock(sync, [NAME, "other"], auto_renew=renewed).acquire(),
-    "redlock": lambda sync, renewed: AsyncRedlock([sync], NAME, auto_renew=renewed).acquire(),
-}
+PRIMITIVES: dict[str, Acquire] = {label: partial(acquired, make) for label, make in MAKERS.items()}
+PRIMITIVES["upgrade"] = lambda sync, renewed: upgraded(sync, NAME, auto_renew=renewed)
 
 
 @pytest_asyncio.fixture

@@ -1,0 +1,61 @@
+"""Everything that can be acquired, as one makes it: for tests that run over all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncRedlock,
+    AsyncReentrantLock,
+    AsyncRobustLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+)
+
+Maker = Callable[..., Any]
+"""Makes a primitive of a coordinator and a name, with options that all of them have."""
+
+
+def _reader(sync: Coordinator, name: str, **options: Any) -> Any:
+    return AsyncReadWriteLock(sync, name, **options).read()
+
+
+def _writer(sync: Coordinator, name: str, **options: Any) -> Any:
+    return AsyncReadWriteLock(sync, name, **options).write()
+
+
+def _several(sync: Coordinator, name: str, **options: Any) -> AsyncMultiLock:
+    return AsyncMultiLock(sync, [f"{{{name}}}1", f"{{{name}}}2"], **options)
+
+
+def _redlock(sync: Coordinator, name: str, **options: Any) -> AsyncRedlock:
+    return AsyncRedlock([sync], name, **options)
+
+
+MAKERS: Mapping[str, Maker] = {
+    "lock": AsyncLock,
+    "lock by WATCH": partial(AsyncLock, engine="watch"),
+    "shared lock": partial(AsyncLock, share=True),
+    "robust lock": AsyncRobustLock,
+    "reentrant lock": AsyncReentrantLock,
+    "semaphore": partial(AsyncSemaphore, limit=1),
+    "semaphore by WATCH": partial(AsyncSemaphore, limit=1, engine="watch"),
+    "shared semaphore": partial(AsyncSemaphore, limit=1, share=True),
+    "reader": _reader,
+    "writer": _writer,
+    "shared writer": partial(_writer, share=True),
+    "multi-lock": _several,
+    "redlock": _redlock,
+}
+
+
+async def upgraded(sync: Coordinator, name: str, **options: Any) -> Lease:
+    """Return the lease of a reader that has become the writer."""
+    rw = AsyncReadWriteLock(sync, name, **options)
+    return await rw.upgrade(await rw.read().acquire()).__aenter__()
