@@ -224,7 +224,7 @@ class Acquisition:
     def _drop_call(self) -> None:
         if self.call is not None:
             self._replayed |= self.call.attempts > 0
-            self.call.drop()
+            self.call.forget()
             self.call = None
 
     def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:

@@ -153,7 +153,7 @@ class Hub:
         finally:
             self.asking -= 1
             if not goes_on:
-                call.drop()
+                call.forget()
 
     # -- whether it may be used ------------------------------------------------------------------------
 

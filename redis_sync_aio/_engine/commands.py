@@ -115,7 +115,7 @@ class Commands:
         if closing or keys.closing:
             words += closing or keys.closing
         call = Call(keys, self._scripts[keys.family].release, words, delivery.sent, delivery.expires, delivery.done)
-        call.about = about
+        call.context = about
         call.undoes = pending or undoes or ticket != b""
         self.executor.send(call)
         return call
@@ -155,7 +155,7 @@ class Commands:
     def force(self, keys: Keys, delivery: Delivery) -> Call:
         """Take the lock away from whoever holds it. Not repeated when its answer is lost."""
         call = Call(keys, self._force, (), delivery.sent, delivery.expires, delivery.done)
-        call.once = True
+        call.at_most_once = True
         self.executor.send(call)
         return call
 

@@ -96,7 +96,7 @@ class Releases:
 
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)
-        lease: Grant = call.about
+        lease: Grant = call.context
         if (here := namesakes_of(lease)) is not None:
             here.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING

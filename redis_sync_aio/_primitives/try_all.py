@@ -69,6 +69,6 @@ def _deal_out(tickets: Sequence[Acquisition], free: list[bool]) -> Callable[[Cal
         replies = [None] * len(tickets) if call.error is not None else call.reply
         free[:] = map(left_free, replies)
         for ticket, reply in zip(tickets, replies, strict=True):
-            call.deal(reply, ticket.answered)
+            call.settle_part(reply, ticket.answered)
 
     return answered

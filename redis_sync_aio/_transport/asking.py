@@ -82,7 +82,7 @@ async def ask(cluster: Cluster, node: Address, call: Call, converse: Converse | 
     """
     async with cluster.connected(node) as connection:
         if converse is None:
-            (reply,) = await _say(connection, [call.command(with_source=True)])
+            (reply,) = await _exchange(connection, [call.command(with_source=True)])
             if isinstance(reply, ReplyError):
                 raise reply
             return reply
@@ -90,14 +90,14 @@ async def ask(cluster: Cluster, node: Address, call: Call, converse: Converse | 
         try:
             commands = advance(dialogue, call.name, None)
             while True:
-                commands = advance(dialogue, call.name, await _say(connection, commands))
+                commands = advance(dialogue, call.name, await _exchange(connection, commands))
         except StopIteration as end:
             if end.value is CONFLICT:
                 raise ReplyError("TRYAGAIN the keys were changed by another client meanwhile") from None
             return end.value
 
 
-async def _say(connection: Any, commands: list[Words]) -> list[Reply]:
+async def _exchange(connection: Any, commands: list[Words]) -> list[Reply]:
     """Send ``commands``, each with its ASKING, and return their replies, error replies as `ReplyError`."""
     batch: list[Words] = []
     inside = False  # the ASKING of its MULTI covers a transaction

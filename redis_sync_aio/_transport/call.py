@@ -37,11 +37,11 @@ class Call:
     attempts = 0
     ambiguous = False
     over: bool = False
-    once = False
+    at_most_once = False
     """Whether it is not idempotent, and so never sent a second time."""
     undoes = False
     """Whether it undoes an earlier command. Later commands must not overtake it, so its script is sent in full."""
-    about: Any = None
+    context: Any = None
     """Context for the reader of the reply."""
     _whole: tuple[Keys, Script] | None = None
     """Its full keys and script, while it is sent with fewer keys."""
@@ -75,7 +75,7 @@ class Call:
             return (b"EVAL", script.source, len(keys), *keys, *self.arguments)
         return (b"EVALSHA", script.sha, len(keys), *keys, *self.arguments)
 
-    def deal(self, reply: Reply, done: Callable[[Call], None]) -> None:
+    def settle_part(self, reply: Reply, done: Callable[[Call], None]) -> None:
         """Call ``done`` with a part of this call, which has ended: that part has ``reply``, or the same error."""
         part = Call(self.keys, self.script, (), self.sent, self.expires, done)
         part.attempts, part.ambiguous = self.attempts, self.ambiguous
@@ -132,7 +132,7 @@ class Call:
         except Exception:
             logs.outcome_not_taken(text(self.name))
 
-    def drop(self) -> None:
+    def forget(self) -> None:
         """Finish without calling ``done``: never send the command again, and ignore its reply."""
         self.over = True
 

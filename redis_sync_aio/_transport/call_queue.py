@@ -64,9 +64,9 @@ class CallQueue:
             if call.over:
                 continue
             call.ambiguous |= perhaps
-            if call.once and perhaps:
+            if call.at_most_once and perhaps:
                 call.fail(failures.reply_lost(call))
-            elif not self.deferred.joins(call):
+            elif not self.deferred.join(call):
                 resend.append(call)
         self.unsent.extendleft(reversed(resend))
 

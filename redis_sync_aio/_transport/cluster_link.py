@@ -67,7 +67,7 @@ class ClusterLink:
             return
         link = self.link_of(call.keys)
         if self._left and call.name in self._left:
-            if any(left.keeps_behind(call) for left in self._left[call.name] if left is not link):
+            if any(left.keep_behind(call) for left in self._left[call.name] if left is not link):
                 return
             del self._left[call.name]
         link.send(call)
@@ -301,9 +301,9 @@ class ShardLink(Link):
         calls = [*self._queue.calls(), *(call for call, _ in in_flight)]
         return [call for call in calls if not call.over]
 
-    def keeps_behind(self, call: Call) -> bool:
+    def keep_behind(self, call: Call) -> bool:
         """Keep a new call about a name that has moved if this link has an earlier one about it; return whether so."""
-        if self._deferred.keeps_behind(call):
+        if self._deferred.keep_behind(call):
             return True
         has_earlier = any(earlier.name == call.name for earlier in self.calls())
         if has_earlier:

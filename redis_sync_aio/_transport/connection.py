@@ -50,16 +50,16 @@ class Connection(asyncio.Protocol):
         self._adopted = adopted
         self._transport = adopted.transport
         self._reader = hiredis.Reader(notEnoughData=_NOTHING, replyError=ReplyError)
-        self._take_error = on_error
+        self._report_error = on_error
         self._on_push = on_push
         self._on_lost = on_lost
         self._out: list[bytes] = []
-        self._due = False  # `_end_turn` is scheduled
-        self._behind = False  # `_read_on` is scheduled
-        self._known = set[bytes]()  # scripts that were sent in full
-        self._company = 0  # number of commands sent since none was pending
+        self._flush_scheduled = False
+        self._more_to_read = False  # `_read_on` is scheduled
+        self._sent_scripts = set[bytes]()  # scripts that were sent in full
+        self._since_idle = 0  # number of commands sent since none was pending
         self.pending: deque[Call | Exchange | asyncio.Future[Reply]] = deque()
-        self.dialogues = DialogueQueue(converse, self._say, self._on_error)
+        self.dialogues = DialogueQueue(converse, self._exchange, self._on_error)
         self.heard = now()  # when anything was last received
         self.leads_to = adopted.leads_to
         self.closed_by_us = False
@@ -77,8 +77,8 @@ class Connection(asyncio.Protocol):
     def send(self, call: Call, with_source: bool = False) -> None:
         """Write ``call`` in this turn of the loop. ``call.sent`` must not be later than now."""
         call.attempts += 1
-        if with_source or (call.undoes and call.script.sha not in self._known):
-            self._known.add(call.script.sha)
+        if with_source or (call.undoes and call.script.sha not in self._sent_scripts):
+            self._sent_scripts.add(call.script.sha)
             self._write(call, pack(call.command(True)))
             return
         # All calls of a script on the same keys with the same number of arguments begin with the same bytes, which are
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._write(future, pack(words))
         return future
 
-    def _say(self, batch: list[Words], done: Callable[[list[Reply]], None]) -> None:
+    def _exchange(self, batch: list[Words], done: Callable[[list[Reply]], None]) -> None:
         """Send commands with no other command in between."""
         exchange = Exchange(len(batch), done)
         self.pending.extend([exchange] * (len(batch) - 1))
@@ -119,18 +119,18 @@ class Connection(asyncio.Protocol):
 
     def _write(self, receiver: Call | Exchange | asyncio.Future[Reply], data: bytes) -> None:
         pending, out = self.pending, self._out
-        alone = not pending and self._company == 1
-        self._company = 1 if not pending else self._company + 1
+        alone = not pending and self._since_idle == 1
+        self._since_idle = 1 if not pending else self._since_idle + 1
         pending.append(receiver)
         out.append(data)
         if alone or len(out) == FLUSH_AFTER:
             self._flush()
-        elif not self._due:
-            self._due = True
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
             self._loop.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
-        self._due = False
+        self._flush_scheduled = False
         self._flush()
 
     def _flush(self) -> None:
@@ -141,12 +141,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = now()
         self._reader.feed(data)
-        if not self._behind:
+        if not self._more_to_read:
             self._read()
 
     def _read_on(self) -> None:
-        if self._behind:
-            self._behind = False
+        if self._more_to_read:
+            self._more_to_read = False
             try:
                 self._read()
             except hiredis.ProtocolError as error:  # the transport does the same when data_received raises
@@ -176,23 +176,23 @@ class Connection(asyncio.Protocol):
             else:
                 _resolve(receiver, reply)
         else:
-            self._behind = True
+            self._more_to_read = True
             self._loop.call_soon(self._read_on)
-        if self._company > 1 and not self._due:  # after the tasks that the replies woke
-            self._due = True
+        if self._since_idle > 1 and not self._flush_scheduled:  # after the tasks that the replies woke
+            self._flush_scheduled = True
             self._loop.call_soon(self._end_turn)
 
     def _on_error(self, call: Call, message: str) -> None:
         """Pass on an error reply. If that raises, only this call fails, not the connection."""
         try:
-            self._take_error(call, message)
+            self._report_error(call, message)
         except Exception as error:
             call.fail(not_understood(call.name, error))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        while self._behind and not self.closed_by_us:
+        while self._more_to_read and not self.closed_by_us:
             self._read_on()
-        self._behind = False
+        self._more_to_read = False
         self.dialogues.end()
         self._adopted.lost(exc)
         if not self.gone.done():

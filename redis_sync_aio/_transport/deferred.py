@@ -13,7 +13,7 @@ from .call import Call
 AFTER_REFUSAL = Backoff(initial=0.01, cap=0.25)
 
 
-class Delayed:
+class Deferred:
     """The deferred calls about one name."""
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
@@ -35,9 +35,9 @@ class DeferredCalls:
         self._loop = loop
         self._send = send
         self._send_behind = send_behind
-        self.delayed: dict[bytes, Delayed] = {}  # by name
+        self.delayed: dict[bytes, Deferred] = {}  # by name
 
-    def keeps_behind(self, call: Call) -> bool:
+    def keep_behind(self, call: Call) -> bool:
         """Keep a new call if an earlier call about its name is deferred; return whether so."""
         found = self.delayed.get(call.name)
         if found is None:
@@ -47,7 +47,7 @@ class DeferredCalls:
         found.behind.append(call)
         return True
 
-    def joins(self, call: Call) -> bool:
+    def join(self, call: Call) -> bool:
         """Keep a call that lost its connection if an earlier call about its name is deferred; return whether so."""
         found = self.delayed.get(call.name)
         if found is not None:
@@ -56,20 +56,20 @@ class DeferredCalls:
 
     def add(self, call: Call) -> None:
         """Send a refused call again after a pause."""
-        self._about(call).refused.append(call)
+        self._of_name(call).refused.append(call)
 
     def hold(self, call: Call) -> None:
         """Send a new call after a pause, behind calls about its name that are refused until then."""
-        self._about(call).behind.append(call)
+        self._of_name(call).behind.append(call)
 
-    def _about(self, call: Call) -> Delayed:
+    def _of_name(self, call: Call) -> Deferred:
         found = self.delayed.get(call.name)
         if found is None:
             delay = AFTER_REFUSAL.bound(call.attempts) * (0.5 + AFTER_REFUSAL.random() / 2)
-            found = self.delayed[call.name] = Delayed(self._loop.call_later(delay, self._again, call.name))
+            found = self.delayed[call.name] = Deferred(self._loop.call_later(delay, self._send_deferred, call.name))
         return found
 
-    def _again(self, name: bytes) -> None:
+    def _send_deferred(self, name: bytes) -> None:
         found = self.delayed.pop(name)
         for calls, send in ((found.refused, self._send), (found.behind, self._send_behind)):
             for call in calls:

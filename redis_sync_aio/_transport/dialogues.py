@@ -66,7 +66,7 @@ def advance(dialogue: Dialogue, name: bytes, replies: list[Reply] | None) -> lis
         raise not_understood(name, error) from error
 
 
-class Proven:
+class ProvingConverse:
     """A `Converse` that first finds out, once, whether MULTI and EXEC are allowed on its connection.
 
     If only MULTI were refused, the commands behind it would be executed immediately. `CheckedOut.prove` does the same
@@ -75,14 +75,14 @@ class Proven:
 
     def __init__(self, converse: Converse) -> None:
         self._converse = converse
-        self._proved = False
+        self._proven = False
 
     def __call__(self, call: Call) -> Dialogue:
-        if not self._proved:
+        if not self._proven:
             for reply in (yield [(b"MULTI",), (b"EXEC",)]):
                 if isinstance(reply, ReplyError):
                     raise reply
-            self._proved = True
+            self._proven = True
         return (yield from self._converse(call))
 
 
@@ -111,22 +111,22 @@ class DialogueQueue:
     def __init__(
         self,
         converse: Converse,
-        say: Callable[[list[Words], Callable[[list[Reply]], None]], None],
+        exchange: Callable[[list[Words], Callable[[list[Reply]], None]], None],
         on_error: Callable[[Call, str], None],
     ) -> None:
-        self._converse = Proven(converse)
-        self._say = say
+        self._converse = ProvingConverse(converse)
+        self._exchange = exchange
         self._on_error = on_error
         self._calls: dict[bytes, deque[Call]] = {}  # by name; no deque is empty
         self._ready: deque[bytes] = deque()  # the names whose first call may be tried, each once
-        self._begun: dict[Call, Iterator[float]] = {}  # the pauses of each call that was tried before
+        self._pauses: dict[Call, Iterator[float]] = {}  # the pauses of each call that was tried before
         self._current: Call | None = None
         self._dialogue: Dialogue
-        self._ended_with_connection = False
+        self._stopped = False
 
     def end(self) -> None:
         """Start nothing any more: the connection has ended, and what is left starts again on the next one."""
-        self._ended_with_connection = True
+        self._stopped = True
 
     def add(self, call: Call) -> None:
         """Execute ``call`` after the earlier ones about the same name."""
@@ -151,15 +151,15 @@ class DialogueQueue:
             if call.over:  # it was withdrawn, and nothing was executed
                 self._finish(call)
                 continue
-            if call not in self._begun:
-                self._begun[call] = iter(AFTER_CONFLICT)
+            if call not in self._pauses:
+                self._pauses[call] = iter(AFTER_CONFLICT)
                 call.attempts += 1
             self._current = call
             call.sent = now()
             self._dialogue = self._converse(call)
-            self._go_on(None)
+            self._advance(None)
 
-    def _go_on(self, replies: list[Reply] | None) -> None:
+    def _advance(self, replies: list[Reply] | None) -> None:
         call = self._current
         assert call is not None
         try:
@@ -168,7 +168,7 @@ class DialogueQueue:
             self._current = None
             self._ended(call, end.value)
         except (ReplyError, SyncError) as error:
-            self._say([(b"UNWATCH",)], lambda _: None)
+            self._exchange([(b"UNWATCH",)], lambda _: None)
             self._current = None
             self._finish(call)
             if isinstance(error, SyncError):
@@ -176,27 +176,27 @@ class DialogueQueue:
             else:
                 self._on_error(call, str(error))
         else:
-            self._say(batch, self._go_on)
+            self._exchange(batch, self._advance)
             return
         self._begin()
 
     def _ended(self, call: Call, reply: Reply) -> None:
         if reply is CONFLICT and not call.over:
-            delay = next(self._begun[call])
-            asyncio.get_running_loop().call_later(delay, self._again, call.name)
+            delay = next(self._pauses[call])
+            asyncio.get_running_loop().call_later(delay, self._retry, call.name)
             return
         self._finish(call)
         if reply is not CONFLICT:
             call.answer(reply)
 
-    def _again(self, name: bytes) -> None:
-        if self._ended_with_connection:
+    def _retry(self, name: bytes) -> None:
+        if self._stopped:
             return
         self._ready.append(name)
         self._begin()
 
     def _finish(self, call: Call) -> None:
-        self._begun.pop(call, None)
+        self._pauses.pop(call, None)
         calls = self._calls[call.name]
         calls.popleft()
         if calls:

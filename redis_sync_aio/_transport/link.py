@@ -119,7 +119,7 @@ class Link:
 
     def send(self, call: Call) -> None:
         """Send ``call`` now, or as soon as there is a connection."""
-        if self._deferred.delayed and self._deferred.keeps_behind(call):
+        if self._deferred.delayed and self._deferred.keep_behind(call):
             return
         connection = self._connection
         if connection is None and self._closed:

@@ -123,7 +123,7 @@ class PoolExecutor:
                 raise
             # `asyncio.run` cancels all tasks at its end, and tasks that release then still need this one.
             queue[0].ambiguous = True
-            if queue[0].once:
+            if queue[0].at_most_once:
                 queue[0].fail(unanswered(name))
             self._start(name)
 
@@ -257,7 +257,7 @@ class PoolExecutor:
         waited = round(now() - call.begun, 1)
         call.connection_error = refused or unanswered(call.name, error, call.connection_error, within=waited)
         definite = refused is not None and refused.code not in TRANSIENT
-        if definite or call.once:
+        if definite or call.at_most_once:
             call.fail(call.connection_error)
         elif now() >= call.expires:
             call.fail(time_is_up(call))

@@ -58,7 +58,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "what was not answered is not sent again": Mutant(
         CallQueue, "put_back", "self.unsent.extendleft(reversed(resend))"
     ),
-    "a force_release is repeated": Mutant(CallQueue, "put_back", "if call.once and perhaps:", "if False:"),
+    "a force_release is repeated": Mutant(CallQueue, "put_back", "if call.at_most_once and perhaps:", "if False:"),
     "our own grant is taken for somebody else's": Mutant(
         Acquisition, "_decided", "answer.outcome is Outcome.OWN and", "False and"
     ),

@@ -108,7 +108,7 @@ def elsewhere(
     """As `Commands.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
     words = (token, ticket, b"0")
     call = Call(keys, self._scripts[keys.family].release, words, delivery.sent, delivery.expires, delivery.done)
-    call.about = about
+    call.context = about
     executor: Any = self.executor
     if ticket:
         servers = executor._servers if isinstance(executor, PoolExecutor) else servers_of(executor._client)
