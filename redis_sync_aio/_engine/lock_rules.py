@@ -20,25 +20,23 @@ from dataclasses import replace
 from enum import Enum
 from typing import TypeAlias
 
-from .._core.keys import of_cluster
 from .._scripts.constants import (
     ASK_AGAIN,
     BUSY_MS,
-    CONTENDED,
     FENCE_RANGE,
     FOREVER,
     FOREVER_MS,
     FREE_MS,
     HOUR_MS,
     POLLERS_TICKET,
-    SOONER_TRIES,
     TEN_YEARS_MS,
     Outcome,
     Released,
     Renewed,
 )
+from .queue_rules import QueueDraft
 from .snapshot import Decision as AnyDecision
-from .snapshot import LockSnapshot, Message, ScriptReply, Sharer, Ticket
+from .snapshot import LockSnapshot, ScriptReply, Sharer, Ticket
 
 Decision: TypeAlias = AnyDecision[LockSnapshot]
 
@@ -58,15 +56,16 @@ def _fences_of(token: bytes) -> int:
     return 1 if Sharer.of(token) is None else FENCE_RANGE
 
 
-class LockDraft:
+class LockDraft(QueueDraft):
     """A snapshot on which one decision is worked out."""
 
+    read_ticket = staticmethod(Ticket.of_lock)
+
     def __init__(self, before: LockSnapshot) -> None:
-        self.before, self.now = before, before.now
+        super().__init__(before)
+        self.before = before
         self.holder, self.left = before.holder, before.left
         self.fence, self.granted, self.kept = before.fence, before.granted, before.kept
-        self.queue, self.polls = list(before.queue), dict(before.polls)
-        self.messages: list[Message] = []
 
     def decide(self, reply: ScriptReply) -> Decision:
         after = replace(
@@ -96,20 +95,6 @@ class LockDraft:
     def free(self) -> None:
         self.holder, self.left = None, FREE_MS
 
-    def leave(self, member: bytes) -> None:
-        if member in self.queue:
-            self.queue.remove(member)
-        self.polls.pop(member, None)
-
-    def tell(self, inbox: bytes, number: int, payload: bytes) -> bool:
-        """Publish what begins with that number; return whether somebody listens, as far as we know."""
-        listens = inbox not in self.before.deaf
-        if listens:
-            self.messages.append(Message(inbox, b"%d %b" % (number, payload)))
-        elif of_cluster(inbox):
-            self.messages.append(Message.astray(inbox, number))
-        return listens
-
     def settle(self, mine: bytes = b"") -> _Turn:
         """Give the lock to the first living ticket ahead of ``mine``."""
         while self.queue and self.queue[0] != mine:
@@ -121,7 +106,7 @@ class LockDraft:
                 self.leave(member)
                 continue
             if self.before.full:
-                self.tell(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
+                self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
                 return _Turn.RESERVED
             fence = self.next_fence(ticket.token, ticket.claim_ms)  # it is spent on the dead, too
             if self.before.mute:
@@ -137,20 +122,12 @@ class LockDraft:
         told = b"%016d %016d %d" % (fence, self.now, ticket.claim_ms)
         if self.queue:
             told += b" %d" % (following.number if following is not None and following.inbox == ticket.inbox else 0)
-        if not self.tell(ticket.inbox, ticket.number, told):
+        if not self.publish(ticket.inbox, ticket.number, told):
             return False
         self.hold(ticket.token, ticket.claim_ms)
         if following is not None and following.inbox not in (b"", ticket.inbox):
-            self.tell(following.inbox, following.number, b"0 %016d %d" % (self.now, ticket.claim_ms))
+            self.publish(following.inbox, following.number, b"0 %016d %d" % (self.now, ticket.claim_ms))
         return True
-
-    def sooner(self, ms: int) -> None:
-        """Tell the first waiter that listens, of two, that the lock is free in ``ms``, sooner than it was told."""
-        for member in () if self.before.mute else self.queue[:SOONER_TRIES]:
-            ticket = Ticket.of_lock(member)
-            told = b"0 %016d %d" % (self.now, ms)
-            if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, told):
-                return
 
     def leave_open(self, gap_ms: int) -> bool:
         """Leave the lock free for so long, if it has been handed over without a break for BUSY_MS."""
@@ -163,7 +140,7 @@ class LockDraft:
         if ms - since < BUSY_MS:
             return False
         self.polls[POLLERS_TICKET] = ms + gap_ms
-        self.sooner(gap_ms)
+        self.tell_sooner(gap_ms)
         self.queue.insert(0, POLLERS_TICKET)
         self.free()
         return True
@@ -176,16 +153,10 @@ class LockDraft:
         fence = self.fence - _fences_of(token) + 1 if granted else self.next_fence(token, ttl_ms)
         return (Outcome.OWN, fence, self.left, self.now, 0)
 
-    def wanted(self) -> None:
+    def tell_holder(self) -> None:
         """Tell a holder that shares that somebody waits, if somebody does."""
-        if self.queue:
-            self.call(self.holder)
-
-    def call(self, holder: bytes | None) -> None:
-        """Tell a holder that shares to give it back."""
-        sharer = None if holder is None else Sharer.of(holder)
-        if sharer is not None and not self.before.mute:
-            self.tell(sharer.inbox, sharer.number, b"%d %016d 0" % (CONTENDED, self.now))
+        if self.queue and self.holder is not None:
+            self.tell_contended(self.holder)
 
 
 # -- the decisions -----------------------------------------------------------------------------------------
@@ -193,28 +164,28 @@ class LockDraft:
 
 def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, reusable: bool) -> Decision:
     """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty."""
-    desk = LockDraft(before)
-    if desk.spent(token, reusable):
-        desk.leave(member)
-        return desk.decide((Outcome.SPENT, 0, FREE_MS, desk.now, 0))
-    if desk.holder == token:
-        desk.leave(member)
-        return desk.decide(desk.own(token, ttl_ms))
-    if desk.holder is None and desk.settle(member) is _Turn.FREE:
-        desk.leave(member)
-        fence = desk.next_fence(token, ttl_ms)
-        desk.hold(token, ttl_ms)
-        desk.wanted()  # who was behind it in the queue
-        return desk.decide(fence)
-    new = bool(member) and member not in desk.queue
+    draft = LockDraft(before)
+    if draft.spent(token, reusable):
+        draft.leave(member)
+        return draft.decide((Outcome.SPENT, 0, FREE_MS, draft.now, 0))
+    if draft.holder == token:
+        draft.leave(member)
+        return draft.decide(draft.own(token, ttl_ms))
+    if draft.holder is None and draft.settle(member) is _Turn.FREE:
+        draft.leave(member)
+        fence = draft.next_fence(token, ttl_ms)
+        draft.hold(token, ttl_ms)
+        draft.tell_holder()  # who was behind it in the queue
+        return draft.decide(fence)
+    new = bool(member) and member not in draft.queue
     if new:
-        desk.queue.append(member)
+        draft.queue.append(member)
     if member and poll_ms:
-        desk.polls[member] = desk.now // 1000 + poll_ms
+        draft.polls[member] = draft.now // 1000 + poll_ms
     if member:
-        desk.wanted()
-    soon = int(desk.holder is None or desk.granted != desk.holder)  # no release will wake it
-    return desk.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), desk.left, desk.now, soon))
+        draft.tell_holder()
+    soon = int(draft.holder is None or draft.granted != draft.holder)  # no release will wake it
+    return draft.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), draft.left, draft.now, soon))
 
 
 def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, gap_ms: int = 0) -> Decision:
@@ -222,72 +193,73 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
 
     ``gap_ms``: for so long a busy lock is left free now and then, for clients that poll for it; 0: never.
     """
-    desk = LockDraft(before)
-    desk.leave(member)
-    if desk.holder not in (None, token):
-        return desk.decide(Released.TAKEN)
-    held = desk.holder is not None
-    if held and gap_ms and not desk.queue:
-        desk.polls.pop(POLLERS_TICKET, None)
-    elif held and gap_ms and desk.leave_open(gap_ms):
-        return desk.decide(Released.RELEASED)
-    turn = desk.settle()
+    draft = LockDraft(before)
+    draft.leave(member)
+    if draft.holder not in (None, token):
+        return draft.decide(Released.TAKEN)
+    held = draft.holder is not None
+    if held and gap_ms and not draft.queue:
+        draft.polls.pop(POLLERS_TICKET, None)
+    elif held and gap_ms and draft.leave_open(gap_ms):
+        return draft.decide(Released.RELEASED)
+    turn = draft.settle()
     if turn is not _Turn.GRANTED:
-        desk.free()
-    if pending and not held and turn is _Turn.FREE and desk.granted != token:
-        desk.next_fence(token, 1)
-    return desk.decide(Released.RELEASED if held else Released.GONE)
+        draft.free()
+    if pending and not held and turn is _Turn.FREE and draft.granted != token:
+        draft.next_fence(token, 1)
+    return draft.decide(Released.RELEASED if held else Released.GONE)
 
 
 def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
     """Let the lease end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
-    desk = LockDraft(before)
-    if desk.holder == token:
-        shorter = desk.left == FOREVER_MS or desk.left > ttl_ms
-        desk.left = ttl_ms
+    draft = LockDraft(before)
+    if draft.holder == token:
+        shorter = draft.left == FOREVER_MS or draft.left > ttl_ms
+        draft.left = ttl_ms
         if shorter:
-            desk.sooner(ttl_ms)
-        desk.kept = max(desk.kept, remembered(ttl_ms)) if desk.fence else desk.kept
+            draft.tell_sooner(ttl_ms)
+        draft.kept = max(draft.kept, remembered(ttl_ms)) if draft.fence else draft.kept
         if fences is None:
-            return desk.decide((Renewed.RENEWED, desk.now))
-        first = desk.next_fence(token, ttl_ms, fences) if fences else 0
-        return desk.decide((Renewed.RENEWED, desk.now, first, int(bool(desk.queue))))
-    if desk.holder is not None:
-        return desk.decide((Renewed.TAKEN, desk.now))
-    desk.settle()
-    return desk.decide((Renewed.GONE, desk.now))
+            return draft.decide((Renewed.RENEWED, draft.now))
+        first = draft.next_fence(token, ttl_ms, fences) if fences else 0
+        return draft.decide((Renewed.RENEWED, draft.now, first, int(bool(draft.queue))))
+    if draft.holder is not None:
+        return draft.decide((Renewed.TAKEN, draft.now))
+    draft.settle()
+    return draft.decide((Renewed.GONE, draft.now))
 
 
 def force(before: LockSnapshot) -> Decision:
     """Take the lock away from whoever holds it."""
-    desk = LockDraft(before)
-    held = desk.holder
-    if desk.settle() is not _Turn.GRANTED:
-        desk.free()
-    desk.call(held)
-    return desk.decide(int(held is not None))
+    draft = LockDraft(before)
+    held = draft.holder
+    if draft.settle() is not _Turn.GRANTED:
+        draft.free()
+    if held is not None:
+        draft.tell_contended(held)
+    return draft.decide(int(held is not None))
 
 
 def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[Decision, ...]:
     """Take several locks, all of them or none; the replies are those of `acquire` without a ticket."""
-    desks = [LockDraft(one) for one in before]
+    drafts = [LockDraft(one) for one in before]
     replies: list[ScriptReply | None] = []
-    for desk, token in zip(desks, tokens, strict=True):
-        free = desk.holder is None and not desk.spent(token, reusable=False)
-        if desk.holder == token:
-            replies.append(desk.own(token, ttl_ms))
-        elif free and desk.settle() is _Turn.FREE:
+    for draft, token in zip(drafts, tokens, strict=True):
+        free = draft.holder is None and not draft.spent(token, reusable=False)
+        if draft.holder == token:
+            replies.append(draft.own(token, ttl_ms))
+        elif free and draft.settle() is _Turn.FREE:
             replies.append(None)
         else:
-            outcome = Outcome.SPENT if desk.spent(token, reusable=False) else Outcome.BUSY
-            replies.append((outcome, 0, desk.left, desk.now, 0))
+            outcome = Outcome.SPENT if draft.spent(token, reusable=False) else Outcome.BUSY
+            replies.append((outcome, 0, draft.left, draft.now, 0))
     all_or_none = not any(isinstance(reply, tuple) and reply[0] != Outcome.OWN for reply in replies)
-    for number, (desk, token) in enumerate(zip(desks, tokens, strict=True)):
+    for number, (draft, token) in enumerate(zip(drafts, tokens, strict=True)):
         if replies[number] is None and all_or_none:
-            replies[number] = desk.next_fence(token, ttl_ms)
-            desk.hold(token, ttl_ms)
+            replies[number] = draft.next_fence(token, ttl_ms)
+            draft.hold(token, ttl_ms)
     busy = (Outcome.BUSY, 0, FREE_MS)
     return tuple(
-        desk.decide((*busy, desk.now, 0) if reply is None else reply)
-        for desk, reply in zip(desks, replies, strict=True)
+        draft.decide((*busy, draft.now, 0) if reply is None else reply)
+        for draft, reply in zip(drafts, replies, strict=True)
     )

@@ -33,13 +33,10 @@ from enum import Enum
 from heapq import nsmallest
 from typing import TypeAlias
 
-from .._core.keys import of_cluster
 from .._scripts.constants import (
     ASK_AGAIN,
-    CONTENDED,
     FENCE_RANGE,
     MAX_NOTIFIED,
-    SOONER_TRIES,
     TOMBSTONE_MS,
     WRITER_WEIGHT,
     Look,
@@ -47,8 +44,9 @@ from .._scripts.constants import (
     Released,
     Renewed,
 )
+from .queue_rules import QueueDraft
 from .snapshot import Decision as AnyDecision
-from .snapshot import Message, Permit, PermitSnapshot, ScriptReply, Sharer, Ticket
+from .snapshot import Permit, PermitSnapshot, ScriptReply, Sharer, Ticket
 
 Decision: TypeAlias = AnyDecision[PermitSnapshot]
 
@@ -59,21 +57,23 @@ class _Turn(Enum):
     FREE = 3  # nobody is ahead
 
 
-class PermitDraft:
+class PermitDraft(QueueDraft):
     """A snapshot on which one decision is worked out."""
+
+    read_ticket = staticmethod(Ticket.parse)
 
     def __init__(self, before: PermitSnapshot) -> None:
         """Drop what is over."""
-        self.before, self.now = before, before.now
+        super().__init__(before)
+        self.before = before
         self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
         self.known_limit = before.limit  # the caller's becomes the server's with a grant
-        self.queue, self.polls, self.ahead = list(before.queue), dict(before.polls), before.ahead
+        self.ahead = before.ahead
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
         # Since the last one lined up there may be room, or (in `settle`) another first one.
         self.moved = before.packed or before.used >= before.limit > 0
-        self.messages: list[Message] = []
 
     def decide(self, reply: ScriptReply) -> Decision:
         after = replace(
@@ -138,36 +138,11 @@ class PermitDraft:
         self.used -= self.weight(token)
         self.permits.pop(token, None)
 
-    def leave(self, member: bytes) -> None:
-        if member in self.queue:
-            self.queue.remove(member)
-        self.polls.pop(member, None)
-
     def tell(self, inbox: bytes, number: int, fence: int, ms: int, more: bytes = b"") -> bool:
-        """Publish; return whether somebody listens, as far as we know."""
-        if self.before.mute:
-            return True
-        if inbox in self.before.deaf:
-            if of_cluster(inbox):
-                self.messages.append(Message.astray(inbox, number))
-            return False
-        self.messages.append(Message(inbox, b"%d %d %016d %d%b" % (number, fence, self.now, ms, more)))
-        return True
+        """Publish a grant of ``fence``, or what stands in its place, for ``ms``; return as `publish`."""
+        return self.publish(inbox, number, b"%d %016d %d%b" % (fence, self.now, ms, more))
 
-    def wanted(self, token: bytes) -> None:
-        """Tell whose permit it is, if he shares it, that somebody waits."""
-        sharer = Sharer.of(token)
-        if sharer is not None:
-            self.tell(sharer.inbox, sharer.number, CONTENDED, 0)
-
-    def sooner(self) -> None:
-        """Tell the first waiter that listens, of two, when something is free: sooner than it was told."""
-        for member in self.queue[:SOONER_TRIES]:
-            ticket = Ticket.parse(member)
-            if ticket is not None and ticket.inbox and self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
-                return
-
-    def call(self) -> None:
+    def tell_holders(self) -> None:
         """Tell those who share what they hold that somebody waits, each process once."""
         held = nsmallest(MAX_NOTIFIED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
         whom: dict[bytes, bytes] = {}
@@ -176,7 +151,7 @@ class PermitDraft:
             if sharer is not None and permit.weight:  # not what was undone
                 whom.setdefault(sharer.inbox, token)
         for token in whom.values():
-            self.wanted(token)
+            self.tell_contended(token)
 
     # -- who is next -------------------------------------------------------------------------------------
 
@@ -263,7 +238,7 @@ class PermitDraft:
         if member and poll_ms:
             self.polls[member] = self.now // 1000 + poll_ms
         if member:
-            self.call()
+            self.tell_holders()
         return self.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), look, self.now, soon))
 
 
@@ -284,60 +259,60 @@ def acquire(
 
     ``whose`` says whose limit counts when the server has another one: see include/permit_choose_limit.lua.
     """
-    desk = PermitDraft(before)
-    desk.limit = before.limit or limit
-    turn, reserved = desk.settle(member)  # first: it may be this token that gets something, by another ticket
-    queued = member in desk.queue
-    differs = bool(limit) and limit != desk.limit and not queued
-    idle = not desk.used and turn is _Turn.FREE
+    draft = PermitDraft(before)
+    draft.limit = before.limit or limit
+    turn, reserved = draft.settle(member)  # first: it may be this token that gets something, by another ticket
+    queued = member in draft.queue
+    differs = bool(limit) and limit != draft.limit and not queued
+    idle = not draft.used and turn is _Turn.FREE
     if differs and not before.resized and (whose == b"set" or idle):
-        desk.limit = desk.known_limit = limit
+        draft.limit = draft.known_limit = limit
         differs = False
-        turn, reserved = desk.settle(member)
+        turn, reserved = draft.settle(member)
     differs = differs and whose != b"keep"
-    if not desk.limit or differs or token in desk.permits or weight > desk.limit:
+    if not draft.limit or differs or token in draft.permits or weight > draft.limit:
         if queued:
-            desk.leave(member)
-            desk.settle()
-        own = desk.permits.get(token)
+            draft.leave(member)
+            draft.settle()
+        own = draft.permits.get(token)
         if own is None:
-            outcome = Outcome.MISMATCH if not desk.limit or differs else Outcome.TOO_HEAVY
-            return desk.refuse(outcome, desk.limit, int(differs and before.resized))
-        return desk.own(token) if own.weight else desk.refuse(Outcome.SPENT, 0)
-    if turn is _Turn.FREE and desk.fits(weight, 0):
+            outcome = Outcome.MISMATCH if not draft.limit or differs else Outcome.TOO_HEAVY
+            return draft.refuse(outcome, draft.limit, int(differs and before.resized))
+        return draft.own(token) if own.weight else draft.refuse(Outcome.SPENT, 0)
+    if turn is _Turn.FREE and draft.fits(weight, 0):
         if queued:
-            desk.leave(member)
-        fence = desk.next_fence(weight)
-        desk.hold(token, weight, ttl_ms, fence)
+            draft.leave(member)
+        fence = draft.next_fence(weight)
+        draft.hold(token, weight, ttl_ms, fence)
         if queued:
-            desk.settle()  # who is behind may fit, too
-        if desk.queue:
-            desk.wanted(token)
-        return desk.decide(fence)
-    return desk.line_up(turn, reserved, member, poll_ms)
+            draft.settle()  # who is behind may fit, too
+        if draft.queue:
+            draft.tell_contended(token)
+        return draft.decide(fence)
+    return draft.line_up(turn, reserved, member, poll_ms)
 
 
 def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, attempt: bytes) -> Decision:
     """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
-    desk = PermitDraft(before)
-    turn, reserved = desk.settle(member)
-    had = desk.weight(token)
-    spent = attempt in desk.permits
+    draft = PermitDraft(before)
+    turn, reserved = draft.settle(member)
+    had = draft.weight(token)
+    spent = attempt in draft.permits
     if had in (0, WRITER_WEIGHT) or spent:
-        desk.leave(member)
-        desk.settle()
-        if had and desk.permits[token].attempt == attempt:
-            return desk.own(token)
-        return desk.refuse(Outcome.SPENT if spent else Outcome.DEADLOCK if had else Outcome.GONE, 0)
-    if desk.queue and desk.queue[0] == desk.ahead != member:
-        return desk.refuse(Outcome.DEADLOCK, 0)
-    if desk.fits(WRITER_WEIGHT, had):
-        desk.leave(member)
-        desk.hold(token, WRITER_WEIGHT, ttl_ms, fence := desk.next_fence(WRITER_WEIGHT), attempt)
-        if desk.queue:
-            desk.wanted(token)
-        return desk.decide(fence)
-    return desk.line_up(turn, reserved, member, poll_ms, ahead=True)
+        draft.leave(member)
+        draft.settle()
+        if had and draft.permits[token].attempt == attempt:
+            return draft.own(token)
+        return draft.refuse(Outcome.SPENT if spent else Outcome.DEADLOCK if had else Outcome.GONE, 0)
+    if draft.queue and draft.queue[0] == draft.ahead != member:
+        return draft.refuse(Outcome.DEADLOCK, 0)
+    if draft.fits(WRITER_WEIGHT, had):
+        draft.leave(member)
+        draft.hold(token, WRITER_WEIGHT, ttl_ms, fence := draft.next_fence(WRITER_WEIGHT), attempt)
+        if draft.queue:
+            draft.tell_contended(token)
+        return draft.decide(fence)
+    return draft.line_up(turn, reserved, member, poll_ms, ahead=True)
 
 
 def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> Decision:
@@ -345,29 +320,29 @@ def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool
 
     ``pending``: a late copy of the attempt is to find it spent.
     """
-    desk = PermitDraft(before)
-    desk.leave(member)
-    held = desk.weight(token)
-    if held > 1 and desk.permits[token].attempt == attempt:
-        desk.used += 1 - held
-        desk.permits[token] = replace(desk.permits[token], weight=1, attempt=b"")
+    draft = PermitDraft(before)
+    draft.leave(member)
+    held = draft.weight(token)
+    if held > 1 and draft.permits[token].attempt == attempt:
+        draft.used += 1 - held
+        draft.permits[token] = replace(draft.permits[token], weight=1, attempt=b"")
     if pending:
-        desk.spend(attempt)
-    desk.settle()
-    return desk.decide(Released.RELEASED if held else Released.GONE)
+        draft.spend(attempt)
+    draft.settle()
+    return draft.decide(Released.RELEASED if held else Released.GONE)
 
 
 def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
     """Give up a permit and a ticket; ``pending``: a late copy of the request is to find its token spent."""
-    desk = PermitDraft(before)
-    desk.leave(member)
-    held = desk.weight(token) > 0
+    draft = PermitDraft(before)
+    draft.leave(member)
+    held = draft.weight(token) > 0
     if held:
-        desk.drop(token)
+        draft.drop(token)
     if pending:
-        desk.spend(token)
-    desk.settle()
-    return desk.decide(Released.RELEASED if held else Released.GONE)
+        draft.spend(token)
+    draft.settle()
+    return draft.decide(Released.RELEASED if held else Released.GONE)
 
 
 def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> Decision:
@@ -375,24 +350,24 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
 
     ``fences``: so many more are needed by a process that shares it.
     """
-    desk = PermitDraft(before)
-    desk.settle()
-    held = desk.weight(token)
+    draft = PermitDraft(before)
+    draft.settle()
+    held = draft.weight(token)
     if held < least:
-        return desk.decide((Renewed.GONE, desk.now))
-    until, ended = desk.now + ttl_ms * 1000, desk.permits[token].until
-    desk.permits[token] = replace(desk.permits[token], until=until)
+        return draft.decide((Renewed.GONE, draft.now))
+    until, ended = draft.now + ttl_ms * 1000, draft.permits[token].until
+    draft.permits[token] = replace(draft.permits[token], until=until)
     if ended > until:
-        desk.sooner()
+        draft.tell_sooner(draft.left() or 1)
     if fences is None:
-        return desk.decide((Renewed.RENEWED, desk.now))
-    wanted = bool(desk.queue) or desk.used > desk.limit  # it may have been lowered
-    return desk.decide((Renewed.RENEWED, desk.now, desk.reserve(held, fences), int(wanted)))
+        return draft.decide((Renewed.RENEWED, draft.now))
+    wanted = bool(draft.queue) or draft.used > draft.limit  # it may have been lowered
+    return draft.decide((Renewed.RENEWED, draft.now, draft.reserve(held, fences), int(wanted)))
 
 
 def resize(before: PermitSnapshot, limit: int) -> Decision:
     """Set the limit, until it is set again. Those who fit now are granted; nothing is taken away."""
-    desk = PermitDraft(replace(before, resized=True))
-    desk.limit = desk.known_limit = limit
-    desk.settle()
-    return desk.decide(before.limit)
+    draft = PermitDraft(replace(before, resized=True))
+    draft.limit = draft.known_limit = limit
+    draft.settle()
+    return draft.decide(before.limit)

@@ -47,23 +47,30 @@ def _held(name: bytes, holder: bytes | None, left: int) -> Words:
     return (b"SET", name, holder) if left == FOREVER_MS else (b"SET", name, holder, b"PX", left)
 
 
+def _questions(keys: WireKeys, own: bytes, window: int) -> list[Words]:
+    """Return what is asked about one lock; `_view` reads the answers."""
+    name, queue, fence, polls = keys
+    return [
+        (b"GET", name),
+        (b"PTTL", name),
+        (b"GET", fence),
+        (b"PTTL", fence),
+        (b"ZRANGE", queue, 0, window - 1),
+        (b"ZCARD", queue),
+        (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
+        (b"ZSCORE", queue, own),
+        (b"ZMSCORE", polls, own, POLLERS_TICKET),
+    ]
+
+
 def _read(locks: Sequence[WireKeys], own: bytes, window: int, mute: bool, full: bool) -> Dialogue:
     """Return a `LockRead` of each lock. ``own`` is the caller's ticket, or empty."""
     asked: list[Words] = [(b"WATCH", *(key for keys in locks for key in keys)), (b"TIME",)]
-    for name, queue, fence, polls in locks:
-        asked += [
-            (b"GET", name),
-            (b"PTTL", name),
-            (b"GET", fence),
-            (b"PTTL", fence),
-            (b"ZRANGE", queue, 0, window - 1),
-            (b"ZCARD", queue),
-            (b"ZRANGE", queue, -1, -1, b"WITHSCORES"),
-            (b"ZSCORE", queue, own),
-            (b"ZMSCORE", polls, own, POLLERS_TICKET),
-        ]
+    for keys in locks:
+        asked += _questions(keys, own, window)
     _, time, *replies = checked((yield asked))
-    read = [replies[first : first + 9] for first in range(0, len(replies), 9)]
+    number = len(replies) // len(locks)
+    read = [replies[first : first + number] for first in range(0, len(replies), number)]
     heads: list[list[bytes]] = [reply[4] for reply in read]
     tickets = [ticket for head in heads for member in head if (ticket := Ticket.of_lock(member)) is not None]
     unheard: frozenset[bytes] = frozenset()

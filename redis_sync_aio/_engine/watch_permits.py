@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .._client.resp import Reply, Words
 from .._scripts.constants import HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
@@ -103,62 +103,98 @@ def _first_asked(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, windo
     ]
 
 
+class Overview(NamedTuple):
+    """The answers to the first questions."""
+
+    now: int
+    known: list[int]  # limit, used, fence; until when the keys last
+    shared: bool
+    resized: bool
+    ends: dict[bytes, float]  # of the first permits
+    named: dict[bytes, Permit]  # those of the caller
+    places: dict[bytes, float]  # of the first tickets
+    waiting: int
+    last_place: int
+    own_place: float | None
+    own_until: float | None
+    lost: bool  # as in `PermitsRead`
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The first tickets, without what another client put there."""
+        return [ticket for member in self.places if (ticket := Ticket.parse(member)) is not None]
+
+
+def _overview(answers: list[Reply], tokens: list[bytes]) -> Overview:
+    """Read the answers to `_first_asked`; ``tokens``: those of the caller."""
+    _, time, state, until, first, head, waiting, tail, place, own_until = answers
+    known = [int(value or 0) for value in state[:4]]
+    ends = dict(pairs(first))
+    used = known[1]
+    lost = not ends if used > 0 else bool(ends) and state[1] is None
+    last_place = int(pairs(tail)[0][1]) if tail else 0
+    named = permits_of(tokens, state[6:], until)
+    shared, resized = state[4] is not None, state[5] is not None
+    places = dict(pairs(head))
+    return Overview(
+        microseconds(time), known, shared, resized, ends, named, places, waiting, last_place, place, own_until, lost
+    )
+
+
+def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
+    """Return the permits that are over or have a ticket, the deaf inboxes, and until when those live that poll."""
+    permits, state, _, polls = keys
+    over, tickets = [name for name, until in seen.ends.items() if until <= seen.now], seen.tickets
+    if not over and not tickets:
+        return {}, frozenset[bytes](), dict[bytes, int]()
+    named = list(dict.fromkeys([*over, *(ticket.token for ticket in tickets)]))
+    inboxes = sorted({ticket.inbox for ticket in tickets if ticket.inbox} | _sharing([token]))
+    listening, *rest = yield [
+        (b"PUBSUB", b"NUMSUB", *inboxes),
+        (b"HMGET", state, *(b"=" + name for name in named)),
+        (b"ZMSCORE", permits, *named),
+        (b"ZMSCORE", polls, *(seen.places or [b""])),
+    ]
+    about, until, alive = checked(rest)
+    polled = {member: int(float(at)) for member, at in zip(seen.places, alive, strict=False) if at is not None}
+    return permits_of(named, about, until), deaf(listening), polled
+
+
 def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int, mute: bool) -> Dialogue:
     """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
-    permits, state, queue, polls = keys
-    answers = checked((yield _first_asked(keys, token, attempt, own, window)))
-    _, time, known, until, first, head, waiting, tail, place, own_until = answers
-    now = microseconds(time)
-    limit, used, fence, kept = (int(value or 0) for value in known[:4])
-    ends, places = dict(pairs(first)), dict(pairs(head))
-    lost = not ends if used > 0 else bool(ends) and known[1] is None
+    seen = _overview(checked((yield _first_asked(keys, token, attempt, own, window))), [token, attempt])
+    limit, used, fence, kept = seen.known
     # Of those that are not over two are enough to know which is the first without the caller's own.
     # Those that are not whole numbers are of tombstones.
-    live = {name: math.ceil(until) for name, until in ends.items() if until > now}
-    worth = (name for name in live if ends[name].is_integer())
+    live = {name: math.ceil(until) for name, until in seen.ends.items() if until > seen.now}
+    worth = (name for name in live if seen.ends[name].is_integer())
     held = {name: Permit(UNREAD, 0, live[name]) for name in islice(worth, 2)}
-    held |= permits_of([token, attempt], known[6:], until)
-    tickets = [ticket for member in places if (ticket := Ticket.parse(member)) is not None]
-    over = [name for name, until in ends.items() if until <= now]
-    unheard, polled = frozenset[bytes](), dict[bytes, int]()
-    if over or tickets:
-        named = list(dict.fromkeys([*over, *(ticket.token for ticket in tickets)]))
-        inboxes = sorted({ticket.inbox for ticket in tickets if ticket.inbox} | _sharing([token]))
-        listening, *rest = yield [
-            (b"PUBSUB", b"NUMSUB", *inboxes),
-            (b"HMGET", state, *(b"=" + name for name in named)),
-            (b"ZMSCORE", permits, *named),
-            (b"ZMSCORE", polls, *(places or [b""])),
-        ]
-        about, until, alive = checked(rest)
-        held |= permits_of(named, about, until)
-        unheard = deaf(listening)
-        polled = {member: int(float(at)) for member, at in zip(places, alive, strict=False) if at is not None}
-    if own_until is not None:
-        polled[own] = int(float(own_until))
-    members = tuple(places) if place is None or own in places else (*places, own)
-    ahead = members[0] if members and places.get(members[0], 0) < 0 else b""
-    # What is left of two keys when one of them is lost tells nothing.
-    known_permits, sum_of_weights = ({}, 0) if lost else (held, used)
-    shared = known[4] is not None and not lost
-    sharers = {name: until for name, until in islice(live.items(), MAX_NOTIFIED) if shared and Sharer.of(name)}
+    held |= seen.named
+    found, unheard, polled = yield from _look_closer(keys, token, seen)
+    held |= found
+    if seen.own_until is not None:
+        polled[own] = int(float(seen.own_until))
+    places = seen.places
+    members = tuple(places) if seen.own_place is None or own in places else (*places, own)
+    shared = seen.shared and not seen.lost
     before = PermitSnapshot(
-        now,
+        seen.now,
         limit,
-        sum_of_weights,
-        fence,
-        known_permits,
-        members,
-        ahead,
-        polled,
-        shared,
-        unheard,
-        mute,
-        resized=known[5] is not None,
+        # What is left of two keys when one of them is lost tells nothing.
+        used=0 if seen.lost else used,
+        fence=fence,
+        permits={} if seen.lost else held,
+        queue=members,
+        ahead=members[0] if members and places.get(members[0], 0) < 0 else b"",
+        polls=polled,
+        shared=shared,
+        deaf=unheard,
+        mute=mute,
+        resized=seen.resized,
     )
-    last_place = int(pairs(tail)[0][1]) if tail else 0
-    line = QueueView(queue, polls, last_place, waiting > len(places), own)
-    return PermitsRead(keys, before, kept, line, lost, len(over) > BATCH, sharers)
+    line = QueueView(keys[2], keys[3], seen.last_place, seen.waiting > len(places), own)
+    sharers = {name: until for name, until in islice(live.items(), MAX_NOTIFIED) if shared and Sharer.of(name)}
+    return PermitsRead(keys, before, kept, line, seen.lost, len(seen.ends) - len(live) > BATCH, sharers)
 
 
 def _with_sharers(view: PermitsRead) -> Dialogue:

@@ -167,29 +167,25 @@ MUTANTS: dict[str, Mutant] = {
         PERMITS, "_permits", 'found.append((b"PEXPIRE", permits', 'id((b"PEXPIRE", permits'
     ),
     "they end too soon": Mutant(PERMITS, "_keep", "+ 2 * least if", "if"),
-    "the caller's own permit is not read": Mutant(
-        watch_permits, "_read", "held |= permits_of([token,", "permits_of([token,"
-    ),
+    "the caller's own permit is not read": Mutant(watch_permits, "_read", "held |= seen.named", "held |= {}"),
     "that it is shared is not stored": Mutant(
         PERMITS, "_permits", "if after.shared and not before.shared:", "if False:"
     ),
     "that a resize set the limit is not stored": Mutant(
         PERMITS, "_permits", "if after.resized and (self.lost or not before.resized):", "if False:"
     ),
-    "that a resize set the limit is not read": Mutant(
-        watch_permits, "_read", "resized=known[5] is not None", "resized=False"
-    ),
-    "that it is shared is not read": Mutant(watch_permits, "_read", "shared = known[4] is not None", "shared = False"),
+    "that a resize set the limit is not read": Mutant(watch_permits, "_read", "resized=seen.resized", "resized=False"),
+    "that it is shared is not read": Mutant(watch_permits, "_read", "shared = seen.shared and", "shared = False and"),
     "a tombstone is written like a permit": Mutant(
         PERMITS, "_permits", "permit.until if permit.weight else", "permit.until if True else"
     ),
-    "a tombstone is taken for a permit": Mutant(watch_permits, "_read", "if ends[name].is_integer()", "if True"),
+    "a tombstone is taken for a permit": Mutant(watch_permits, "_read", "if seen.ends[name].is_integer()", "if True"),
     "those who share are not looked at": Mutant(watch_permits, "_about", "if view.sharers and", "if False and"),
     "what those hold who share is not read": Mutant(
         watch_permits, "_with_sharers", "{**before.permits, **found}", "before.permits"
     ),
     "no fences are reserved": Mutant(permit_rules, "renew", "if fences is None:", "if True:"),
-    "what is over is not read": Mutant(watch_permits, "_read", "[*over, *(", "[*("),
+    "what is over is not read": Mutant(watch_permits, "_look_closer", "[*over, *(", "[*("),
     "a commit that failed is taken for done": Mutant(
         watch_dialogue, "commit", "return None if replies is None else", "return [] if replies is None else"
     ),

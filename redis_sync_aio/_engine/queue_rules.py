@@ -1,0 +1,58 @@
+"""What decisions about locks and about permits have in common: the queue, and what is told to inboxes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from .._core.keys import of_cluster
+from .._scripts.constants import CONTENDED, SOONER_TRIES
+from .snapshot import LockSnapshot, Message, PermitSnapshot, Sharer, Ticket
+
+
+class ReadTicket(Protocol):
+    """Reads a member of the queue; None for what another client put there."""
+
+    def __call__(self, member: bytes, /) -> Ticket | None: ...
+
+
+class QueueDraft:
+    """The queue of a snapshot on which one decision is worked out."""
+
+    read_ticket: ClassVar[ReadTicket]
+
+    def __init__(self, before: LockSnapshot | PermitSnapshot) -> None:
+        self.now = before.now
+        self.queue, self.polls = list(before.queue), dict(before.polls)
+        self.messages: list[Message] = []
+        self._deaf, self._mute = before.deaf, before.mute
+
+    def leave(self, member: bytes) -> None:
+        """Take a ticket out of the queue."""
+        if member in self.queue:
+            self.queue.remove(member)
+        self.polls.pop(member, None)
+
+    def publish(self, inbox: bytes, number: int, payload: bytes) -> bool:
+        """Tell an inbox what begins with that number; return whether somebody listens, as far as we know."""
+        if self._mute:
+            return True
+        listens = inbox not in self._deaf
+        if listens:
+            self.messages.append(Message(inbox, b"%d %b" % (number, payload)))
+        elif of_cluster(inbox):
+            self.messages.append(Message.astray(inbox, number))
+        return listens
+
+    def tell_contended(self, token: bytes) -> None:
+        """Tell whoever holds it, if its process shares it among its tasks, that somebody waits."""
+        sharer = Sharer.of(token)
+        if sharer is not None:
+            self.publish(sharer.inbox, sharer.number, b"%d %016d 0" % (CONTENDED, self.now))
+
+    def tell_sooner(self, ms: int) -> None:
+        """Tell the first waiter that listens, of two, that something is free in ``ms``, sooner than it was told."""
+        for member in self.queue[:SOONER_TRIES]:
+            ticket = self.read_ticket(member)
+            told = b"0 %016d %d" % (self.now, ms)
+            if ticket is not None and ticket.inbox and self.publish(ticket.inbox, ticket.number, told):
+                return
