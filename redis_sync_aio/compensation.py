@@ -178,7 +178,7 @@ class Compensation:
             await self._undo(error)
 
     async def _complete(self) -> None:
-        """The work is done when the record says so."""
+        """Take the undo steps out of the record: the work is done once it has none."""
         recorded = [pushed.recorded for pushed in self._pushed if pushed.recorded is not None]
         if recorded and self._grant is not None:
             await self._grant.writable().drop(self._grant, recorded)

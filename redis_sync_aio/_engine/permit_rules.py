@@ -193,7 +193,7 @@ class PermitDraft(QueueDraft):
         return _Turn.FULL, None  # nobody knows the limit: the next request brings it
 
     def watch_over(self, inbox: bytes, mine: bytes) -> None:
-        """The first lives, and does not fit. It may die: let the next one look from time to time (see `line_up`)."""
+        """Let the ticket behind the first, which waits for more permits, look from time to time: the first may die."""
         following = Ticket.parse(self.queue[1]) if self.moved and len(self.queue) > 1 else None
         if following is not None and self.queue[1] != mine and following.inbox not in (b"", inbox):
             self.tell(following.inbox, following.number, ASK_AGAIN, 0)

@@ -44,7 +44,7 @@ class Ticket:
 
     @classmethod
     def of_lock(cls, member: bytes) -> Ticket | None:
-        """The same for a ticket in the queue of a lock."""
+        """Return the ticket that stands in the queue of a lock as ``member``, None if it is none."""
         if (found := _LOCK_TICKET.fullmatch(member)) is None:
             return None
         return cls(found[1], int(found[2]), int(found[3]), 1, found[4])

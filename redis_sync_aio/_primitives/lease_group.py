@@ -176,7 +176,7 @@ class LeaseGroup:
         self.members[0].check_context()
 
     def forget(self, lease: Grant) -> None:
-        """A share is lost. If it found out by itself, by the clock, then it tells the others."""
+        """Lose all shares, because one is lost: it may have found out by the clock, before the others."""
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
 
     def stalled_since(self, time: float) -> float:
@@ -261,7 +261,7 @@ class LeaseGroup:
             self._forget()
 
     def left(self, share: GroupGrant) -> None:
-        """A lost share was released: who held it knows."""
+        """Note that a lost share was released: its holder has heard of the loss."""
         self._behind = [behind for behind in self._behind if behind() not in (None, share)]
         if not self._behind:
             self._forget()

@@ -159,7 +159,7 @@ class Attempts:
     # -- one attempt -----------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """The body begins, in this task."""
+        """Note that the body begins, in this task."""
         try:
             self._body = BodyScope(self._client)
         except TransactionMisuse as error:
@@ -167,7 +167,7 @@ class Attempts:
         self._entered = True
 
     async def leave(self, tx: Transaction, error: BaseException | None) -> bool:
-        """The body has ended: commit, or give up. Return whether ``error`` is dealt with."""
+        """Commit after the body, or give up. Return whether ``error`` is dealt with."""
         self._body.end()
         try:
             if error is None:

@@ -36,7 +36,7 @@ class BodyScope:
         self._cancelling = task.cancelling()
 
     def end(self) -> None:
-        """It is over, whatever task that is in."""
+        """Note that the body is over, in whatever task."""
         self._pools.remove(self._pool)
 
     async def failed(self, tx: Transaction, error: BaseException) -> None:

@@ -345,17 +345,17 @@ class Display:
         self._live.stop()
 
     def started(self) -> None:
-        """The workers begin to sell."""
+        """Note that the workers begin to sell."""
         self._since = time.monotonic()
 
     def granted(self, grant: Grant) -> None:
-        """A worker got a lock."""
+        """Note that a worker got a lock."""
         if grant.got > self._stuck.get(grant.product, grant.got):
             del self._stuck[grant.product]
             self._console.print(f"{self._at()} product {grant.product} is worker {grant.process}'s: the lease ran out")
 
     def ended(self, grant: Grant) -> None:
-        """A worker released its lock."""
+        """Note that a worker released its lock."""
         if grant.item:
             self._sold[grant.product] += 1
             self._count += 1
@@ -363,7 +363,7 @@ class Display:
                 self._console.print(f"{self._at()} {self._progress()}")
 
     def killed(self, kill: Kill) -> None:
-        """A worker was killed while it held a lock."""
+        """Note that a worker was killed while it held a lock."""
         self._stuck[kill.product] = kill.at
         self._console.print(
             f"{self._at()} worker {kill.process} killed (SIGKILL) while it held the lock of product {kill.product}"
