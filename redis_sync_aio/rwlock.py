@@ -177,7 +177,7 @@ class AsyncReadWriteLock:
             )
 
         self._read, self._write = side(ReadSide), side(WriteSide)
-        self._upgrade = Upgrader(self._read, on_lost)
+        self._upgrade = Upgrader(self._read, self._read._keys, on_lost)
 
     def read(self) -> ReadSide:
         """Return the readers' side.

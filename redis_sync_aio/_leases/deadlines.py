@@ -13,6 +13,7 @@ from .._transport.call import Call
 from ..errors import CommandRefused
 from .grant import Grant
 from .in_flight import InFlightRenewals, Sent, Span
+from .permit_grant import UpgradedGrant
 from .terms import LeaseState
 
 CLAIM_USED = 1 / 6
@@ -81,23 +82,23 @@ class Deadlines:
         lease.renew_at = since + lease.period / 3 if lease.auto_renew else lease.deadline
         lease.prolonged()
         self.keep(lease)
-        if lease.reader is not None:
-            self._follow(lease.reader.permit, lease)
+        permit = lease.permit
+        if permit is not lease:
+            self._follow(permit, lease)
             lease.deadline = min(lease.deadline, lease.until)
         self.writer_follows(lease)
 
     def writer_follows(self, permit: Grant) -> None:
         """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
-        writer = permit.writer
-        if writer is not None and writer.reader is not None and writer.state is LeaseState.HELD:
-            writer.until = writer.reader.ends_by()
+        writer = permit.above
+        if writer is not None and writer.state is LeaseState.HELD:
+            writer.until = writer.latest_end()
             self._follow(writer, permit)
 
-    def upgraded(self, lease: Grant, writer: Grant) -> None:
+    def upgraded(self, lease: Grant, writer: UpgradedGrant) -> None:
         """``writer`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
         permit = lease.permit
-        writer.reader, writer.until = lease, lease.ends_by()
-        permit.writer = lease.writer = writer
+        writer.stand_on(lease)
         # A renewal that is not answered yet may be executed after the grant.
         writer.deadline = min(writer.deadline, writer.until, self._unanswered.bound(permit))
         if writer.deadline > permit.deadline:

@@ -83,12 +83,10 @@ class Grant:
     """A release without an answer may have been executed."""
     renewing = 0
     """So many renewals of it are in flight."""
-    reader: Grant | None = None
-    """Of a writer's lease that was got by an upgrade: the reader's, on the same permit, which still is underneath."""
-    writer: Grant | None = None
-    """Of a reader's lease that was upgraded: the writer's."""
+    above: Grant | None = None
+    """The grant that stands on this one: the writer's, of a reader that was upgraded (`UpgradedGrant`)."""
     upgrader: Grant | None = None
-    """Whose permit this is: which of those who read by it is, or is to become, the writer."""
+    """Of the grants that read by this permit, the one that is the writer, or is to become it."""
     acquirer: TaskRef | None = None
     """The task that acquired it; None: an owner that is not a task. Weak: a forgotten lease keeps no task alive."""
     body: TaskRef | None = None
@@ -96,7 +94,7 @@ class Grant:
     group: Group | None = None
     """The lease over several, or of several, that stands on this one."""
     attempt = b""
-    """What made its reader the writer; empty: it was acquired as it is."""
+    """What the server knows an upgrade by; empty: it was acquired as it is."""
     replayed = False
     """A copy of the request that this lease answers may still be on its way to the server."""
     releasers: list[FutureLike[None]] | None = None
@@ -171,11 +169,6 @@ class Grant:
             self.manager.check_context()
         except WrongContext as error:
             raise error.about(f"the lease on {self.name!r}") from None
-
-    @property
-    def client(self) -> Client:
-        """The client that its coordinator was made from."""
-        return self.manager.client
 
     @property
     def response_timeout(self) -> float:
@@ -262,8 +255,8 @@ class Grant:
 
     @property
     def permit(self) -> Grant:
-        """The lease that the server knows: itself, or that of the reader who became the writer."""
-        return self if self.reader is None else self.reader.permit
+        """The grant that the server knows: itself, or the one that it stands on."""
+        return self
 
     @property
     def reusable(self) -> bool:
@@ -273,7 +266,23 @@ class Grant:
     @property
     def upgraded(self) -> bool:
         """Whether the writer's lease is held: it is the one that is renewed."""
-        return self.writer is not None and self.writer.state is HELD
+        return self.above is not None and self.above.state is HELD
+
+    def others_of_identity(self) -> IdentityReleases | None:
+        """Return what else goes by the identity of the holder here, if it has one."""
+        return self.namesakes
+
+    def stands(self) -> bool:
+        """Return whether what it stands on is still held."""
+        return True
+
+    def latest_end(self) -> float:
+        """Return until when it may last, however it is renewed (local clock)."""
+        return self.until
+
+    def shares_end(self) -> bool:
+        """Return whether an extension of it is one of its permit, too."""
+        return True
 
     def follow(self, other: Grant) -> None:
         """Last as long as ``other``, a lease on the same permit."""
@@ -298,17 +307,15 @@ class Grant:
         """End those of the tasks that share it whose own time is up."""
 
     def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says in the end: of an attempt to upgrade, or what was asked for."""
-        if self.attempt:
-            return (self.attempt,)
+        """Return what its release says in the end."""
         return self._terms.closing
 
     def give_back(self) -> None:
         """Start the release, if that is not done yet, without waiting for it."""
         if self.state is HELD:
             self.state = LeaseState.RELEASING
-            if self.writer is not None and self.writer.state is HELD:  # no permit, no writer
-                self.writer.lose("expired")
+            if self.above is not None and self.above.state is HELD:  # no permit, no writer
+                self.above.lose("expired")
             self.manager.release(self)
 
     def release_ended(self, error: Exception | None) -> None:
@@ -335,8 +342,8 @@ class Grant:
             self.reason = reason = cause.reason
             if self.reports_loss:
                 self._report_loss()
-            if self.writer is not None:  # first: what forgets us may give the permit back
-                self.writer.lose(reason)
+            if self.above is not None:  # first: what forgets us may give the permit back
+                self.above.lose(reason)
             self.manager.forget(self)
             self._notify_lost()
 
@@ -380,9 +387,7 @@ class Grant:
         )
 
     def _report_loss(self) -> None:
-        reader = self.reader
-        if reader is None or reader.reason is None:  # else the reader's loss, which took this along, is reported
-            logs.lease_lost(self.lost_as())
+        logs.lease_lost(self.lost_as())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.described()}>"

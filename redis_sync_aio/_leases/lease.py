@@ -169,7 +169,7 @@ class Lease:
             retry_for=manager.retry_for,
             response_timeout=manager.asked_response_timeout,
         )
-        return GuardedTransaction(servers_of(grant.client), guard)
+        return GuardedTransaction(servers_of(manager.client), guard)
 
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns. Idempotent.

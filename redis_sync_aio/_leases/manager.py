@@ -185,7 +185,7 @@ class GrantManager:
         self._forget(lease)
         self.releases.put_back(lease)
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
-        if lease.reader is None and lease.reason != "closed" and not lease.reusable and perhaps:
+        if lease.permit is lease and lease.reason != "closed" and not lease.reusable and perhaps:
             # Nobody has it here, and the server may have prolonged it, or do so yet: others would wait in vain.
             lease.interrupted = True
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())

@@ -15,7 +15,7 @@ from .._transport.call import Call
 from ..errors import SyncError, Unreachable
 from .grant import Grant
 from .in_flight_counter import InFlightCounter
-from .terms import IdentityReleases, LeaseState
+from .terms import LeaseState
 
 
 class Releases:
@@ -46,10 +46,11 @@ class Releases:
         # A command that is alone is on its way already (see Wire): the rest costs no latency.
         self.in_flight.started(call)
         self._forget(lease)
-        if lease.reader is not None:
-            self._keep(lease.reader.permit)  # it is renewed by itself again
-        if (here := namesakes_of(lease)) is not None:
-            here.release_sent(lease.wire_token, 0 if lease.reader is None else WRITER_WEIGHT)
+        permit = lease.permit
+        if permit is not lease:
+            self._keep(permit)  # it is renewed by itself again
+        if (here := lease.others_of_identity()) is not None:
+            here.release_sent(lease.wire_token, 0 if permit is lease else WRITER_WEIGHT)
 
     def undo(
         self,
@@ -86,18 +87,17 @@ class Releases:
 
         The reader's renewals would keep everybody out otherwise.
         """
-        reader = lease.reader
-        if reader is not None:
-            if reader.state is not LeaseState.HELD:
-                return
-            self._keep(reader.permit)  # it is renewed by itself again
+        if not lease.stands():
+            return
+        if lease.permit is not lease:
+            self._keep(lease.permit)  # it is renewed by itself again
         if lease.attempt:
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)
         lease: Grant = call.context
-        if (here := namesakes_of(lease)) is not None:
+        if (here := lease.others_of_identity()) is not None:
             here.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING
         error = None if plainly else release_error(lease, call)
@@ -130,11 +130,6 @@ def release_error(lease: Grant, call: Call) -> SyncError | None:
         return None
     lease.lose("expired" if found == Released.GONE else "taken")
     return lease.loss()
-
-
-def namesakes_of(lease: Grant) -> IdentityReleases | None:
-    """Return the others of the lease's identity. That of an upgrade is the reader's."""
-    return lease.namesakes if lease.reader is None else lease.reader.namesakes
 
 
 def notice_end(loop: asyncio.AbstractEventLoop, lease: Grant) -> None:

@@ -98,8 +98,8 @@ class Renewals(Deadlines):
             return None
         if outcome is not Renewed.RENEWED:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
-            if lease.reader is not None:  # first: what is gone is not put back
-                lease.reader.permit.lose(reason)
+            if lease.permit is not lease:  # first: what is gone is not put back
+                lease.permit.lose(reason)
             lease.lose(reason)
             return lease.loss()
         if ttl:
@@ -116,7 +116,7 @@ class Renewals(Deadlines):
             renewed = call.error is None and read_renew(call.reply) is Renewed.RENEWED
             if not renewed or lease.state is not LeaseState.HELD:
                 return
-            if lease.reader in (None, permit):  # else it ends with that task's share of the permit, as before
+            if lease.shares_end():  # else it ends with that task's share of the permit, as before
                 for extended in (lease, permit):  # also beyond `max_hold`
                     extended.until = max(extended.until, call.sent + ttl / 1000)
 

@@ -104,7 +104,7 @@ class LeaseGroup:
         self.asked_response_timeout: float | None = members[0].manager.asked_response_timeout
         self.exit_timeout: float = members[0].manager.exit_timeout
         self.retry_for: float = members[0].manager.retry_for
-        self.client: Client = members[0].client
+        self.client: Client = members[0].manager.client
         self.token: bytes = b" ".join(member.wire_token for member in members)
         self.fence: int = max(member.fence for member in members)
         self._behind: list[ReferenceType[GroupGrant]] = []  # after a loss: shares that were not released since

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from .._acquire.acquisition import acquire
 from .._acquire.request import Request
 from .._core.arguments import MIN_TTL_MS, Seconds, timeout_seconds
 from .._core.clock import now
-from .._core.keys import upgrade_keys
+from .._core.keys import PermitKeys, upgrade_keys
 from .._engine.replies import Answer
 from .._leases.grant import Grant
 from .._leases.hold import Hold, OnLost
 from .._leases.lease import Lease, grant_of
 from .._leases.manager import GrantManager
+from .._leases.permit_grant import UpgradedGrant
 from .._leases.terms import HELD, LeaseState
 from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
 from .._sharing.shared_grant import TaskLease
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
-
-if TYPE_CHECKING:
-    from ..rwlock import ReadSide
+from .base import PermitPrimitive
 
 
 class Upgrader:
     """Readers that become the writer. The writer's lease has the reader's token, and its release is a downgrade."""
 
-    def __init__(self, read: ReadSide, on_lost: OnLost) -> None:
+    def __init__(self, read: PermitPrimitive, keys: PermitKeys, on_lost: OnLost) -> None:
         self._read = read
         self._on_lost: OnLost = on_lost
-        self._keys = upgrade_keys(read._keys)
+        self._keys = upgrade_keys(keys)
 
     def hold(self, reader: Lease, timeout: Seconds | None) -> Hold[Lease]:
         limit, lease = timeout_seconds(timeout), grant_of(reader)
@@ -40,7 +38,7 @@ class Upgrader:
             self._check(lease, 1, "reader")
             permit = lease.permit
             self._check_alone(lease, permit)
-            permit.upgrader, lease.writer = lease, None
+            permit.upgrader, lease.above = lease, None
             try:
                 upgraded = await self._acquire(lease, limit)
             except BaseException:
@@ -59,7 +57,7 @@ class Upgrader:
     def _check_alone(self, lease: Grant, permit: Grant) -> None:
         """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
         first = permit.upgrader
-        writer = None if first is None else first.writer
+        writer = None if first is None else first.above
         if first is not None and (writer is None or writer.state is LeaseState.RELEASING or writer.remaining()):
             if first is not lease:
                 raise self._deadlock()
@@ -68,7 +66,7 @@ class Upgrader:
         if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
             raise self._deadlock()
 
-    async def _acquire(self, lease: Grant, limit: float | None) -> Grant:
+    async def _acquire(self, lease: Grant, limit: float | None) -> UpgradedGrant:
         if isinstance(lease, TaskLease):
             # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
             begin = now()
@@ -87,6 +85,7 @@ class Upgrader:
             weight=WRITER_WEIGHT,
             limit=WRITER_WEIGHT,
             upgrade=True,
+            grant_type=UpgradedGrant,
             refused=lambda answer, _: self._refused(answer, lease),
         )
         resource = self._read._at_work().resource(self._keys)
@@ -96,6 +95,7 @@ class Upgrader:
             raise self._in_use(lease, error.remaining, error.answered) from error
         if upgraded is None:
             raise self._in_use(lease, resource.holder_remaining())
+        assert isinstance(upgraded, UpgradedGrant)  # the request asked for one
         return upgraded
 
     def _in_use(self, lease: Grant, remaining: float | None, answered: bool = True) -> AcquireTimeout:
@@ -115,7 +115,7 @@ class Upgrader:
         )
 
     async def downgrade(self, lease: Grant) -> None:
-        if lease.keys == self._keys and lease.reader is not None:
+        if lease.keys == self._keys and lease.permit is not lease:
             lease.check_context()
             lease.check()
             await lease.release()  # which is a downgrade: the reader's lease is underneath

@@ -1,0 +1,51 @@
+"""Two grants on one permit: the writer's of an upgrade stands on the reader's, which goes on below it."""
+
+from __future__ import annotations
+
+from .._client.resp import Argument
+from .grant import Grant
+from .terms import HELD, IdentityReleases
+
+
+class UpgradedGrant(Grant):
+    """The writer's grant of an upgrade. Its release is a downgrade: the reader's goes on.
+
+    It has the token of the reader, and never lasts longer: what ends the reader's grant ends this one first.
+    """
+
+    _reader: Grant | None = None
+    """The grant that it stands on; None until the upgrade is known to have succeeded."""
+
+    def stand_on(self, reader: Grant) -> None:
+        """Stand on ``reader``, which was upgraded, and last no longer than that may."""
+        self._reader, self.until = reader, reader.ends_by()
+        reader.permit.above = reader.above = self
+
+    @property
+    def permit(self) -> Grant:
+        """The grant that the server knows: that of the reader."""
+        return self if self._reader is None else self._reader.permit
+
+    def stands(self) -> bool:
+        """Return whether the reader's grant is still held."""
+        return self._reader is None or self._reader.state is HELD
+
+    def latest_end(self) -> float:
+        """Return until when the reader's grant may last (local clock)."""
+        return self.until if self._reader is None else self._reader.ends_by()
+
+    def shares_end(self) -> bool:
+        """Return whether an extension is one of the permit: not if the reader's is a share of it."""
+        return self._reader is None or self._reader is self.permit
+
+    def others_of_identity(self) -> IdentityReleases | None:
+        """Return what else goes by the identity of the reader here, if it has one."""
+        return self.namesakes if self._reader is None else self._reader.namesakes
+
+    def closing(self) -> tuple[Argument, ...]:
+        """Return what its release says: which upgrade it ends."""
+        return (self.attempt,)
+
+    def _report_loss(self) -> None:
+        if self._reader is None or self._reader.reason is None:  # else the loss of the reader is reported
+            super()._report_loss()
