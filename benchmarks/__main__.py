@@ -12,7 +12,8 @@ from rich.console import Console
 
 from . import contestants, page, scenarios
 from .report import show, write
-from .runner import FULL, QUICK, benchmark
+from .runner import benchmark
+from .scenario import FULL, QUICK
 from .targets import verdicts
 
 SCENARIOS = ",".join(scenarios.BY_KEY)

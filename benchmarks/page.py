@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import number
-from .runner import Outcome
+from .scenario import Outcome
 from .targets import Verdict
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

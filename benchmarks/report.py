@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .contestants import BY_NAME
-from .runner import Column, Outcome
+from .scenario import Column, Outcome
 from .targets import OURS, Verdict
 
 _LIMIT = "#c9a227"

@@ -21,7 +21,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from .contestants import OursShared
 from .measure import contest, middle, percentile, waits_for_others
 from .report import number
-from .runner import FULL, Bench
+from .scenario import FULL, Bench
 from .scenarios.contention import Result, compete, holds_of, verify
 from .server_stats import ServerStats
 from .workers import Desk, Pool

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from .contestants import BY_NAME
-from .runner import Outcome
+from .scenario import Outcome
 from .scenarios.permits import PERMITS
 
 OURS, SHARED, LINGERING = "ours", "ours-shared", "ours-lingering"

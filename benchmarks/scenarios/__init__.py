@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runner import Scenario
+from ..scenario import Scenario
 from .cancellation import CANCELLATION
 from .contention import CONTEST, CONTEST_IN_ONE, CONTEST_WITH_WORK
 from .cost import COST

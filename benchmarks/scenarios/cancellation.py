@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..contestant import Contestant, Grip
 from ..contestants import BY_NAME
 from ..measure import percentile
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..server_stats import ServerStats
 from ..workers import Desk
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from ..contestant import Contestant, Grip
 from ..contestants import BY_NAME
 from ..measure import Hold, contest, miscounted, overlaps
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..server_stats import Cost
 from ..workers import Cells, Desk
 

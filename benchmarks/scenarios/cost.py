@@ -14,7 +14,7 @@ from redis_sync_aio._core.keys import permit_keys
 from ..contestant import Contestant
 from ..contestants import BY_NAME, Ours
 from ..measure import middle
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..server_stats import ServerStats
 from ..workers import Desk
 

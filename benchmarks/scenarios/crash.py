@@ -14,7 +14,7 @@ from functools import partial
 from ..contestant import Contestant, Grip
 from ..contestants import BY_NAME
 from ..measure import middle, percentile
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Desk, Worker
 
 TTL = 1.0

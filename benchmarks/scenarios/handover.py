@@ -16,7 +16,7 @@ from ..contestant import Contestant
 from ..contestants import BY_NAME
 from ..measure import Hold, handovers, middle, miscounted, overlaps, percentile
 from ..raw import RawProtocol
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Cells, Desk, sleep_until
 
 COUNTER, ASKING, GRANTS = 0, 1, 3

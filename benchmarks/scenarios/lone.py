@@ -15,7 +15,7 @@ from ..contestant import Contestant
 from ..contestants import BY_NAME
 from ..measure import contest, middle, percentile, waits_of
 from ..raw import RawProtocol
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Desk
 from .contention import KEY, Result, compete, holds_of, race, verify, warm_up
 

@@ -19,7 +19,7 @@ from ..contestant import Contestant
 from ..contestants import BY_NAME
 from ..market import Market, audit, open_market
 from ..measure import middle, percentile
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Desk
 
 ITEMS_PER_SECOND = 12_000

@@ -18,7 +18,7 @@ from ..contestant import Contestant, Grip, Kind
 from ..contestants import BY_NAME
 from ..measure import peak
 from ..raw import RawProtocol
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Desk, sleep_until
 from .contention import COLUMNS, KEY, Result, judged, race, warm_up
 

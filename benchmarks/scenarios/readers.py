@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..contestant import Contestant
 from ..contestants import BY_NAME
 from ..measure import peak, torn
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Desk
 from .contention import COLUMNS, KEY, Result, judged, race, warm_up
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..contestant import Contestant, Grip, Kind
 from ..contestants import BY_NAME
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Desk
 
 

@@ -11,7 +11,7 @@ import time
 
 from ..contestant import Contestant
 from ..contestants import BY_NAME
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..workers import Desk
 
 KEY = "counter"

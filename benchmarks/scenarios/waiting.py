@@ -9,7 +9,7 @@ from functools import partial
 from ..contestant import Contestant, Grip
 from ..contestants import BY_NAME
 from ..measure import Hold, miscounted, overlaps, peak
-from ..runner import Bench, Column, Round, Scenario
+from ..scenario import Bench, Column, Round, Scenario
 from ..server_stats import ServerStats
 from ..workers import Cells, Desk, sleep_until
 from .permits import PERMITS, crowded

@@ -30,7 +30,10 @@ from redis_sync_aio import AsyncLock, Coordinator, SyncError, __version__
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
-from ._report import Audit, Display, Grant, Kill, Run, Sale, Seen, faults, measure, table
+from ._audit import Audit, Sale, faults, measure
+from ._display import Display
+from ._report import table
+from ._run import Grant, Kill, Run, Seen
 from ._timeline import timeline
 from ._worker import KEEP, Job, lock_name, sales_key, stock_key
 

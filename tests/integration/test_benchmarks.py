@@ -27,7 +27,8 @@ from benchmarks.measure import (
     waits_for_others,
 )
 from benchmarks.report import show, write
-from benchmarks.runner import SMOKE, Outcome, Round, Scale, benchmark
+from benchmarks.runner import benchmark
+from benchmarks.scenario import SMOKE, Outcome, Round, Scale
 from benchmarks.scenarios.permits import crowded
 from benchmarks.targets import Verdict, verdicts
 

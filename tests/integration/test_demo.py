@@ -16,7 +16,8 @@ import pytest
 import redis
 
 from redis_sync_aio import __version__, cli
-from redis_sync_aio.cli._report import MS, Audit, Grant, Kill, Run, Sale, Seen, faults, jain, measure, percentile
+from redis_sync_aio.cli._audit import Audit, Sale, faults, jain, measure, percentile
+from redis_sync_aio.cli._run import MS, Grant, Kill, Run, Seen
 from redis_sync_aio.cli._timeline import timeline
 from redis_sync_aio.embedded import EmbeddedServer
 
