@@ -74,7 +74,7 @@ class Lock(RedisLock):
         name: the key; excludes all other locks on that key.
         timeout: seconds until the lock ends by itself; None or 0: never.
         sleep: seconds between two tries of an acquire with ``token=``.
-        blocking, blocking_timeout: whether `acquire` waits, and for how many seconds; None: for ever.
+        blocking, blocking_timeout: whether `acquire` waits, and for how many seconds; None: forever.
         thread_local: keep the token in thread-local storage, so that only this thread sees it.
         raise_on_release_error: raise when the lock is lost at the end of ``async with``; False: log a warning.
 

@@ -122,7 +122,7 @@ class Compensation:
         name, so that it can be stored: arguments are what JSON can say, all steps together 65,536 bytes at most.
 
         Raises:
-            TypeError, ValueError: not a coroutine function, arguments that it does not take, or that JSON can not say.
+            TypeError, ValueError: not a coroutine function, arguments that it does not take, or that JSON cannot say.
                 Nothing was added.
             UnknownStep: the registry has no such name. RuntimeError: outside the ``async with``.
             LeaseLost, NotHeld, StaleWriter: it was not recorded. Unreachable, CommandRefused: perhaps it was, so it was

@@ -37,7 +37,7 @@ class Coordinator:
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster`, however configured. Its pool is not used for locks; one
-            connection is opened beside it, with the client's own settings, to each shard of a cluster.
+            connection is opened next to it, with the client's own settings, to each shard of a cluster.
         push: "auto" (default): wake-ups are pushed; where the server or the ACL user does not allow that, waiters
             poll and a warning is logged. "always": raise PushUnavailable instead. "never": poll, and send
             commands through the client's pool.

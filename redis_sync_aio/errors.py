@@ -2,7 +2,7 @@
 
 Each message names the lock, says what was expected and what was found, and what to do about it.
 ``SyncError`` catches them all; the second base of a class is what callers would catch anyway
-(``TimeoutError`` for a time-out, redis-py's ``ConnectionError`` for a server out of reach).
+(``TimeoutError`` for a timeout, redis-py's ``ConnectionError`` for a server out of reach).
 They can be pickled and copied. Not among them: bad arguments are TypeError, ValueError or RuntimeError;
 `redis_sync_aio.embedded` has errors of its own, and `redis_sync_aio.compat` raises redis-py's.
 """
@@ -123,7 +123,7 @@ class AcquireTimeout(SyncError, TimeoutError):
     request and on the same connection. So nothing stays behind.
 
     ``name`` is the lock's; ``remaining`` is for how many seconds the present holder has it if it does not renew,
-    as far as this process or the server's last answer can tell (None: not known, or for ever): a hint for
+    as far as this process or the server's last answer can tell (None: not known, or forever): a hint for
     ``Retry-After``. ``answered`` is False if Redis had not answered yet, so that it may be free.
     """
 
@@ -296,7 +296,7 @@ class PermissionDenied(CommandRefused):
 class OutOfMemory(CommandRefused):
     """The server is at ``maxmemory``: nothing new can be acquired.
 
-    By scripts releases and renewals still work; by WATCH (``engine="watch"``) those of permits do not.
+    With scripts, releases and renewals still work; with WATCH (``engine="watch"``) those of permits do not.
     """
 
 
@@ -350,8 +350,8 @@ class OutcomeUnknown(SyncError):
 class PartiallyApplied(SyncError):
     """Some commands of a transaction failed when they ran: Redis does not take the others back.
 
-    Or all were executed, and a reply can not be read. ``replies`` has the reply of each command in order, an exception
-    in place of each that failed or can not be read.
+    Or all were executed, and a reply cannot be read. ``replies`` has the reply of each command in order, an exception
+    in place of each that failed or cannot be read.
     """
 
     def __init__(self, message: str, *, replies: tuple[object, ...]) -> None:
@@ -360,4 +360,4 @@ class PartiallyApplied(SyncError):
 
 
 class TransactionMisuse(SyncError, RuntimeError):
-    """The body of a transaction did what can not work; the message says what to do instead. Nothing was written."""
+    """The body of a transaction did what cannot work; the message says what to do instead. Nothing was written."""

@@ -1,4 +1,4 @@
-"""FenceGate: keeps late writers away from a resource that can not compare fences itself."""
+"""FenceGate: keeps late writers away from a resource that cannot compare fences itself."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class FenceGate:
 
     Between the answer of `accept` and the use of the resource there is a moment in which a later holder may pass, too.
     A resource that compares fences itself, in the same step as it writes (see docs/fencing.md for SQL), has no such
-    moment and needs no gate. The gate is for those that can not, and for many small resources under one name.
+    moment and needs no gate. The gate is for those that cannot, and for many small resources under one name.
 
     A gate is forgotten when it was not passed for ``ttl``. That is harmless as long as no holder is paused for longer:
-    fences are times in microseconds, so whoever comes later brings a greater one, unless it slept all the time.
+    fences are times in microseconds, so a later writer brings a greater one, unless it slept all the time.
 
     It is for what one holds at a time. Of a semaphore with several permits it refuses rightful holders: all but the one
     with the highest fence, which with ``share=True`` need not be the latest (docs/local-sharing.md).

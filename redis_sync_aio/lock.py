@@ -53,7 +53,7 @@ class AsyncLock(LockBase[Lease]):
 
     Guarantees: at most one live lease at a time by the server's clock; grants in the order of arrival, no
     barging; a release wakes the next waiter by itself; nothing is left behind by a cancelled task or a lost
-    reply. What it can not promise (asynchronous replication, a process that is paused) is what `Lease.fence`
+    reply. What it cannot promise (asynchronous replication, a process that is paused) is what `Lease.fence`
     is for.
 
     A lock is configuration: it may be shared by any number of tasks, and two objects with the same name are the
@@ -64,14 +64,14 @@ class AsyncLock(LockBase[Lease]):
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: the key that holds the holder's token; other Redis locks on that key and this one exclude each other.
             1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none).
-        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: for ever (a crashed
+        ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever (a crashed
             holder then blocks everybody until `force_release`).
         auto_renew: renew leases in the background, in good time, for as long as they are held.
         max_hold: seconds (or timedelta), 0.01 to ten years, after which a lease is not renewed any more and so is lost;
             None: no such limit. With ttl=None it is the ttl.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
-        engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
+        engine: "auto" (default): decisions are made by Lua scripts on the server, or with WATCH, MULTI and EXEC where
             scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
             decision; "lua": CommandRefused instead. Both work on the same lock at the same time.
         share: tasks of this process hand the lease on among themselves, without a command, as long as nobody else
@@ -79,7 +79,8 @@ class AsyncLock(LockBase[Lease]):
             processes and among the tasks of one, not over all tasks. Each task still has a lease and a fence of its
             own. Off where it makes no sense: with an identity, ttl=None, engine="watch", or without pushes.
         linger: for how many seconds (or timedelta) what tasks share is kept when none has it, so that to take it again
-            costs nothing; 0: not at all. It goes back at once when somebody else asks. `release` does not wait then.
+            costs nothing; 0: not at all. It goes back immediately when another process asks. `release` does not
+            wait then.
         polled_every: how often clients that are not of this package try to take the key, 0.001 to 1 second (redis-py's
             Lock: its ``sleep``, 0.1). A release hands the lock to the next waiter, so where it is always contended
             such a client never finds the key free. With this, a lock that was handed over for 1.5 seconds is left

@@ -1,4 +1,4 @@
-"""AsyncMultiLock: several locks at once, all of them or none."""
+"""AsyncMultiLock: several locks together, all of them or none."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
     Guarantees: each name is the same lock as ``AsyncLock(client, name)``: they exclude each other, and share queue and
     fences; nobody barges past those who wait for any of the names. Callers that name the same locks in different
-    orders can not deadlock: who has to wait for one holds only locks before it in the order of the names as
-    bytes, and every time-out, cancellation and error gives back all. One lease covers all; when one lock is
+    orders cannot deadlock: a request that waits for one holds only locks before it in the order of the names as
+    bytes, and every timeout, cancellation and error gives back all. One lease covers all; when one lock is
     lost the others are given back and the body is cancelled.
 
     Free locks are taken in one round trip: by one script, all or none, if their names have the same hash tag (as in
@@ -124,7 +124,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """Wait for all locks and return one lease over them. One round trip when all are free.
 
         Args:
-            timeout: seconds or timedelta to wait for all of them together at most; 0: do not wait; None: for ever.
+            timeout: seconds or timedelta to wait for all of them together at most; 0: do not wait; None: forever.
             ttl: for this lease, instead of the lock's own.
 
         Raises:
@@ -243,7 +243,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     async def _acquire_all(self, within: float | None, ttl: Seconds | None) -> list[Grant]:
         """Take what is free, wait for the next in order, and so on until all are held.
 
-        Invariant, and the reason why nobody deadlocks: who waits for a lock holds only locks that come before it.
+        Invariant that rules out deadlocks: a request that waits for a lock holds only locks that come before it.
         """
         ends = None if within is None else now() + within
         loop = running_loop()
@@ -285,7 +285,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
 
 def _valid(lease: Grant | None) -> bool:
-    """Whether it was granted, and was not lost while the others were still under way."""
+    """Whether it was granted, and was not lost while the others were still in flight."""
     return lease is not None and lease.remaining() > 0
 
 

@@ -1,4 +1,4 @@
-"""AsyncRedlock: one lock on several independent servers, held by whoever holds it on a majority of them."""
+"""AsyncRedlock: one lock on several independent servers, held by the process that holds it on a majority of them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RedlockStatistics:
 class AsyncRedlock(LeaseContext[RedlockLease]):
     """One lock on n independent servers. It goes on while a minority of them is down, hung, or has lost its data.
 
-    The algorithm is that of Redlock (redis.io, "Distributed Locks with Redis"): ask all at once, each with little time
+    The algorithm is that of Redlock (redis.io, "Distributed Locks with Redis"): ask all together, each with little time
     for its answer; it is acquired if n // 2 + 1 of them grant it and their leases have not ended meanwhile; else give
     all back. Three things are added. Who has to wait stands in the queue of the first server that answers and is woken
     by it, instead of trying again at random: so the order is that of arrival while the same server answers to all, and
@@ -146,7 +146,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
     ) -> None:
         sources = several(clients)
         if ttl is None:
-            raise TypeError("ttl must be seconds or a timedelta: without an end a lost server would hold it for ever")
+            raise TypeError("ttl must be seconds or a timedelta: without an end a lost server would hold it forever")
         self._locks = tuple(
             AsyncLock(one, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine)
             for one in sources
@@ -162,7 +162,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         """Wait for a majority and return one lease over it. Two round trips when it is free.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
             ttl: for this lease, instead of the lock's own.
 
         Raises:
@@ -170,7 +170,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             Unreachable: no majority answered within ``retry_for`` of the first coordinator, or ``timeout``; or the
                 clocks of those that did are more than 10 seconds apart, so that no fence would be sure to rise.
             CommandRefused: so many servers answered with an error that the others are no majority.
-            CoordinatorClosed, WrongContext: a coordinator can not be used, or was closed meanwhile.
+            CoordinatorClosed, WrongContext: a coordinator cannot be used, or was closed meanwhile.
             TypeError, ValueError: a bad argument; or (ValueError) two clients lead to one server. Nothing was acquired.
 
         On cancellation, and when it raises, everything that was acquired is given back and whatever else a server did
@@ -242,7 +242,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         await to_release(LeaseGroup.shares_of(self._key()), repr(self.name)).release()
 
     async def force_release(self) -> int:
-        """Take the lock away from whoever holds it, on all servers that answer; return on how many it was held.
+        """Take the lock away from its holder, on all servers that answer; return on how many it was held.
 
         As `AsyncLock.force_release` on each. Raises Unreachable when no majority answers: it may have happened or not.
         Also CoordinatorClosed, WrongContext.
@@ -305,7 +305,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
                 return None, None, why_no_answer(self.name, bids, self._quorum, self._answer_within)
             gate = next((server for server in answered if server != beside), answered[0])
             if bids.suffice and bids.all[gate].lease is None:
-                # Somebody holds it there and has no majority, or it is just being handed over: not past who waits.
+                # Somebody holds it there and has no majority, or it is just being handed over: not past its waiters.
                 found = await self._answer(self._locks[gate].statistics())
                 if found is not None and found.waiters:
                     return None, gate, None

@@ -20,10 +20,10 @@ __all__ = ["AsyncReentrantLock"]
 
 
 class AsyncReentrantLock(LeaseContext[Lease]):
-    """A fair lock that whoever holds it may acquire again: for helpers that lock and call each other.
+    """A fair lock that its holder may acquire again: for helpers that lock and call each other.
 
     Guarantees: those of `AsyncLock`; it is the same lock as an `AsyncLock` of that name, and they exclude each
-    other. An owner that holds it gets one more lease at once, without a command. The lock is free when every
+    other. An owner that holds it gets one more lease immediately, without a command. The lock is free when every
     lease was released, in any order. A lease that is lost is lost for all of them: an acquisition that would be
     inside a lost one raises LeaseLost, until all that are inside have left.
 
@@ -32,7 +32,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     groups, ``asyncio.wait_for`` on Python 3.11) do not inherit it. Who wants to share it names an owner: any hashable
     value, a request id for instance, or the parent task itself. All that use one client, or one `Coordinator`,
     in one event loop, with the same lock name and the same ``owner`` are one owner, whatever lock object and
-    task. Acquire before you share: tasks of one owner that ask at once while it holds nothing wait for each other.
+    task. Acquire before you share: tasks of one owner that ask together while it holds nothing wait for each other.
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
@@ -77,13 +77,13 @@ class AsyncReentrantLock(LeaseContext[Lease]):
     async def acquire(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, owner: Hashable | None = None
     ) -> Lease:
-        """Return a lease: at once and without a command if the owner holds the lock, else when it is its turn.
+        """Return a lease: immediately and without a command if the owner holds the lock, else when it is its turn.
 
         Each call returns a lease of its own, with the fence and the token they have in common. Releasing one, also
         twice, releases none of the others.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
             ttl: for the outermost lease, instead of the lock's own; checked and not used inside another one.
             owner: who acquires; None: the current task.
 
@@ -162,7 +162,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         return len(LeaseGroup.shares_of(self._key(owner)))
 
     async def force_release(self) -> bool:
-        """Take the lock away from whoever holds it, as `AsyncLock.force_release`."""
+        """Take the lock away from its holder, as `AsyncLock.force_release`."""
         return await self._lock.force_release()
 
     async def locked(self) -> bool:

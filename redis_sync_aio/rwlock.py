@@ -79,7 +79,7 @@ S = TypeVar("S", bound=Side)
 
 
 class ReadSide(Side):
-    """The readers' side of an `AsyncReadWriteLock`, made by its ``read()``: any number of leases at once.
+    """The readers' side of an `AsyncReadWriteLock`, made by its ``read()``: any number of leases at a time.
 
     It has `acquire`, `try_acquire`, `hold`, `wrap` and `release`, as `AsyncLock` has them, and is itself an async
     context manager. Asking with an identity that writes raises WouldDeadlock: it has one permit, on one side.
@@ -93,7 +93,7 @@ class ReadSide(Side):
 
 
 class WriteSide(Side):
-    """The writers' side of an `AsyncReadWriteLock`, made by its ``write()``: one lease, and no reader beside it.
+    """The writers' side of an `AsyncReadWriteLock`, made by its ``write()``: one lease at a time, and no reader.
 
     It has `acquire`, `try_acquire`, `hold`, `wrap` and `release`, as `AsyncLock` has them, and is itself an async
     context manager. Asking with an identity that reads raises WouldDeadlock: it has one permit, on one side; `upgrade`
@@ -127,7 +127,7 @@ class AsyncReadWriteLock:
         max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
-        engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
+        engine: "auto" (default): decisions are made by Lua scripts on the server, or with WATCH, MULTI and EXEC where
             scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
             decision; "lua": CommandRefused instead. Both work on the same lock at the same time.
         share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
@@ -160,7 +160,7 @@ class AsyncReadWriteLock:
         linger: Seconds = 0.0,
     ) -> None:
         if ttl is None:  # for callers without a type checker
-            raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out for ever")
+            raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out forever")
 
         def side(kind: type[S]) -> S:
             return kind(
@@ -196,14 +196,14 @@ class AsyncReadWriteLock:
     def upgrade(self, lease: Lease, *, timeout: Seconds | None = None) -> Hold[Lease]:
         """Return an async context manager in whose body a reader is the writer; afterwards it reads again.
 
-        It waits until the other readers are gone, ahead of everybody who waits; nobody else writes in between, so
+        It waits until the other readers are gone, ahead of all that wait; nobody else writes in between, so
         what was read is still true. The body gets a lease with a writer's fence, which the reader's has from then on,
         too; the reader's lease goes on. The writer's lasts no longer: when the reader's is released or lost, by
         ``max_hold`` or without renewals, too, the writer's is lost.
 
         Args:
             lease: a reader's lease of this lock, held by this process.
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
 
         Raises:
             TypeError, ValueError: a bad argument; at the call, and nothing was sent.
@@ -221,7 +221,7 @@ class AsyncReadWriteLock:
         return self._upgrade.hold(lease, timeout)
 
     async def downgrade(self, lease: Lease) -> None:
-        """Make a writer's lease one of a reader, without a gap: readers at the head of the queue get in at once.
+        """Make a writer's lease one of a reader, without a gap: readers at the head of the queue get in immediately.
 
         The same lease object goes on, with its fence. A lease of `upgrade` ends instead, as at the end of its body, and
         the reader's lease goes on.

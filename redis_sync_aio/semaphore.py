@@ -131,7 +131,7 @@ class AsyncSemaphore(PermitPrimitive):
         max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
         on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
             ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
-        engine: "auto" (default): decisions are made by Lua scripts on the server, or by WATCH, MULTI and EXEC where
+        engine: "auto" (default): decisions are made by Lua scripts on the server, or with WATCH, MULTI and EXEC where
             scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
             decision; "lua": CommandRefused instead. Both work on the same semaphore at the same time.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
@@ -208,7 +208,7 @@ class AsyncSemaphore(PermitPrimitive):
 
         Args:
             weight: how many permits, 1 to the limit. All or nothing.
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
             ttl: for this lease, instead of the semaphore's own.
             identity: the caller's own name, kept as the holder's token. The same identity asking again gets the
                 same permits again (their number does not change), from any process, and may release them from any.
@@ -256,7 +256,7 @@ class AsyncSemaphore(PermitPrimitive):
         return self._hold_by(acquire, on_lost)
 
     async def resize(self, limit: int) -> None:
-        """Set the limit for everybody. Growing grants waiting requests at once; shrinking takes nothing away.
+        """Set the limit for everybody. Growing grants waiting requests immediately; shrinking takes nothing away.
 
         While more is held than the new limit, nothing is granted. A waiter that is heavier than the new limit gets
         LimitMismatch. This object uses the new limit from now on; others that were made with another one get

@@ -286,7 +286,7 @@ def _terms(
         )
     encoded = _encoded(client, keys)
     for key in encoded if exactly_once or escalate_after is not None else ():
-        turn_key(key)  # raises when its braces do not allow for keys beside it
+        turn_key(key)  # raises when its braces do not allow for keys next to it
     return TransactionOptions(
         encoded,
         count(attempts, "attempts", least=1),

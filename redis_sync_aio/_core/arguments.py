@@ -118,7 +118,7 @@ def permits(value: object, what: str) -> int:
     number = count(value, what, 1)
     if number > MAX_PERMITS:
         raise ValueError(f"{what} must be {MAX_PERMITS:,} or less, not {shown(value)}")
-    return int(number)  # an int of another type (IntEnum) can not be sent
+    return int(number)  # an int of another type (IntEnum) cannot be sent
 
 
 def one_of(value: object, choices: tuple[str, ...], what: str) -> None:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Backoff:
     """A sequence of delays that grow exponentially, jittered and capped. Pure: it never sleeps.
 
-    Iterate over it to get delays in seconds; every iteration starts anew, and one object may be shared.
+    Iterate over it to get delays in seconds; every iteration starts again, and one object may be shared.
 
     Args:
         initial: bound of the first delay, seconds, > 0.
@@ -105,10 +105,10 @@ async def wait_until(
     """Call ``condition`` until its result is true, and return that result.
 
     Args:
-        condition: a function, or a coroutine function that is awaited; called at once and then after
+        condition: a function, or a coroutine function that is awaited; called immediately and then after
             every delay. Its exceptions come out as they are.
         backoff: the delays between calls.
-        timeout: give up after this many seconds (or timedelta), 0 or more; also cuts a call that is under way. None:
+        timeout: give up after this many seconds (or timedelta), 0 or more; also cuts a call that is in flight. None:
             never.
 
     Raises:

@@ -252,8 +252,8 @@ def redeliver_cancellation(cancelled: asyncio.CancelledError, before: int) -> No
     """Deliver a cancellation that was caught at the current task's next await, unless it is taken back before.
 
     A timeout, scope or task group around the body takes its request back (``uncancel``) when the body's error
-    passes it; only a request that still counts in the next turn of the loop is due. Asking for it at once would
-    leave it behind in the task on Python < 3.13, where ``uncancel`` does not take back what is under way.
+    passes it; only a request that still counts in the next turn of the loop is due. Asking for it immediately would
+    leave it behind in the task on Python < 3.13, where ``uncancel`` does not take back what is in flight.
 
     ``before``: how many requests counted when the body began.
     """

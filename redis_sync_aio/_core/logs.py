@@ -206,7 +206,7 @@ def useless_answer(name: str, error: BaseException) -> None:
 
 
 def outcome_not_taken(name: str) -> None:
-    """Log the exception of now, a defect: whoever sent a command did not take its outcome."""
+    """Log the exception of now, a defect: the sender of a command did not take its outcome."""
     message = "redis_sync_aio: a defect: the end of a command about %(lock)r was not taken"
     _log(logging.ERROR, "outcome_not_taken", message, sys.exception(), lock=name)
 

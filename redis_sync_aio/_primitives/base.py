@@ -103,7 +103,7 @@ class Primitive(LeaseContext[L]):
         """Wait for the turn and return the lease. One round trip when free; handed over by a push when not.
 
         Args:
-            timeout: seconds or timedelta to wait at most; 0: do not wait; None: for ever.
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
             ttl: for this lease, instead of this object's own.
             identity: the caller's own name, stored as it is as the holder's token. The same identity asking again
                 gets the same lease again, from any process, and may release it from any process.
@@ -116,7 +116,7 @@ class Primitive(LeaseContext[L]):
             WouldDeadlock: a body of this very task holds it, so that the task would wait for itself. Raised for what
                 excludes everybody else (a lock, the write side), before anything is sent, unless the body goes on when
                 its lease is lost (``on_lost="event"``).
-            CoordinatorClosed, WrongContext: the coordinator can not be used, or was closed meanwhile.
+            CoordinatorClosed, WrongContext: the coordinator cannot be used, or was closed meanwhile.
             TypeError, ValueError: a bad argument; nothing was sent.
 
         On cancellation whatever the server did for this request is undone, without delaying the cancellation.
@@ -182,7 +182,7 @@ class Primitive(LeaseContext[L]):
             NotHeld: there is no such lease (the message says which task of this process holds one); or it is not held
                 by that identity. Nothing was changed.
             LeaseLost, Unreachable, CommandRefused: as `Lease.release`.
-            CoordinatorClosed, WrongContext: the coordinator can not be used. TypeError, ValueError: a bad identity.
+            CoordinatorClosed, WrongContext: the coordinator cannot be used. TypeError, ValueError: a bad identity.
 
         On cancellation the release goes on in the background.
         """

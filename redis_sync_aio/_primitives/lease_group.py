@@ -6,7 +6,7 @@ the members when the last share is released, and ends all shares when one member
 
 What holds a bundle alive. While its members are held, they do (`on_loss`), so a share that nobody refers to
 still counts. After a loss only the shares do: who is still inside must not acquire again as if nothing had
-happened, and a bundle that everybody forgot must not stay for ever.
+happened, and a bundle that everybody forgot must not stay forever.
 """
 
 from __future__ import annotations

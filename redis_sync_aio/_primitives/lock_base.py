@@ -52,7 +52,7 @@ class LockBase(Primitive[L]):
     """Base of the locks; they differ in what their leases promise."""
 
     async def force_release(self) -> bool:
-        """Take the lock away from whoever holds it; the next waiter gets it. Return whether it was held.
+        """Take the lock away from its holder; the next waiter gets it. Return whether it was held.
 
         The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired"). A
         process that shares it among its tasks is told, and stops handing it on within its ``slice``.

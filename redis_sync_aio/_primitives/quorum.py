@@ -7,7 +7,7 @@ How long it is held. Of n servers a quorum (n // 2 + 1) has to hold it at the sa
 quorum - 1 members may have ended: at the deadline of the member that is the quorum's last, if they are sorted by their
 deadlines, the latest first. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
 
-Servers that do not hold it, since they forgot it or failed, are asked again while it is held. Whoever is a member knows
+Servers that do not hold it, since they forgot it or failed, are asked again while it is held. A member knows
 of its fence, so of any next majority one does.
 """
 
@@ -101,7 +101,7 @@ class QuorumGroup(LeaseGroup):
     # -- Keeper, for the share -------------------------------------------------------------------------
 
     async def extend(self, lease: Grant, ttl: int) -> None:
-        """Extend all members at once; a majority has to answer."""
+        """Extend all members together; a majority has to answer."""
         held = self.held()
         undos = [undo_extension(member) for member in held]
         outcomes = await asyncio.gather(*(in_time(it.extend(ttl), self._answer_within) for it in held))
@@ -148,7 +148,7 @@ class QuorumGroup(LeaseGroup):
             self._rejoin_in(seconds)
 
     async def _ask_again(self, missing: list[int], seconds: float) -> None:
-        """Let those servers hold it, too, that grant it at once: so it outlives others that fail later."""
+        """Let the servers that grant it immediately hold it, too: so it outlives others that fail later."""
         with Votes(1, self._answer_within) as bids:
             for server in missing:
                 with suppress(SyncError):  # its coordinator was closed

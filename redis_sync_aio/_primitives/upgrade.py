@@ -72,7 +72,7 @@ class Upgrader:
             begin = now()
             if not await lease.alone(limit):
                 raise self._in_use(lease, None)
-            self._check(lease, 1, "reader")  # it may have ended, and who reads beside it goes on
+            self._check(lease, 1, "reader")  # it may have ended, and other readers go on
             if limit:
                 limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
         left = lease.ends_by() - now()
@@ -121,7 +121,7 @@ class Upgrader:
             await lease.release()  # which is a downgrade: the reader's lease is underneath
             return
         self._check(lease, WRITER_WEIGHT, "writer")
-        lease.become_reader()  # at once, and whatever happens: from here on the caller must not write
+        lease.become_reader()  # immediately, and whatever happens: from here on the caller must not write
         resource = self._read._known()
         here = None if resource is None else resource.namesakes
         if here is not None:
@@ -133,8 +133,8 @@ class Upgrader:
             if here is not None:
                 here.release_answered(lease.wire_token)
             if call.error is not None:
-                # Its renewals as a reader would keep what may still be the writer's for ever. Not when it is over: the
-                # same identity may have been granted the writer's anew.
+                # Its renewals as a reader would keep what may still be the writer's forever. Not when it is over: the
+                # same identity may have been granted the writer's again.
                 if lease.state is HELD:
                     manager.releases.undo(self._keys, lease.wire_token, expires=lease.deadline)
                 return call.error

@@ -1,4 +1,4 @@
-"""Requests to several servers at once, of which some may have no answer in time."""
+"""Requests to several servers at the same time, of which some may have no answer in time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Vote:
         return self.resource.hub.connection_error_of(self.resource.keys)
 
     def withdraw(self) -> None:
-        """Nobody wants it any more: undo it, in the background."""
+        """Undo what is not needed any more, in the background."""
         undo_in(self.resource.hub.loop, partial(self._ticket.task_cancelled, self.future))
 
 

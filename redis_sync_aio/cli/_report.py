@@ -84,7 +84,7 @@ def _add_kill(result: Table, run: Run, kill: Kill) -> None:
         return
     result.add_row("granted again after", ms(orphan.next - kill.at))
     result.add_row("  of which the rest of the dead lease", ms(orphan.ends - kill.at))
-    # The server tells what is left of a lease in whole milliseconds, so this can not be told any closer.
+    # The server tells what is left of a lease in whole milliseconds, so this cannot be told any closer.
     result.add_row("  of which the recovery itself", f"under {max(0, orphan.next - orphan.ends) // MS + 2} ms")
     if others:
         slowest = max(one.next - kill.at for one in run.orphans.values() if one.next is not None)

@@ -316,7 +316,7 @@ def demo(
 
 
 def check_url(url: str | None) -> None:
-    """Refuse what redis-py can not read as an address."""
+    """Refuse what redis-py cannot read as an address."""
     try:
         Redis.from_url(url or "redis://")
     except ValueError as error:
