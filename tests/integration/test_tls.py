@@ -32,7 +32,18 @@ from ..support.factories import Exclusive
 from ..support.inside import hub_of
 from ..support.proxy import SWALLOW_REPLY, FaultProxy
 from ..support.tls import Tls, encrypted, make_tls
-from ..support.wire_sweep import ANSWERS, OPERATIONS, PUSHES, WIRE, Case, Operation, acquire_pushed, sweep
+from ..support.wire_sweep import (
+    ANSWERS,
+    OPERATIONS,
+    PUSHES,
+    WIRE,
+    Case,
+    Operation,
+    acquire_contended,
+    acquire_pushed,
+    release,
+    sweep,
+)
 from ..support.wired import RELEASE, SOON, wired
 from ..support.wired import quiet_loop as quiet_loop
 
@@ -49,7 +60,14 @@ def url(server: EmbeddedServer, tls: Tls) -> Iterator[str]:
         yield tls.url(port)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+FEW = (acquire_contended, release)
+"""What the default run tries: `test_wire.py` has all of them without encryption."""
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(operation, marks=() if operation in FEW else pytest.mark.ci) for operation in OPERATIONS],
+)
 async def test_sweep(server: EmbeddedServer, tls: Tls, operation: Operation) -> None:
     """C1-C5: every fault of the wire, at the command that matters."""
     faults = WIRE | {"LOADING": ANSWERS["LOADING"]}
