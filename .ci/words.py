@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-COVERED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples", "redis_sync_aio")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
+COVERED = (*PAGES, "examples", "benchmarks", "redis_sync_aio")
 GAP = r"(?:\s+|\s*\n\s*(?:#|--)\s*)"
 """What stands between two words of a phrase, which may go on in the next line of a comment."""
 
