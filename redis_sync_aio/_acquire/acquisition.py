@@ -1,7 +1,7 @@
 """The one acquire path: ask -> (ticket -> wait) -> granted | timed out | cancelled | connection replaced.
 
-A ticket is one request of one task, or of a cohort of tasks (`cohort.py`). Replies and pushes drive it from the event
-loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
+An acquisition is one request of one task, or of tasks that share (`_sharing`). Replies and pushes drive it from the
+event loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
 
 Clean-up (P5): a request ends early when its task is cancelled, its coroutine closed or its time up. A release of token
 *and* ticket then follows it on the same connection and undoes what it did; a grant that came meanwhile is given back.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
 from .._core.cancellation import undo_in
 from .._core.clock import EARLY, now
@@ -27,13 +26,10 @@ from .._scripts.constants import ASK_AGAIN, Outcome
 from .._transport.call import Call
 from .._transport.failures import too_slow, unanswered
 from ..errors import SyncError
+from .owner import Owner
 from .queued import Queued
 from .request import Request
 from .waits import timeout_error
-
-if TYPE_CHECKING:
-    from .resource import Resource
-
 
 LEAST_PART = 50
 """A claim of which less than this part is left is none: it would end before its first renewal is answered."""
@@ -42,8 +38,8 @@ LEAST_PART = 50
 class Acquisition:
     """One request on its way to a lease.
 
-    Invariants: ``taker`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The
-    ticket is in ``hub.tickets`` and ``local.tickets`` as long as a grant for it may arrive that somebody wants.
+    Invariants: ``taker`` ends exactly once, with a lease, None (taken, and not to wait for) or an error. The name and
+    its hub know the acquisition as long as a grant for it may arrive that somebody wants.
     """
 
     # Rarely changed; as class attributes they cost nothing to set up.
@@ -70,10 +66,10 @@ class Acquisition:
     unheard = False
     """It was granted before this answer: word that somebody waits may have been lost since."""
 
-    def __init__(self, resource: Resource, request: Request, taker: FutureLike[Grant | None]) -> None:
+    def __init__(self, resource: Owner[Acquisition], request: Request, taker: FutureLike[Grant | None]) -> None:
         self._resource = resource
         self._request = request
-        self._taker = taker
+        self.taker = taker
         self.call: Call | None = None
         self.sent = 0.0
         self.look_every = request.look_every
@@ -158,8 +154,8 @@ class Acquisition:
         else:
             self._resource.busy(answer.left)
             self._leave()
-            if not self._taker.done():
-                self._taker.set_result(None)
+            if not self.taker.done():
+                self.taker.set_result(None)
 
     def recheck(self) -> None:
         """The connection was replaced: find out where we stand."""
@@ -246,8 +242,8 @@ class Acquisition:
                 self._undo_all()
             if self._too_late():
                 self._leave()
-                if not self._taker.done():
-                    self._taker.set_exception(too_slow(resource.keys.name, duration, claimed))
+                if not self.taker.done():
+                    self.taker.set_exception(too_slow(resource.keys.name, duration, claimed))
             else:
                 self._again()
             return
@@ -261,11 +257,11 @@ class Acquisition:
         if claimed and not lease.joined:
             resource.hub.manager.renewals.claimed(lease)
         self._leave()  # after hold(): a name without tickets and leases is forgotten
-        if self._taker.done():
+        if self.taker.done():
             # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.
             resource.decline(lease)
         else:
-            self._taker.set_result(lease)
+            self.taker.set_result(lease)
 
     def _too_late(self) -> bool:
         """Another grant took longer to get here than it lasts: return whether to give up."""
@@ -284,11 +280,11 @@ class Acquisition:
                 self._resource.undo(b"", self._member)
             else:
                 self._undo_all()
-        if not self._taker.done():
-            self._taker.set_exception(error)
+        if not self.taker.done():
+            self.taker.set_exception(error)
 
     def _time_out(self) -> None:
-        if self._taker.done():
+        if self.taker.done():
             return  # granted in the same turn of the loop: the grant wins
         if self._placed:
             self._resource.look_last(self._give_up)
@@ -296,7 +292,7 @@ class Acquisition:
             self._give_up()
 
     def _give_up(self) -> None:
-        if not self._taker.done():
+        if not self.taker.done():
             self.withdraw(self.timeout_error(self._request.timeout))
 
     def timeout_error(self, within: float | None) -> SyncError:
@@ -313,8 +309,8 @@ class Acquisition:
     def withdraw(self, error: SyncError) -> None:
         """End the request with ``error`` and undo it on the server."""
         self.undo()
-        if not self._taker.done():
-            self._taker.set_exception(error)
+        if not self.taker.done():
+            self.taker.set_exception(error)
 
     def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
         """The task does not await ``future``, our taker, any more. Undo whatever was done for it."""
@@ -384,15 +380,15 @@ class Acquisition:
             self._timer = None
 
 
-async def acquire(resource: Resource, request: Request) -> Grant | None:
+async def acquire(resource: Owner[Acquisition], request: Request) -> Grant | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
     future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
-    ticket = Acquisition(resource, request, future)
-    ticket.ask()
+    acquisition = Acquisition(resource, request, future)
+    acquisition.ask()
     try:
         lease = await future
     except BaseException:
-        undo_in(resource.hub.loop, partial(ticket.task_cancelled, future))
+        undo_in(resource.hub.loop, partial(acquisition.task_cancelled, future))
         raise
     if lease is not None and (task := asyncio.current_task(resource.hub.loop)) is not None:
         resource.leases.acquired(lease, task)

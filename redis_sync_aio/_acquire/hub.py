@@ -27,7 +27,6 @@ from .._engine.commands import Commands, Delivery, Send
 from .._engine.watch import converse
 from .._leases.grant import Grant
 from .._leases.manager import GrantManager
-from .._sharing.shared_grant import ProcessGrant
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
 from .._transport.executor import Executor, LinkOptions
@@ -40,7 +39,7 @@ from .closing import Closing
 from .link_events import LinkEvents
 from .options import HubOptions
 from .queued import QueuedTickets
-from .resource import Resource
+from .resource import ContentionListener, Resource
 
 
 class Hub:
@@ -65,10 +64,10 @@ class Hub:
         self.asking = 0  # commands that `ask` waits for
         self.next_number = itertools.count(1).__next__
         """Return a number for the next acquisition."""
-        self.tickets: dict[int, Acquisition] = {}
+        self.acquisitions: dict[int, Acquisition] = {}
         self.queued_tickets = QueuedTickets()
-        self.bases: dict[int, ProcessGrant] = {}
-        """What tasks share, by the number of the ticket it was granted to, until it has ended."""
+        self.listeners: dict[int, ContentionListener] = {}
+        """What is told that others wait at the server, by the number of the ticket that it was granted to."""
         self.resources: dict[bytes, Resource] = {}  # by the id of their keys
         self.why_closed: str | None = None
         """Why it cannot be used any more; None while it can."""
@@ -256,17 +255,15 @@ class Hub:
                 resource.look_now()
 
     def stop_sharing(self) -> None:
-        """Hand nothing on without a look at whether that is still allowed (`Cohort.thread`)."""
+        """Hand nothing on without a look at whether that is still allowed."""
         for resource in self.resources.values():
-            for cohort in resource.cohorts.values():
-                cohort.thread = 0
+            if resource.sharing is not None:
+                resource.sharing.stop()
 
     def give_back_resting(self) -> bool:
         """Give back what is held and no task has; return whether there was anything."""
-        resting = [base for resource in self.resources.values() for base in resource.resting()]
-        for base in resting:
-            base.cohort.give_back(base)
-        return bool(resting)
+        shared = [resource.sharing for resource in self.resources.values() if resource.sharing is not None]
+        return sum(sharing.rest_ends() for sharing in shared) > 0
 
 
 def closed_error(why: str) -> CoordinatorClosed:

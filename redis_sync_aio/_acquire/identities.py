@@ -15,40 +15,51 @@ joined it meanwhile.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from .._leases.grant import Grant
 from .._leases.terms import LeaseState
+from .._transport.call import Call
 
-if TYPE_CHECKING:
-    from .acquisition import Acquisition
-    from .resource import Resource
+
+class IdentityRequest(Protocol):
+    """An acquisition by an identity, as the others of that identity know it."""
+
+    number: int
+    token: bytes
+    call: Call | None
+    withdrawn: bool
+
+    def ask(self) -> None: ...
+    def recheck(self) -> None: ...
 
 
 class IdentityRequests:
     """Of one name, for all identities. What it does for one of them costs nothing for the others."""
 
-    def __init__(self, resource: Resource) -> None:
-        self._resource = resource
-        self._tickets: dict[bytes, dict[int, Acquisition]] = {}  # by identity, and by their numbers
+    def __init__(self, undo: Callable[[bytes], None]) -> None:
+        """``undo`` takes back on the server what an identity has."""
+        self._undo = undo
+        self._acquisitions: dict[bytes, dict[int, IdentityRequest]] = {}  # by identity, and by their numbers
         self._leases: dict[bytes, dict[Grant, None]] = {}
-        self._behind: dict[bytes, list[Acquisition]] = {}  # not asked yet
+        self._behind: dict[bytes, list[IdentityRequest]] = {}  # not asked yet
         self._passed_on: set[bytes] = set()  # identities that have a grant here, and no lease yet
         self._releases: dict[bytes, int] = {}  # how many have no answer yet
 
     # -- what there is ---------------------------------------------------------------------------------
 
-    def add(self, ticket: Acquisition) -> None:
-        """Know a ticket, by its present number."""
-        self._tickets.setdefault(ticket.token, {})[ticket.number] = ticket
+    def add(self, acquisition: IdentityRequest) -> None:
+        """Know an acquisition, by its present number."""
+        self._acquisitions.setdefault(acquisition.token, {})[acquisition.number] = acquisition
 
-    def remove(self, ticket: Acquisition, number: int) -> None:
-        """Forget a ticket by that number. It may be one without an identity."""
-        found = self._tickets.get(ticket.token)
+    def remove(self, acquisition: IdentityRequest, number: int) -> None:
+        """Forget an acquisition by that number. It may be one without an identity."""
+        found = self._acquisitions.get(acquisition.token)
         if found is not None and found.pop(number, None) is not None:
             if not found:
-                del self._tickets[ticket.token]
-            self.settle(ticket.token)
+                del self._acquisitions[acquisition.token]
+            self.settle(acquisition.token)
 
     def hold(self, lease: Grant) -> None:
         """Know a lease."""
@@ -87,13 +98,13 @@ class IdentityRequests:
 
     # -- cancelled requests ----------------------------------------------------------------------------
 
-    def defer(self, ticket: Acquisition) -> bool:
-        """Return whether ``ticket`` is asked later, behind the undoing of a cancelled one."""
-        if not any(it.withdrawn and it.call is not None for it in self._of(ticket.token)):
+    def defer(self, acquisition: IdentityRequest) -> bool:
+        """Return whether ``acquisition`` is asked later, behind the undoing of a cancelled one."""
+        if not any(it.withdrawn and it.call is not None for it in self._of(acquisition.token)):
             return False
-        behind = self._behind.setdefault(ticket.token, [])
-        if ticket not in behind:
-            behind.append(ticket)
+        behind = self._behind.setdefault(acquisition.token, [])
+        if acquisition not in behind:
+            behind.append(acquisition)
         return True
 
     def pass_on(self, token: bytes, fence: int, but: Grant | None = None) -> bool:
@@ -107,29 +118,30 @@ class IdentityRequests:
         self._passed_on.add(token)
         return True
 
-    def inherits(self, ticket: Acquisition) -> bool:
-        """``ticket`` has a lease now: return whether it is the only one that stands for the grant.
+    def inherits(self, acquisition: IdentityRequest) -> bool:
+        """Return whether ``acquisition``, which has a lease now, is the only one that stands for the grant.
 
         Who else waits by the same identity has it, too, and is not told by the server: they ask again.
         """
-        for other in self._of(ticket.token):
-            if other is not ticket:
+        for other in self._of(acquisition.token):
+            if other is not acquisition:
                 other.recheck()
-        passed_on = ticket.token in self._passed_on
-        self._passed_on.discard(ticket.token)
+        passed_on = acquisition.token in self._passed_on
+        self._passed_on.discard(acquisition.token)
         return passed_on
 
     def settle(self, identity: bytes) -> None:
-        """A ticket is gone, or a cancelled one has its answer: see who comes next, and what is left."""
-        for ticket in self._behind.pop(identity, ()):
-            if self._resource.tickets.get(ticket.number) is ticket and ticket.call is None and not ticket.withdrawn:
-                ticket.ask()
+        """Ask for the next ones, and undo what is left: an acquisition is gone, or a cancelled one has its answer."""
+        for acquisition in self._behind.pop(identity, ()):
+            known = self._acquisitions.get(identity, {}).get(acquisition.number) is acquisition
+            if known and acquisition.call is None and not acquisition.withdrawn:
+                acquisition.ask()
         if identity in self._passed_on and not self._under_way(identity):
             self._passed_on.discard(identity)
-            self._resource.undo(identity, b"")
+            self._undo(identity)
 
-    def _of(self, identity: bytes) -> list[Acquisition]:
-        return list(self._tickets.get(identity, {}).values())
+    def _of(self, identity: bytes) -> list[IdentityRequest]:
+        return list(self._acquisitions.get(identity, {}).values())
 
     def _under_way(self, identity: bytes) -> bool:
         """Return whether the answer to a request of this identity is on its way, and wanted."""

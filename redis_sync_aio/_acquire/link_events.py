@@ -34,7 +34,7 @@ class LinkEvents:
 
     def __init__(self, hub: LinkedHub) -> None:
         self._hub = hub
-        self._unchecked: set[int] = set()  # numbers of tickets that have not asked yet on the present connection
+        self._unchecked: set[int] = set()  # numbers of acquisitions that have not asked yet on the present connection
         self._rechecks = 0  # going on
 
     # -- pushes ----------------------------------------------------------------------------------------
@@ -52,24 +52,23 @@ class LinkEvents:
             logs.useless_message(payload)
 
     def _dispatch(self, push: Pushed) -> None:
-        """Give a push to the ticket or the base it is for; give back what is granted to a ticket that is gone."""
+        """Give a push to its acquisition or listener; give back what is granted to a ticket that is gone."""
         hub = self._hub
-        ticket = hub.tickets.get(push.number)
+        acquisition = hub.acquisitions.get(push.number)
         if push.fence == CONTENDED:
-            if ticket is not None:  # what it wants is granted, as the answer will say
-                ticket.contended = True
-            elif (base := hub.bases.get(push.number)) is not None:
-                # It may be on its way back, and its name known anew; but this stands for all that we hold of the name.
-                hub.resources.get(base.keys.id, base.cohort.resource).on_contention()
-        elif ticket is not None and push.number in self._unchecked and not ticket.withdrawn:
-            ticket.recheck()  # it may be another server, with another clock
-        elif ticket is not None:
-            ticket.pushed(push)
+            if acquisition is not None:  # what it wants is granted, as the answer will say
+                acquisition.contended = True
+            elif (listener := hub.listeners.get(push.number)) is not None:
+                listener.on_contention()
+        elif acquisition is not None and push.number in self._unchecked and not acquisition.withdrawn:
+            acquisition.recheck()  # it may be another server, with another clock
+        elif acquisition is not None:
+            acquisition.pushed(push)
         elif push.fence > 0:
             self._give_back_to_nobody(push.number)
-        ticket = hub.tickets.get(push.following) if push.following else None
-        if ticket is not None and push.following not in self._unchecked:
-            ticket.announced(push.server_time, push.next_duration)
+        acquisition = hub.acquisitions.get(push.following) if push.following else None
+        if acquisition is not None and push.following not in self._unchecked:
+            acquisition.announced(push.server_time, push.next_duration)
 
     def _give_back_to_nobody(self, number: int) -> None:
         """Give back what was granted to a ticket that is gone, unless a lease of ours has come from that grant."""
@@ -86,7 +85,7 @@ class LinkEvents:
 
     def link_up(self, concerns: Callable[[Keys], bool]) -> None:
         """Ask a server with a new connection about all that is held there, then about all that waits there."""
-        self._unchecked.update(self._hub.tickets)
+        self._unchecked.update(self._hub.acquisitions)
         self._rechecks += 1
         self._hub.manager.slices.run(self._recheck(concerns))
 
@@ -102,9 +101,9 @@ class LinkEvents:
             yield
         yield from self._reroute()  # before they ask: the connection may have an inbox of its own
         for resource in concerned:
-            for ticket in list(resource.tickets.values()):
-                self._unchecked.discard(ticket.number)
-                ticket.recheck()
+            for acquisition in list(resource.acquisitions.values()):
+                self._unchecked.discard(acquisition.number)
+                acquisition.recheck()
                 yield
         self._rechecks -= 1
         if not self._rechecks:
@@ -135,8 +134,8 @@ class LinkEvents:
             hub.poll_instead(error)
             return
         for resource in list(hub.resources.values()):
-            for ticket in list(resource.tickets.values()) if concerns(resource.keys) else ():
-                ticket.withdraw(copy_error(error))
+            for acquisition in list(resource.acquisitions.values()) if concerns(resource.keys) else ():
+                acquisition.withdraw(copy_error(error))
 
     async def link_closing(self) -> None:
         """Give back what no task has, before the client closes our connection."""

@@ -1,11 +1,7 @@
-"""A name as this process sees it: its waiters, its tickets at the server, its leases.
+"""A name as this process sees it: its acquisitions, its leases, and what tasks share of it.
 
-A waiter has a ticket of its own, or shares those of a cohort (`cohort.py`). The object exists while one of them does.
-
-Healing (P3). A wake-up may be lost with its connection, a holder may die, and other clients may delete the key or give
-it another end. So somebody looks again when the present holder's lease should have ended, and every few seconds. One
-look per name is enough, since every script settles the whole queue: the oldest ticket repeats its request, which
-changes nothing if nothing happened. When the answer shows that the queue was lost, all other tickets repeat theirs.
+A task that waits has an acquisition of its own, or shares those of a cohort (`_sharing`). The object exists while
+somebody waits, or something is held.
 """
 
 from __future__ import annotations
@@ -13,76 +9,113 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import ref
 
 from .._client.resp import Argument
-from .._core.backoff import Backoff
-from .._core.clock import EARLY, now
+from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Endpoint, Keys, PermitKeys
-from .._engine.commands import Commands
 from .._leases.choice import refuse_deadlock
 from .._leases.grant import Grant
 from .._leases.held import HeldLeases
-from .._scripts.constants import WRITER_WEIGHT, Look
-from .._sharing.cohort import Cohort
-from .._sharing.shared_grant import ProcessGrant, TaskLease
+from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import CoordinatorClosed, copy_error
+from .acquisition import Acquisition
+from .healing import Healing, HealingHub
 from .identities import IdentityRequests
-from .waits import Waits
-
-if TYPE_CHECKING:
-    from .._leases.manager import GrantManager
-    from .acquisition import Acquisition
-    from .queued import QueuedTickets
-    from .request import Request
+from .owner import AcquiringHub
+from .request import Request
+from .waits import Waiter, Waits
 
 
-MANY = 16
-LAST_LOOK = 0.25
-"""Seconds that the answer to the look at the end of a timeout has."""
+class ContentionListener(Protocol):
+    """Something that is held, and that stops being handed on once others wait for it at the server."""
+
+    def on_contention(self) -> None: ...
 
 
-class HubServices(Protocol):
-    """What a name needs of its coordinator."""
+class HubServices(AcquiringHub, HealingHub, Protocol):
+    """The hub, as its names know it."""
 
-    loop: asyncio.AbstractEventLoop
-    engine: Commands
-    manager: GrantManager
-    tickets: dict[int, Acquisition]
-    queued_tickets: QueuedTickets
-    bases: dict[int, ProcessGrant]
+    acquisitions: dict[int, Acquisition]
+    listeners: dict[int, ContentionListener]
     burst: int
     slice: float
-    pushes: bool
-    poll_ms: int
-    claim_ms: int
-    poll_cap: float
-    poll: Backoff
-    retry_for: float
 
-    def connection_error_of(self, keys: Keys) -> Exception | None: ...
     def endpoint_of(self, keys: Keys) -> Endpoint: ...
-    def next_number(self) -> int: ...
     def check(self) -> None: ...
     def resource(self, keys: Keys, spare: Resource | None = None) -> Resource: ...
+
+    resources: dict[bytes, Resource]
+
     def forget(self, resource: Resource) -> None: ...
+
+
+class LocalSharing(Protocol):
+    """What tasks of this process share of a name, and the tasks that wait for that."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a task waits."""
+        ...
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Iterate over what the waiting tasks await."""
+        ...
+
+    def without_ticket(self) -> int:
+        """Return how many tasks wait without a ticket of their own."""
+        ...
+
+    def shares(self) -> list[Grant]:
+        """Return what tasks have of the grants that they share."""
+        ...
+
+    def is_shared(self, grant: Grant) -> bool:
+        """Return whether tasks share ``grant``, and have parts of it."""
+        ...
+
+    def loosen(self, grant: Grant) -> None:
+        """Leave the parts of ``grant`` whose task has ended to those who refer to them."""
+        ...
+
+    def list_shares(self) -> None:
+        """Know which parts each task has, if there are many."""
+        ...
+
+    def on_contention(self) -> None:
+        """Go on for a limited time with what is held: others wait at the server."""
+        ...
+
+    def resized(self, old: int, new: int) -> None:
+        """Take note of another limit of the permits."""
+        ...
+
+    def rest_ends(self) -> bool:
+        """Give back what is held and no task has; return whether there was anything."""
+        ...
+
+    def reroute(self) -> None:
+        """Hand nothing on any more: word of who waits at the server would not reach us."""
+        ...
+
+    def stop(self) -> None:
+        """Hand nothing on without a look at whether that is still allowed."""
+        ...
+
+    def give_up(self, error: CoordinatorClosed) -> None:
+        """End all waits with ``error``."""
+        ...
 
 
 class Resource:
     """See the top of this module."""
 
     __slots__ = (
-        "_fires_at",
-        "_heal",
-        "_last",
-        "_look_at",
-        "_look_every",
-        "_many",
-        "_polls",
-        "cohorts",
+        "_healing",
+        "acquisitions",
         "endpoint",
         "held_until",
         "hub",
@@ -90,7 +123,7 @@ class Resource:
         "leases",
         "name",
         "namesakes",
-        "tickets",
+        "sharing",
         "waits",
     )
 
@@ -100,72 +133,57 @@ class Resource:
         self.endpoint = hub.endpoint_of(keys)
         """What the server knows us as."""
         self.name = text(keys.name)
-        self.tickets: dict[int, Acquisition] = {}  # oldest first
+        self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases = HeldLeases()
         self.namesakes: IdentityRequests | None = None  # once somebody asked by an identity
-        self.cohorts: dict[tuple[int, int], Cohort] = {}  # by weight and limit of what they want
-        self._many = MANY  # of them: time to forget those that nobody uses
-        self._heal: asyncio.TimerHandle | None = None
-        self._look_at = 0.0  # local clock
-        self._fires_at = 0.0  # when the timer fires: not later than that
-        self._look_every = hub.poll_cap  # seconds, while there are tickets
-        self._polls: Iterator[float] | None = None
-        self._last: list[Callable[[], None]] = []  # what ends with the answer to the present look
+        self.sharing: LocalSharing | None = None  # once tasks shared something
+        self._healing = Healing(hub, self.acquisitions)
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
         self.waits: Waits | None = None  # while anybody waits
 
-    # -- tickets ---------------------------------------------------------------------------------------
+    # -- acquisitions ----------------------------------------------------------------------------------
 
-    def add(self, ticket: Acquisition) -> None:
-        """Know ``ticket``, so that a grant finds it."""
-        self.tickets[ticket.number] = self.hub.tickets[ticket.number] = ticket
-        if ticket.look_every < self._look_every:
-            self._look_every = ticket.look_every
+    def add(self, acquisition: Acquisition) -> None:
+        """Know ``acquisition``, so that a grant finds it."""
+        number = acquisition.number
+        self.acquisitions[number] = self.hub.acquisitions[number] = acquisition
+        if acquisition.look_every < self._healing.look_every:
+            self._healing.look_every = acquisition.look_every
 
     def remove(self, number: int) -> None:
-        """Forget the ticket ``number``."""
-        ticket = self.tickets.pop(number, None)
-        if ticket is None:
+        """Forget the acquisition ``number``."""
+        acquisition = self.acquisitions.pop(number, None)
+        if acquisition is None:
             return
-        del self.hub.tickets[number]
+        del self.hub.acquisitions[number]
         if self.namesakes is not None:
-            self.namesakes.remove(ticket, number)
-        if not self.tickets:
-            self._stop_healing()
+            self.namesakes.remove(acquisition, number)
+        if not self.acquisitions:
+            self._healing.stop()
             self.forget_if_idle()
-        elif self._heal is None:
-            # The look that was under way may have been this ticket's, and its answer is lost with it.
-            self._look_in(0.0)
+        elif not self._healing.planned:
+            # The look that was in flight may have been this acquisition's, and its answer is lost with it.
+            self._healing.look_in(0.0)
 
     def queued(self, left: float | None, look: int) -> None:
-        """A ticket is in the queue; the holder's lease ends in ``left`` seconds, if it is not renewed.
+        """Plan the next look: an acquisition is in the queue, and the holder's lease ends in ``left`` seconds.
 
-        ``look`` is a `Look`.
+        That is if it is not renewed. ``look`` is a `Look`.
         """
         self.busy(left)
         if self.waits is None:
             self.waits = Waits(self)
-        if left is None:
-            self.waits.endless()
-        delay = self._look_every
-        if look == Look.SOON or not self.hub.pushes:  # nobody will wake us: poll, with back-off
-            if self._polls is None:
-                self._polls = iter(self.hub.poll)
-            delay = min(delay, next(self._polls, self.hub.poll.cap))
-        else:
-            self._polls = None
-            if look == Look.IN_TIME:
-                delay = min(delay, self.hub.claim_ms / 1000)
-        self._look_in(delay if left is None else min(left + EARLY, delay))
-        self._looked()
+        if left is None and any(one.look_every == math.inf for one in self.acquisitions.values()):
+            self.waits.endless()  # unless nobody would hear of it: `compat.Lock` just answers False
+        self._healing.queued(left, look)
 
     def queue_lost(self) -> None:
-        """Ask for all tickets again: the queue was lost, and with it their places (FLUSHALL, an eviction)."""
-        for ticket in list(self.tickets.values()):
-            ticket.place_lost()
+        """Ask for all acquisitions again: the queue was lost, and with it their places (FLUSHALL, an eviction)."""
+        for acquisition in list(self.acquisitions.values()):
+            acquisition.place_lost()
 
     def busy(self, left: float | None) -> None:
-        """Somebody holds it for ``left`` seconds more, if he does not renew."""
+        """Note that it is held for ``left`` seconds more, unless that is renewed."""
         self.held_until = None if left is None else now() + left
 
     def holder_remaining(self) -> float | None:
@@ -177,86 +195,54 @@ class Resource:
         return None if self.held_until is None else max(0.0, self.held_until - now())
 
     def announced(self, until: float) -> None:
-        """We are next, and the present holder's lease ends at ``until`` (local clock)."""
-        self._polls = None
+        """Look when the present holder's lease ends, at ``until`` (local clock): we are next."""
         self.held_until = until
-        self._look_in(min(max(until - now(), 0.0) + EARLY, self._look_every))
-
-    def reroute(self) -> Iterator[None]:
-        """What is pushed for the tickets and bases that are out would not reach us any more. One with each step."""
-        for ticket in list(self.tickets.values()):
-            ticket.reroute()
-            yield
-        for cohort in list(self.cohorts.values()):
-            for base in list(cohort.resting):
-                cohort.give_back(base)
-            for base in list(cohort.bases):
-                cohort.part_with(base)
-
-    # -- healing ---------------------------------------------------------------------------------------
+        self._healing.announced(until)
 
     def look_now(self) -> None:
         """Look again: a lease of this process was lost, so what its waiters wait for may be free."""
-        if self.tickets:
-            self._look_in(0.0)
+        if self.acquisitions:
+            self._healing.look_in(0.0)
 
     def look_last(self, then: Callable[[], None]) -> None:
-        """Look once more at the end of a timeout, and call ``then`` when that was answered.
+        """Look once more at the end of a timeout, and call ``then`` after the answer; see `Healing.look_last`."""
+        self._healing.look_last(then)
 
-        Only where nobody wakes the waiters: they poll, or are behind a holder that knows no queue. Else ``then`` is
-        called immediately.
-        """
-        if self._polls is None:
-            then()
-            return
-        if not self._last:
-            self.hub.loop.call_later(LAST_LOOK, self._looked)
-        self._last.append(then)
-        self._look_in(0.0)
+    def reroute(self) -> Iterator[None]:
+        """Queue again by another endpoint: pushes to the old one do not reach us. One acquisition with each step."""
+        for acquisition in list(self.acquisitions.values()):
+            acquisition.reroute()
+            yield
+        if self.sharing is not None:
+            self.sharing.reroute()
 
-    def _looked(self) -> None:
-        last, self._last = self._last, []
-        for then in last:
-            then()
+    def waiters(self) -> Iterator[Waiter]:
+        """Iterate over what the tasks await that wait for this name."""
+        for acquisition in self.acquisitions.values():
+            taker = acquisition.taker
+            if isinstance(taker, asyncio.Future) and not taker.done():  # else it is for tasks that share
+                yield taker
+        if self.sharing is not None:
+            yield from self.sharing.waiters()
 
-    def _look_in(self, delay: float) -> None:
-        self._look_at = now() + delay
-        if self._heal is not None:
-            if self._fires_at <= self._look_at:
-                return  # it finds that it is too early, and goes on waiting
-            self._heal.cancel()
-        self._fires_at = self._look_at
-        self._heal = self.hub.loop.call_later(delay, self._look)
+    def behind_tickets(self) -> int:
+        """Return how many tasks wait without a ticket of their own."""
+        return 0 if self.sharing is None else self.sharing.without_ticket()
 
-    def _look(self) -> None:
-        self._heal = None
-        early = self._look_at - now()
-        if early > EARLY / 2:  # a look before the key has expired would be wasted
-            self._look_in(early)
-            return
-        oldest = True
-        for ticket in list(self.tickets.values()):
-            if ticket.withdrawn:
-                continue
-            # Without pushes a ticket also has to be kept alive on the server.
-            if ticket.call is None and (oldest or now() - ticket.sent > self.hub.poll_ms / 3000):
-                ticket.ask()
-            oldest = False
-            if self.hub.pushes:
-                return
-
-    def _stop_healing(self) -> None:
-        self._polls, self._look_every = None, self.hub.poll_cap
-        if self._heal is not None:
-            self._heal.cancel()
-            self._heal = None
+    def give_up(self, why: str) -> Iterator[None]:
+        """End all that wait, with CoordinatorClosed, one with each step."""
+        error = CoordinatorClosed(f"the wait for {self.name!r} ended: {why}")
+        if self.sharing is not None:
+            self.sharing.give_up(error)
+        for acquisition in list(self.acquisitions.values()):
+            acquisition.withdraw(copy_error(error))
+            yield
 
     # -- leases ----------------------------------------------------------------------------------------
 
     def hold(self, request: Request, token: bytes, fence: int, deadline: float, period: float) -> Grant:
         """Make the lease for a grant, and keep it."""
-        kind = ProcessGrant if request.shared else request.grant_type
-        lease = kind(self.hub.manager, self.keys, token, fence, deadline, period, request)
+        lease = request.grant_type(self.hub.manager, self.keys, token, fence, deadline, period, request)
         self.leases[lease] = None
         if request.identity is not None:
             self.by_identity().hold(lease)
@@ -264,7 +250,7 @@ class Resource:
         return lease
 
     def decline(self, lease: Grant) -> None:
-        """Nobody wants it: give it back, unless its identity held it before the request, or others of it take over."""
+        """Give back a lease that nobody wants, unless its identity held it before, or others of it take it over."""
         if lease.joined or (
             lease.identity is not None and self.by_identity().pass_on(lease.wire_token, lease.fence, lease)
         ):
@@ -273,31 +259,15 @@ class Resource:
             lease.give_back()
 
     def by_identity(self) -> IdentityRequests:
-        """Return what is known of those who ask by an identity."""
+        """Return the requests that go by an identity."""
         if self.namesakes is None:
-            self.namesakes = IdentityRequests(self)
+            self.namesakes = IdentityRequests(lambda identity: self.undo(identity, b""))
         return self.namesakes
-
-    def list_shares(self) -> None:
-        """Know which leases each task has of those that tasks share, if there are many."""
-        for cohort in self.cohorts.values():
-            cohort.list_shares()
-
-    def cohort(self, request: Request) -> Cohort:
-        """Return the cohort of tasks that want the same."""
-        key = (request.weight, request.limit)
-        found = self.cohorts.get(key)
-        if found is None:
-            if len(self.cohorts) >= self._many:  # there may be one for each weight that was ever asked for
-                self.cohorts = {known: cohort for known, cohort in self.cohorts.items() if cohort.in_use}
-                self._many = max(MANY, 2 * len(self.cohorts))
-            found = self.cohorts[key] = Cohort(self, request)
-        return found
 
     def loosen(self, lease: Grant) -> bool:
         """Leave ``lease`` to those who refer to it if its task has ended; return whether that is new."""
-        if isinstance(lease, ProcessGrant):
-            lease.loosen()
+        if self.sharing is not None and self.sharing.is_shared(lease):
+            self.sharing.loosen(lease)
             return False
         return lease.ownerless() and self.leases.loosen(lease, self.hub.loop, self.forget_if_idle)
 
@@ -305,53 +275,40 @@ class Resource:
         """Raise WouldDeadlock if the current task would wait for the end of a body of its own."""
         if request.weight and request.limit != WRITER_WEIGHT:
             return  # the limit of a semaphore may grow
-        task = asyncio.current_task(self.hub.loop)
-        if task is not None and (self.cohorts or self.leases.any_of(task)):
+        task, sharing = asyncio.current_task(self.hub.loop), self.sharing
+        if task is not None and (sharing is not None or self.leases.any_of(task)):
             by = ref(task)
             held = self.leases.of_task(by)
-            refuse_deadlock(self.name, [*held, *self._shares()] if self.cohorts else held, by, request.reads)
+            refuse_deadlock(self.name, held if sharing is None else [*held, *sharing.shares()], by, request.reads)
 
     def held(self) -> list[Grant]:
         """Return the leases that tasks have, the oldest first of those on the server."""
-        return [*(lease for lease in self.leases.all() if not isinstance(lease, ProcessGrant)), *self._shares()]
+        sharing = self.sharing
+        if sharing is None:
+            return self.leases.all()
+        return [*(lease for lease in self.leases.all() if not sharing.is_shared(lease)), *sharing.shares()]
 
-    def _shares(self) -> list[TaskLease]:
-        return [share for lease in self.leases.all() if isinstance(lease, ProcessGrant) for share in lease.everybody()]
-
-    def resized(self, old: int, new: int) -> None:
-        """The limit of these permits was changed."""
-        for cohort in self.cohorts.values():
-            cohort.resized(old, new)
-
-    def on_contention(self) -> None:
-        """Somebody waits for the name at the server, perhaps for what several cohorts have."""
-        for cohort in self.cohorts.values():
-            cohort.on_contention()
-
-    def behind_tickets(self) -> int:
-        """Return how many tasks wait without a ticket of their own."""
-        lines = sum(max(0, cohort.waiting - len(cohort.openings)) for cohort in self.cohorts.values())
-        return lines + sum(base.share_ended is not None for cohort in self.cohorts.values() for base in cohort.bases)
+    def list_shares(self) -> None:
+        """Know which leases each task has of those that tasks share, if there are many."""
+        if self.sharing is not None:
+            self.sharing.list_shares()
 
     def task_of(self, token: bytes | None) -> str | None:
-        """Return the name of the task that has the base of that token."""
-        tasks = [
-            share.acquirer() for share in self._shares() if share.acquirer is not None and share.wire_token == token
-        ]
-        return next((task.get_name() for task in tasks if task is not None), None)
+        """Return the name of the task that has what the process holds by ``token``, if tasks share that."""
+        shares = () if self.sharing is None else self.sharing.shares()
+        owners = (share.acquirer for share in shares if share.wire_token == token)
+        tasks = [task for owner in owners if owner is not None and (task := owner()) is not None]
+        return tasks[0].get_name() if tasks else None
 
-    def give_up(self, why: str) -> Iterator[None]:
-        """End all that wait, with CoordinatorClosed, one with each step."""
-        error = CoordinatorClosed(f"the wait for {self.name!r} ended: {why}")
-        for cohort in self.cohorts.values():
-            cohort.give_up(error)
-        for ticket in list(self.tickets.values()):
-            ticket.withdraw(copy_error(error))
-            yield
+    def on_contention(self) -> None:
+        """Stop handing on what tasks share, after a while: others wait for the name at the server."""
+        if self.sharing is not None:
+            self.sharing.on_contention()
 
-    def resting(self) -> list[ProcessGrant]:
-        """Return what is held and no task has."""
-        return [base for cohort in self.cohorts.values() for base in cohort.resting]
+    def resized(self, old: int, new: int) -> None:
+        """Take note of another limit of these permits."""
+        if self.sharing is not None:
+            self.sharing.resized(old, new)
 
     def drop(self, lease: Grant) -> None:
         """Forget ``lease``."""
@@ -372,20 +329,16 @@ class Resource:
     ) -> None:
         """Take back on the server what a request may have left there: its grant, its ticket.
 
-        ``pending``: the request itself may still be under way, and its token, or its attempt, is never used again.
-        ``closing``: as `Lease.closing`.
+        ``pending``: the request itself may still be in flight, and its token, or its attempt, is never used again.
+        ``closing``: as `Grant.closing`.
         """
         if token or ticket:
             self.hub.manager.releases.undo(self.keys, token, ticket, pending=pending, closing=closing, done=done)
 
     def forget_if_idle(self) -> None:
-        """Let the coordinator forget this name when nobody waits for it or holds it."""
-        if (
-            not self.tickets
-            and not self.leases
-            and self.leases.empty
-            and not any(cohort.waiting for cohort in self.cohorts.values())
-        ):
+        """Let the hub forget this name when nobody waits for it or holds it."""
+        sharing = self.sharing
+        if not self.acquisitions and not self.leases and self.leases.empty and (sharing is None or not sharing.waits):
             self.hub.forget(self)
             if self.waits is not None:
                 self.waits.end()

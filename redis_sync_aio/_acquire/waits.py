@@ -12,24 +12,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from .._core import logs
 from .._core.clock import now
 from .._core.display import shown, shown_within, text
-from .._core.keys import PermitKeys
-from .._engine.commands import Delivery
+from .._core.keys import Keys, PermitKeys
+from .._engine.commands import Commands, Delivery
 from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
+from .._leases.held import HeldLeases
 from .._scripts.constants import WRITER_WEIGHT
 from .._transport.call import Call
 from ..errors import AcquireTimeout
 
-if TYPE_CHECKING:
-    from .._leases.grant import Grant
-    from .._sharing.shared_grant import TaskLease
-    from .resource import Resource
-
-Waiter: TypeAlias = "asyncio.Future[Grant | None] | asyncio.Future[TaskLease | None]"
+Waiter: TypeAlias = "asyncio.Future[Any]"
+"""What a task awaits until it has a grant."""
 
 LONG = 10.0
 """Seconds of waiting after which the log is told."""
@@ -47,6 +44,28 @@ class Mark(NamedTuple):
     waiter: Waiter
 
 
+class WaitedHub(Protocol):
+    """The hub, as waits know it."""
+
+    loop: asyncio.AbstractEventLoop
+    engine: Commands
+    retry_for: float
+
+
+class WaitedName(Protocol):
+    """A name, as its waits know it."""
+
+    keys: Keys
+    name: str
+    leases: HeldLeases
+    waits: Waits | None
+
+    @property
+    def hub(self) -> WaitedHub: ...
+    def waiters(self) -> Iterator[Waiter]: ...
+    def holder_remaining(self) -> float | None: ...
+
+
 class Waits:
     """The waits of this process for one name; there while anybody waits."""
 
@@ -55,10 +74,10 @@ class Waits:
     _asked = False
     _quiet_until = -math.inf
 
-    def __init__(self, resource: Resource) -> None:
+    def __init__(self, resource: WaitedName) -> None:
         self._resource = resource
         self._marks: list[Mark] = []
-        self._mark(list(self._waiters()))
+        self._mark(list(resource.waiters()))
         self._timer = resource.hub.loop.call_later(EVERY, self._look)
 
     def end(self) -> None:
@@ -66,10 +85,8 @@ class Waits:
         self._timer.cancel()
 
     def endless(self) -> None:
-        """Find out what is there that has no ttl, unless nobody would be told: `compat.Lock` just answers False."""
-        tickets = self._resource.tickets.values()
-        told = any(ticket.look_every == math.inf for ticket in tickets)
-        if told and not self._asked and not isinstance(self._resource.keys, PermitKeys):
+        """Find out what is there that has no ttl."""
+        if not self._asked and not isinstance(self._resource.keys, PermitKeys):
             self._asked = True
             self._inspect(self._found_endless)
 
@@ -77,20 +94,12 @@ class Waits:
         if call.error is None:
             self.data = data_in(read_inspect(call.reply))
 
-    def _waiters(self) -> Iterator[Waiter]:
-        for ticket in self._resource.tickets.values():
-            waiter = ticket._taker
-            if isinstance(waiter, asyncio.Future) and not waiter.done():  # else a cohort's, whose line has the waiters
-                yield waiter
-        for cohort in self._resource.cohorts.values():
-            yield from (future for future, *_ in cohort.line if not future.done())
-
     def _mark(self, waiters: list[Waiter]) -> None:
         if waiters and (not self._marks or self._marks[-1].waiter is not waiters[-1]):
             self._marks.append(Mark(now(), waiters[-1]))
 
     def _look(self) -> None:
-        waiters, time = list(self._waiters()), now()
+        waiters, time = list(self._resource.waiters()), now()
         if not waiters:
             self._resource.waits = None
             return
@@ -110,7 +119,7 @@ class Waits:
         if mark.waiter.done():
             return
         resource = self._resource
-        waiters = list(self._waiters())
+        waiters = list(self._resource.waiters())
         holding = [task for lease in resource.leases.all() if lease.acquirer and (task := lease.acquirer()) is not None]
         itself = any(getattr(task, "_fut_waiter", None) in waiters for task in holding)
         waiting, holder = len(waiters), "its holder is not known, as Redis did not answer"
@@ -157,7 +166,7 @@ def data_instead(data: str) -> str:
 
 
 def timeout_error(
-    resource: Resource, within: float | None, weight: int, permits: int, answered: bool = True
+    resource: WaitedName, within: float | None, weight: int, permits: int, answered: bool = True
 ) -> AcquireTimeout:
     """Return the error for whoever waited ``within`` seconds because others have it, as was ``answered``.
 

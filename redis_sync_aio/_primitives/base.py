@@ -37,6 +37,7 @@ from .._leases.lease import Lease
 from .._leases.tasks import current_ref
 from .._scripts.constants import FOREVER, WRITER_WEIGHT, Released
 from .._sharing.cohort import Cohort
+from .._sharing.cohorts import acquire_shared, cohort_of
 from .._transport.call import Call, understood
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 
@@ -132,7 +133,7 @@ class Primitive(LeaseContext[L]):
             and (task := current_task(cohort.loop)) is not None
             and (answer := cohort.enter(self._default, task)) is not None
         ):
-            # As `cohort.acquire`, without its coroutine: for grants inside the process, which cost little else.
+            # As `acquire_shared`, without its coroutine: for grants inside the process, which cost little else.
             try:
                 grant = await answer
             except BaseException:
@@ -346,10 +347,10 @@ class Primitive(LeaseContext[L]):
             return self._ticket(resource, request)
         if not (resource.hub.pushes and resource.hub.burst):
             return self._ticket(resource, replace(request, shared=False))
-        cohort = resource.cohort(request)
+        cohort = cohort_of(resource, request)
         if request is self._default:
             self._cohort = cohort
-        return cohort.acquire(request, current_task(cohort.loop))
+        return acquire_shared(cohort, request, current_task(cohort.loop))
 
     def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
         """Acquire by a ticket of its own."""

@@ -1,8 +1,8 @@
 """Requests for several locks that leave in one write, none of which waits.
 
-Each lock has a ticket of its own, so what becomes of a request (late, cancelled, lost and repeated, undone) is
+Each lock has an acquisition of its own, so what becomes of a request (late, cancelled, lost and repeated, undone) is
 decided where it is for a single lock. Locks of one hash slot are asked for by one script, all or none, and
-its answer is dealt out to the tickets.
+its answer is dealt out to the acquisitions.
 
 Only over a link, where what is sent later is executed later: the undoing of a cancelled request goes out for each
 lock, and in a client's pool it could overtake a script that is about several.
@@ -35,21 +35,21 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
     """
     hub = names[0].hub
     futures: list[asyncio.Future[Grant | None]] = [hub.loop.create_future() for _ in names]
-    tickets = [Acquisition(name, request, future) for name, future in zip(names, futures, strict=True)]
+    acquisitions = [Acquisition(name, request, future) for name, future in zip(names, futures, strict=True)]
     free = [False] * len(names)
     keys = joined_keys([name.keys for name in names]) if len(names) > 1 and hub.pushes else None
     if keys is None:
-        for ticket in tickets:
-            ticket.ask()
+        for acquisition in acquisitions:
+            acquisition.ask()
     else:
         sent = now()
-        numbers = [ticket.number for ticket in tickets]
-        done = _deal_out(tickets, free)
+        numbers = [acquisition.number for acquisition in acquisitions]
+        done = _deal_out(acquisitions, free)
         prefix = names[0].endpoint.token_prefix
         delivery = Delivery(sent, sent + hub.retry_for, done)
         call = hub.engine.acquire_all(keys, prefix, numbers, delivery, ttl_ms=request.ttl_ms)
-        for ticket in tickets:
-            ticket.sent, ticket.call = sent, call
+        for acquisition in acquisitions:
+            acquisition.sent, acquisition.call = sent, call
     try:
         leases = [await future for future in futures]
         for name, lease in zip(names, leases, strict=True):
@@ -57,18 +57,18 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
                 name.leases.acquired(lease, task)
         return leases, free
     except BaseException:
-        for ticket, future in zip(tickets, futures, strict=True):
-            undo_in(hub.loop, partial(ticket.task_cancelled, future))
+        for acquisition, future in zip(acquisitions, futures, strict=True):
+            undo_in(hub.loop, partial(acquisition.task_cancelled, future))
         raise
 
 
-def _deal_out(tickets: Sequence[Acquisition], free: list[bool]) -> Callable[[Call], None]:
-    """Return what gives each ticket its part of the answer, and notes which of their locks are ``free``."""
+def _deal_out(acquisitions: Sequence[Acquisition], free: list[bool]) -> Callable[[Call], None]:
+    """Return what gives each acquisition its part of the answer, and notes which of their locks are ``free``."""
 
     def answered(call: Call) -> None:
-        replies = [None] * len(tickets) if call.error is not None else call.reply
+        replies = [None] * len(acquisitions) if call.error is not None else call.reply
         free[:] = map(left_free, replies)
-        for ticket, reply in zip(tickets, replies, strict=True):
-            call.settle_part(reply, ticket.answered)
+        for acquisition, reply in zip(acquisitions, replies, strict=True):
+            call.settle_part(reply, acquisition.answered)
 
     return answered

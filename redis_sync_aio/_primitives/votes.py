@@ -32,8 +32,8 @@ class Vote:
         self.server = server  # which of them it is, from 0 on
         self.resource = resource
         self.future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
-        self._ticket = Acquisition(resource, request, self.future)
-        self._ticket.ask()
+        self._acquisition = Acquisition(resource, request, self.future)
+        self._acquisition.ask()
 
     @property
     def error(self) -> SyncError | None:
@@ -61,7 +61,7 @@ class Vote:
 
     def withdraw(self) -> None:
         """Undo what is not needed any more, in the background."""
-        undo_in(self.resource.hub.loop, partial(self._ticket.task_cancelled, self.future))
+        undo_in(self.resource.hub.loop, partial(self._acquisition.task_cancelled, self.future))
 
 
 async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:

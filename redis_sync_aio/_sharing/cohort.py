@@ -22,57 +22,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
-from weakref import ref
 
-from .._acquire.acquisition import Acquisition
 from .._acquire.request import Request
+from .._acquire.resource import Resource
 from .._acquire.waits import Waits, timeout_error
-from .._core.cancellation import undo_in
 from .._core.clock import now
 from .._leases.grant import Grant
-from ..errors import LimitMismatch, SyncError, Unreachable, copy_error
+from ..errors import LimitMismatch, Unreachable, copy_error
 from .holdings import Awaited, Holdings
+from .pending_grant import PendingGrant
 from .shared_grant import ProcessGrant, Task, TaskLease
-
-if TYPE_CHECKING:
-    from .._acquire.resource import Resource
 
 IN_ONE_TURN = 64
 """A base is taken at once so often before the loop gets a chance to hear what others want."""
-
-
-class PendingGrant:
-    """A ticket at the server for what its cohort is to have next."""
-
-    _done = False
-
-    def __init__(self, cohort: Cohort, request: Request, only: Awaited | None, serial: int) -> None:
-        self._cohort = cohort
-        self.only = only  # for this task, which does not wait; None: for whoever is first in the line
-        self.wants = request
-        self.limit = cohort.limit  # as it was then
-        self.serial = serial
-        self.ticket = Acquisition(cohort.resource, cohort.of_process(request), self)
-
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, lease: Grant | None, /) -> None:
-        self._done = True
-        self._cohort.opened(self, lease)
-        del self.ticket  # which knows us: for the garbage collector, there is one for each uncontended grant
-
-    def set_exception(self, error: Exception, /) -> None:
-        self._done = True
-        self._cohort.refused(self, error)
-
-    def withdraw(self) -> None:
-        """Nobody wants it any more."""
-        self._done = True
-        self.ticket.undo()
 
 
 class Cohort(Holdings):
@@ -83,8 +48,10 @@ class Cohort(Holdings):
     which it was taken often. Whoever waits has a base, or an opening, before him.
     """
 
-    def __init__(self, resource: Resource, request: Request) -> None:
+    def __init__(self, resource: Resource, request: Request, move: Callable[[Cohort, int, int], bool]) -> None:
         super().__init__(resource, request)
+        self._move = move
+        """Let this cohort be the one for a weight and another limit; return False if another one is."""
         self._gone = 0
         self._asked = 0  # openings so far
         self.openings: list[PendingGrant] = []
@@ -95,25 +62,6 @@ class Cohort(Holdings):
         self._latest: Request | None = None  # that was made one of the process
 
     # -- acquiring -------------------------------------------------------------------------------------
-
-    async def acquire(self, request: Request, task: Task | None) -> Grant | None:
-        """Acquire for ``task``, the current one: a lease, or None when ``request.wait`` is False and it is taken."""
-        cohort = self
-        while (answer := cohort.enter(request, task)) is None:
-            await asyncio.sleep(0)
-            self.hub.check()
-            # The name may have been forgotten meanwhile, and then known anew, as another object.
-            cohort = self.hub.resource(self.resource.keys, self.resource).cohort(request)
-        try:
-            lease = await answer
-        except BaseException:
-            undo_in(self.loop, partial(cohort.task_cancelled, answer, request))
-            raise
-        if lease is not None and task is not None:
-            by = lease.acquirer = ref(task)
-            if cohort.listed:
-                cohort.resource.leases.note(by, lease)
-        return lease
 
     def enter(self, request: Request, task: Task | None) -> Awaited | None:
         """Take what rests, join the readers, or stand in the line; return None if another cohort is for it now.
@@ -243,6 +191,7 @@ class Cohort(Holdings):
                 whose_limit=request.whose_limit,
                 refused=request.refused,
                 shared=True,
+                grant_type=ProcessGrant,
             )
         return self._of_process
 
@@ -306,7 +255,7 @@ class Cohort(Holdings):
 
         ``old`` is the server's: not ours if another process changed it before, and ``new`` if an answer was lost.
         """
-        if self.limit and self._is_for(new):
+        if self.limit and self._move(self, self._weight, new):
             self._latest, before = None, self._places()
             self.limit = new
             self._room += self._places() - before
@@ -315,17 +264,6 @@ class Cohort(Holdings):
                 self._wanted(base)
                 base.budget = 0
         self._ask()
-
-    def _is_for(self, limit: int) -> bool:
-        """Be the cohort of those who come with ``limit`` from now on; return False if another one is."""
-        key, cohorts = (self._weight, limit), self.resource.cohorts
-        found = cohorts.get(key)
-        if found is not None and found is not self and found.in_use:
-            return False
-        # A new dict: somebody goes through this one.
-        self.resource.cohorts = {known: cohort for known, cohort in cohorts.items() if cohort not in (self, found)}
-        self.resource.cohorts[key] = self
-        return True
 
     # -- what becomes of tickets -----------------------------------------------------------------------
 
@@ -372,7 +310,7 @@ class Cohort(Holdings):
         self._ask()
         self.resource.forget_if_idle()
 
-    def give_up(self, error: SyncError) -> None:
+    def give_up(self, error: Exception) -> None:
         """End all who wait here."""
         tries, self._tries = self._tries, []
         for future, _ in tries:

@@ -6,19 +6,17 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from threading import get_ident
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from .._acquire.request import Request
+from .._acquire.resource import Resource
+from .._client.settings import Client
 from .._core.clock import now
+from .._core.keys import Keys
 from .._leases.grant import Grant
 from .._leases.tasks import ended
 from .._scripts.constants import WRITER_WEIGHT
 from .shared_grant import LastShare, ProcessGrant, TaskLease
-
-if TYPE_CHECKING:
-    from .._acquire.resource import Resource
-    from .._client.settings import Client
-    from .._core.keys import Keys
 
 UNKNOWN_LIMIT = 16
 """So many permits are asked for at once when only the server knows the limit; what was granted does not count."""
@@ -85,7 +83,7 @@ class Holdings(ABC):
         base.cohort, base.number = self, number
         base.sound = self.hub.pushes  # else nobody would tell us that others wait
         self.bases[base] = None
-        self.hub.bases[number] = base
+        self.hub.listeners[number] = base
         if self._counts:
             self._room -= 1
         else:

@@ -10,23 +10,21 @@ from __future__ import annotations
 import asyncio
 import math
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 from weakref import ReferenceType, ref
 
+from .._acquire.request import Request
+from .._acquire.resource import Resource
+from .._client.resp import Argument, Reply
 from .._core import logs
 from .._core.clock import now
+from .._core.keys import Keys
 from .._leases.forgotten import weakly
 from .._leases.grant import Grant, LeaseManager
+from .._leases.manager import GrantManager
 from .._leases.terms import HELD, RELEASED, LeaseState
 from .._scripts.constants import FENCE_RANGE
 from ..errors import LeaseLost, LossReason
-
-if TYPE_CHECKING:
-    from .._acquire.request import Request
-    from .._acquire.resource import Resource
-    from .._client.resp import Argument, Reply
-    from .._core.keys import Keys
-    from .._leases.manager import GrantManager
 
 Task: TypeAlias = asyncio.Task[object]
 
@@ -178,7 +176,7 @@ class ProcessGrant(Grant):
     def _unlisted(self) -> None:
         """Nobody calls us any more by our number."""
         if self.number:
-            self.cohort.resource.hub.bases.pop(self.number, None)
+            self.cohort.resource.hub.listeners.pop(self.number, None)
 
     def lose(self, reason: LossReason) -> None:
         """Note that it is gone, and with it its shares."""
@@ -193,8 +191,9 @@ class ProcessGrant(Grant):
             logs.lease_lost(self.lost_as(), tasks=len(self.shares))
 
     def on_contention(self) -> None:
-        """Somebody else waits for the name."""
-        self.cohort.resource.on_contention()
+        """Stop handing on, after a while, what this process holds of the name: others wait for it."""
+        resource = self.cohort.resource  # this grant may be on its way back, and the name known anew
+        (resource.hub.resources.get(self.keys.id) or resource).on_contention()
 
     def one_left(self) -> None:
         """A share has ended."""

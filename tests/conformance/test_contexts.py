@@ -298,7 +298,7 @@ async def test_p5_withdrawn_while_it_looks_again(sync: Coordinator, lock: Exclus
     async with lock:
         waiting = asyncio.create_task(lock.acquire())
         await wait_until(waits(lock), FAST, timeout=2)
-        (ticket,) = hub_of(sync).tickets.values()
+        (ticket,) = hub_of(sync).acquisitions.values()
         await wait_until(lambda: ticket.call is None, FAST, timeout=2)
         ticket.ask()
         ticket.withdraw(SyncError("its time is up"))

@@ -120,7 +120,7 @@ async def test_p12_a_name_that_could_not_be_had_is_forgotten(
             await kind.make(redis, NAME).acquire(timeout=timeout)
         assert 0 < (caught.value.remaining or 0) <= 30
         coordinator = hub_of(redis)
-        await wait_until(lambda: not (coordinator.resources or coordinator.tickets), FAST, timeout=2)
+        await wait_until(lambda: not (coordinator.resources or coordinator.acquisitions), FAST, timeout=2)
 
 
 async def test_p12_an_upgrade_that_could_not_be_had_is_forgotten(redis: Redis, sync: Coordinator) -> None:

@@ -78,7 +78,7 @@ async def test_p6_one_is_lost(
 
 
 async def forgotten(sync: Coordinator) -> bool:
-    return not hub_of(sync).resources and not hub_of(sync).tickets
+    return not hub_of(sync).resources and not hub_of(sync).acquisitions
 
 
 @faults

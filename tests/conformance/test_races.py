@@ -24,7 +24,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.factories import KINDS, Kind
-from ..support.inside import hub_of, link_events_of
+from ..support.inside import cohorts_of, hub_of, link_events_of
 from ..support.proxy import FaultProxy
 from ..support.timed import Timed, assert_within
 
@@ -48,7 +48,7 @@ async def last(redis: Redis) -> AsyncIterator[Coordinator]:
 async def nothing_left(kind: Kind, sync: Coordinator, redis: Redis, name: str = NAME) -> None:
     """Nobody holds it, nobody is queued, and the process has forgotten it."""
     assert await kind.empty(redis, name)
-    assert not hub_of(sync).tickets
+    assert not hub_of(sync).acquisitions
     await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=10 * kind.linger + 0.01)
 
 
@@ -76,14 +76,14 @@ async def third_gets_it(third: asyncio.Task[Lease], first: asyncio.Task[Lease], 
 def expire(sync: Coordinator, number: int = 0) -> None:
     """Let the time of a waiter be up, now: what its timer does."""
     for local in hub_of(sync).resources.values():
-        for cohort in local.cohorts.values():
+        for cohort in cohorts_of(local).values():
             if cohort.waiting:
                 waiting = [future for future, _, _ in cohort.line if not future.done()]
                 cohort._time_out(waiting[number], 1.0)
                 return
-    tickets = list(hub_of(sync).tickets.values())
-    if tickets:
-        tickets[number]._time_out()
+    acquisitions = list(hub_of(sync).acquisitions.values())
+    if acquisitions:
+        acquisitions[number]._time_out()
 
 
 async def three(
@@ -182,7 +182,7 @@ async def test_p5_b2_end_while_it_asks_again(
     """A queued waiter repeats its request and ends before that has left: its ticket goes all the same."""
     for _ in range(5):
         holder, first, third = await three(kind, sync, other, last)
-        [ticket] = hub_of(sync).tickets.values()
+        [ticket] = hub_of(sync).acquisitions.values()
         await wait_until(lambda: ticket.call is None, FAST, timeout=2)  # noqa: B023
         ticket.ask()
         first.cancel() if how == "cancelled" else expire(sync)
@@ -213,7 +213,9 @@ async def test_p5_b2_end_while_the_connection_is_down(
         await wait_until(waits(kind.make(other, NAME), 2), FAST, timeout=5)
         opened, proxy.refuse = sync.connections, True
         await proxy.cut()
-        await wait_until(lambda: any(one.call is not None for one in hub_of(sync).tickets.values()), FAST, timeout=2)
+        await wait_until(
+            lambda: any(one.call is not None for one in hub_of(sync).acquisitions.values()), FAST, timeout=2
+        )
         first.cancel() if how == "cancelled" else expire(sync)
         await asyncio.wait([first])
         proxy.refuse = False
@@ -373,7 +375,7 @@ async def test_p9_e7_ten_thousand_waiters(kind: Kind, sync: Coordinator, redis: 
     cancelling, used_cpu = time.monotonic() - begin, cpu() - used_cpu
     assert all(waiter.cancelled() for waiter in waiters[handed + 1 :])
     assert cancelling < 6  # the bar is 2 on a quiet machine
-    assert not hub_of(sync).tickets
+    assert not hub_of(sync).acquisitions
     last.check()
     await last.release()
     await nothing_left(kind, sync, redis)
@@ -417,7 +419,7 @@ async def test_p9_e7_ten_thousand_locks(patient: Coordinator, redis: Redis, many
     leases = await asyncio.gather(*(lock.acquire() for lock in locks))
     acquiring = time.monotonic() - begin
     await asyncio.gather(*(lease.release() for lease in leases))
-    assert not hub_of(patient).tickets
+    assert not hub_of(patient).acquisitions
     assert not hub_of(patient).resources
     assert await redis.dbsize() == many
     assert (after - before) / many < 8192

@@ -47,7 +47,7 @@ async def granted(*tasks: asyncio.Task[Lease]) -> list[Lease]:
 
 async def assert_waiting(sem: AsyncSemaphore, *tasks: asyncio.Task[Lease]) -> None:
     """They are queued, and stay so when they ask again."""
-    for ticket in list(sem._resource().tickets.values()):
+    for ticket in list(sem._resource().acquisitions.values()):
         if ticket.call is None:
             ticket.ask()
     await sem.statistics()  # answered after that: one round trip
@@ -212,7 +212,7 @@ async def test_p2_a_grant_lets_in_whoever_fits_behind_it(sync: Coordinator) -> N
     await sem.acquire(4)
     tasks = await line_up(sem, 2, 1, 1, 1)
     await sem._client.delete(sem._keys.all[0])
-    next(iter(sem._resource().tickets.values())).ask()
+    next(iter(sem._resource().acquisitions.values())).ask()
     leases = await granted(*tasks[:3])
     await assert_waiting(sem, tasks[3])
     await leases[0].release()

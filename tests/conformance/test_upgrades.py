@@ -445,8 +445,8 @@ async def test_p5_cancelled_in_the_turn_of_its_grant_and_no_answer_to_that() -> 
             swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST)
             task = asyncio.create_task(upgrade())
             await asyncio.sleep(0)
-            (ticket,) = hub_of(sync).tickets.values()
-            ticket._taker = _CancelledAtItsGrant(ticket._taker, task)
+            (ticket,) = hub_of(sync).acquisitions.values()
+            ticket.taker = _CancelledAtItsGrant(ticket.taker, task)
             with pytest.raises(asyncio.CancelledError):
                 await task
             await asyncio.sleep(0.5)  # longer than retry_for

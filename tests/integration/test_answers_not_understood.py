@@ -246,7 +246,7 @@ async def test_a_malformed_message_in_the_inbox_is_ignored_and_logged(
     waiting = asyncio.create_task(sync.lock("inbox").acquire())
     await wait_until(waits(other.lock("inbox")), FAST, timeout=5)
     opened = sync.connections
-    number = next(iter(hub_of(sync).tickets))
+    number = next(iter(hub_of(sync).acquisitions))
     found = message.replace("{number}", str(number)).encode("utf-8", "surrogateescape")
     for channel in await redis.pubsub_channels("rsa:*"):
         await redis.publish(channel, found)

@@ -61,7 +61,7 @@ async def other(make_client: MakeClient, sync: Coordinator) -> AsyncIterator[Coo
 async def in_queue(sync: Coordinator, waiting: int) -> None:
     """Wait until so many requests of ``sync`` are in a queue at the server."""
     await wait_until(
-        lambda: sum(ticket._queued for ticket in hub_of(sync).tickets.values()) >= waiting, FAST, timeout=20
+        lambda: sum(ticket._queued for ticket in hub_of(sync).acquisitions.values()) >= waiting, FAST, timeout=20
     )
 
 

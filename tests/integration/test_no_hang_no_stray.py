@@ -95,7 +95,7 @@ async def test_p6_a_lease_that_is_over_before_it_is_heard_of(
             with pytest.raises(Unreachable, match="a longer ttl"):
                 await ask(sync)
         proxy.latency = 0
-        assert not hub_of(sync).tickets
+        assert not hub_of(sync).acquisitions
     async with Coordinator(redis) as near:
         assert await asyncio.wait_for(ask(near), 5) is not None
 

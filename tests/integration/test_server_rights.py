@@ -89,7 +89,7 @@ async def test_least_rights_for_sharing(what: str) -> None:
         waiting = asyncio.create_task(other.acquire(timeout=5))
         first = lease._grant.deadline
         await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=2)
-        await wait_until(lambda: bool(hub_of(elsewhere).resource(other._keys).tickets), SOON, timeout=2)
+        await wait_until(lambda: bool(hub_of(elsewhere).resource(other._keys).acquisitions), SOON, timeout=2)
         await lease.release()
         again = asyncio.create_task(ours.acquire(timeout=5))
         await (await waiting).release()

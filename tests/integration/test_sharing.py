@@ -341,7 +341,7 @@ async def test_p2_the_word_comes_before_the_grant(
     await turns(1)
     if holder is not None:
         await in_queue(redis, 1)
-    [number] = hub_of(sync).tickets
+    [number] = hub_of(sync).acquisitions
     link_events_of(sync).link_pushed(b"%d %d 0 0" % (number, CONTENDED))
     if holder is not None:
         await holder.release()

@@ -320,7 +320,7 @@ async def test_p5_all_who_wait_are_cancelled_while_it_is_handed_on(redis: Redis,
     assert all(task.cancelled() for task in tasks)
     await gets_free(redis)
     await wait_until(
-        lambda: not (hub_of(sync).resources or hub_of(sync).bases or hub_of(sync).tickets), FAST, timeout=5
+        lambda: not (hub_of(sync).resources or hub_of(sync).listeners or hub_of(sync).acquisitions), FAST, timeout=5
     )
 
 
@@ -328,7 +328,7 @@ async def test_p5_what_is_granted_to_nobody_may_be_lost(redis: Redis, sync: Coor
     """P5: a grant that met a cancellation has no cohort; that it is lost before it is given back disturbs nobody."""
     theirs = await shared(other).acquire()
     (waiting,) = await waiters(shared(sync), sync, 1)
-    (ticket,) = hub_of(sync).tickets.values()
+    (ticket,) = hub_of(sync).acquisitions.values()
     lease = ticket._resource.hold(ticket._request, b"of nobody~", 1, now() + 5, 5.0)
     lease.lose("expired")
     assert lease.is_lost()

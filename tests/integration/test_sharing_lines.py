@@ -20,7 +20,7 @@ from redis_sync_aio import (
 )
 from redis_sync_aio._sharing.cohort import IN_ONE_TURN
 
-from ..support.inside import hub_of
+from ..support.inside import cohorts_of, hub_of
 from ..support.sharing import KEYS, NAME, base_of, gets_free, in_line, nothing_kept, shared, soon, turns, waiters
 
 
@@ -139,8 +139,8 @@ async def test_p12_nothing_is_handed_on_while_it_closes(redis: Redis, sync: Coor
             await soon(waiter)
     await asyncio.wait_for(closing, 5)
     await gets_free(redis)
-    assert not hub_of(sync).bases
-    assert not hub_of(sync).tickets
+    assert not hub_of(sync).listeners
+    assert not hub_of(sync).acquisitions
     assert not await redis.zcard(KEYS.queue)
 
 
@@ -250,7 +250,7 @@ async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync
     await asyncio.gather(waiting, return_exceptions=True)
     assert waiting.cancelled()
     await turns(3)
-    (cohort,) = next(iter(hub_of(sync).resources.values())).cohorts.values()
+    (cohort,) = cohorts_of(next(iter(hub_of(sync).resources.values()))).values()
     assert (list(cohort.resting), cohort.waiting) == ([base], 0)
     async with lock as lease:
         assert base_of(lease) is base
@@ -282,7 +282,7 @@ async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
             async with semaphore.hold(weight):
                 pass
         (local,) = hub_of(sync).resources.values()
-        assert len(local.cohorts) < 20
+        assert len(cohorts_of(local)) < 20
         async with semaphore.hold(3) as again:
             assert again.weight == 3
         assert (await semaphore.statistics()).held == 4

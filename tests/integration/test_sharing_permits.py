@@ -107,7 +107,7 @@ async def test_p2_another_process_has_its_turn(sync: Coordinator, other: Coordin
                 await asyncio.sleep(0)
 
     tasks = [asyncio.create_task(busy()) for _ in range(20)]
-    await wait_until(lambda: len(hub_of(sync).bases) == 5, FAST, timeout=5)
+    await wait_until(lambda: len(hub_of(sync).listeners) == 5, FAST, timeout=5)
     for _ in range(20):
         lease = await semaphore(other).acquire(timeout=1)
         await lease.release()
@@ -127,14 +127,14 @@ async def test_p3_word_of_what_is_on_its_way_back(sync: Coordinator, other: Coor
     giving_back = asyncio.create_task(first.release())
     await asyncio.sleep(0)
     assert not giving_back.done()
-    assert number in hub_of(sync).bases
+    assert number in hub_of(sync).listeners
     words[0]()
     assert base_of(second).contended
     await giving_back
-    assert number not in hub_of(sync).bases
+    assert number not in hub_of(sync).listeners
     await second.release()
     await (await asyncio.wait_for(waiting, 5)).release()
-    assert not hub_of(sync).bases
+    assert not hub_of(sync).listeners
 
 
 async def test_a_process_may_have_any_number_of_an_unknown_limit(sync: Coordinator, other: Coordinator) -> None:
@@ -181,9 +181,9 @@ async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: C
                 await asyncio.sleep(0.001)
 
     tasks = [asyncio.create_task(busy()) for _ in range(8)]
-    await wait_until(lambda: len(hub_of(sync).bases) == 4, FAST, timeout=5)
+    await wait_until(lambda: len(hub_of(sync).listeners) == 4, FAST, timeout=5)
     await admin.resize(3)
-    await wait_until(lambda: len(hub_of(sync).bases) == 2, FAST, timeout=2)
+    await wait_until(lambda: len(hub_of(sync).listeners) == 2, FAST, timeout=2)
     stop = True
     done, _ = await asyncio.wait(tasks, timeout=5)
     assert len(done) == 8
@@ -208,7 +208,7 @@ async def test_p3_all_who_share_make_room_for_who_waits(
     for _ in range(3):
         stop, held = False, await sem.acquire(idle)
         tasks = [asyncio.create_task(busy()) for _ in range(5)]
-        await wait_until(lambda: len(hub_of(sync).bases) == 2, FAST, timeout=5)
+        await wait_until(lambda: len(hub_of(sync).listeners) == 2, FAST, timeout=5)
         whole = asyncio.create_task(semaphore(other if elsewhere else sync, 3).acquire(3))
         await wait_until(is_queued, FAST, timeout=5)
         await held.release()

@@ -14,7 +14,7 @@ from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
-from ..support.inside import hub_of
+from ..support.inside import cohorts_of, hub_of
 from ..support.proxy import CUT_AFTER, FaultProxy, script
 from ..support.sharing import base_of, soon
 
@@ -174,7 +174,7 @@ async def test_back_and_forth(sync: Coordinator) -> None:
     for limit in (3, 2, 1, 2, 5, 1, 2):
         tasks += await line(sem, 2, before=(await sem.statistics()).waiters)
         await sem.resize(limit)
-    assert list(hub_of(sync).resources[sem._keys.id].cohorts) == [(1, 2)]
+    assert list(cohorts_of(hub_of(sync).resources[sem._keys.id])) == [(1, 2)]
     await turn_by_turn(sem, leases, tasks, 2)
     await all_free(sem, sync)
 
@@ -263,7 +263,7 @@ async def test_two_lines_of_one_limit(sync: Coordinator, other: Coordinator) -> 
     leases += await hold(new, 2)
     tasks += await line(new, 2, before=2)
     await old.resize(4)
-    assert list(hub_of(sync).resources[new._keys.id].cohorts) == [(1, 2), (1, 4)]
+    assert list(cohorts_of(hub_of(sync).resources[new._keys.id])) == [(1, 2), (1, 4)]
     for lease in leases:
         await lease.release()
     for task in tasks:

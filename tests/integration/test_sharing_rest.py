@@ -30,7 +30,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
-from ..support.inside import hub_of
+from ..support.inside import hub_of, process_grants
 from ..support.options import OPTIONS
 from ..support.sharing import NAME, base_of, gets_free, in_line, in_queue, queued, scripts, shared, soon, turns, waiters
 
@@ -96,7 +96,7 @@ async def test_p6_what_tasks_have_can_be_taken_by_force(redis: Redis, sync: Coor
                 lost += 1
 
     tasks = [asyncio.create_task(one()) for _ in range(4)]
-    await wait_until(lambda: bool(hub_of(sync).bases), FAST, timeout=5)
+    await wait_until(lambda: bool(hub_of(sync).listeners), FAST, timeout=5)
     assert await shared(other).force_release()
     await wait_until(lambda: lost > 0, FAST, timeout=5)
     ends = True
@@ -118,7 +118,7 @@ async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, syn
     try:
         await redis.client_kill_filter(_type="pubsub")
         await wait_until(lambda: not hub_of(sync).pushes, FAST, timeout=5)
-        await wait_until(lambda: "another" not in {base.name for base in hub_of(sync).bases.values()}, FAST, timeout=5)
+        await wait_until(lambda: "another" not in {grant.name for grant in process_grants(sync)}, FAST, timeout=5)
         await lease.release()
         following = await soon(waiting)
         assert following.fence > lease.fence
@@ -126,7 +126,7 @@ async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, syn
         await following.release()
         await (await soon(asyncio.create_task(lock.acquire()))).release()
         await gets_free(redis)
-        assert not hub_of(sync).bases
+        assert not hub_of(sync).listeners
     finally:
         await untyped.execute_command("ACL", "SETUSER", "default", "allchannels")
 
@@ -164,7 +164,7 @@ async def test_p3_what_rests_goes_after_linger(redis: Redis, sync: Coordinator) 
     assert await foreign.acquire(blocking_timeout=5)
     assert 0.05 < time.monotonic() - began < 2
     await foreign.release()
-    await wait_until(lambda: not (hub_of(sync).resources or hub_of(sync).bases), FAST, timeout=5)
+    await wait_until(lambda: not (hub_of(sync).resources or hub_of(sync).listeners), FAST, timeout=5)
 
 
 async def test_p2_linger_begins_anew(redis: Redis, sync: Coordinator) -> None:
@@ -266,7 +266,7 @@ async def test_p12_names_that_are_used_once(redis: Redis, sync: Coordinator) -> 
                 pass
 
         await asyncio.gather(*(one(number) for number in range(chunk, chunk + size)))
-    assert (len(hub_of(sync).resources), len(hub_of(sync).bases), len(hub_of(sync).tickets)) == (0, 0, 0)
+    assert (len(hub_of(sync).resources), len(hub_of(sync).listeners), len(hub_of(sync).acquisitions)) == (0, 0, 0)
     keys: list[bytes] = [key async for key in redis.scan_iter(count=10_000)]
     assert all(key.endswith(b":fence") for key in keys), [key for key in keys if not key.endswith(b":fence")][:5]
     assert len(keys) <= NAMES
@@ -356,7 +356,7 @@ async def test_p1_what_is_not_shared(redis: Redis, case: str) -> None:
         await held.release()
         await gets_free(redis)
         await wait_until(lambda: is_queued(redis, 0), FAST, timeout=5)
-        await wait_until(lambda: not (hub_of(sync).resources or hub_of(sync).tickets), FAST, timeout=5)
+        await wait_until(lambda: not (hub_of(sync).resources or hub_of(sync).acquisitions), FAST, timeout=5)
 
 
 async def is_queued(redis: Redis, number: int) -> bool:

@@ -16,7 +16,7 @@ from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import for_ever, lost_in
-from ..support.inside import hub_of
+from ..support.inside import cohort_of, hub_of
 from ..support.partitions import Partition, heal, modes, part, partitions
 from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
 from ..support.sharing import base_of
@@ -475,7 +475,7 @@ async def test_the_error_of_who_waited_in_the_process(server: EmbeddedServer) ->
         asked = w.proxy.on(ACQUIRE, HOLD)
         await lease.release()
         await asked.fired.wait()
-        cohort = hub_of(w.sync).resource(w.lock()._keys).cohort(w.lock(share=True)._default)
+        cohort = cohort_of(hub_of(w.sync).resource(w.lock()._keys), w.lock(share=True)._default)
         ((answer, request, _),) = cohort.line
         assert request.timeout is not None
         cohort._time_out(answer, request.timeout)  # that time has passed

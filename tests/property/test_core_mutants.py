@@ -12,9 +12,9 @@ import pytest
 
 from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._acquire.closing import Closing
+from redis_sync_aio._acquire.healing import Healing
 from redis_sync_aio._acquire.identities import IdentityRequests
 from redis_sync_aio._acquire.link_events import LinkEvents
-from redis_sync_aio._acquire.resource import Resource
 from redis_sync_aio._leases import releases
 from redis_sync_aio._leases.cancel_on_loss import CancelOnLoss
 from redis_sync_aio._leases.deadlines import Deadlines
@@ -30,10 +30,10 @@ from ..support.mutants import Found, Mutant, all_pass, failing, is_caught
 
 MUTANTS: Mapping[str, Mutant] = {
     # P3 wake-up
-    "waiters are not re-checked": Mutant(LinkEvents, "_recheck", "ticket.recheck()"),
-    "nobody looks again": Mutant(Resource, "_look", "ticket.ask()"),
+    "waiters are not re-checked": Mutant(LinkEvents, "_recheck", "acquisition.recheck()"),
+    "nobody looks again": Mutant(Healing, "_look", "acquisition.ask()"),
     "a look only when the lease should have ended": Mutant(
-        Resource, "queued", "min(left + EARLY, delay)", "left + EARLY"
+        Healing, "queued", "min(left + EARLY, delay)", "left + EARLY"
     ),
     "the claim is the whole ttl": Mutant(
         Acquisition, "_name_request", "min(request.ttl_ms, hub.claim_ms)", "request.ttl_ms"
@@ -73,7 +73,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "what a namesake is about to join is undone": Mutant(
         IdentityRequests, "pass_on", "not self._under_way(token)", "True"
     ),
-    "what no namesake got is kept": Mutant(IdentityRequests, "settle", 'self._resource.undo(identity, b"")', "pass"),
+    "what no namesake got is kept": Mutant(IdentityRequests, "settle", "self._undo(identity)", "pass"),
     "a ticket stays when its time is up": Mutant(Acquisition, "withdraw", "self.undo()"),
     "the cancelled waiter keeps a grant of the same turn": Mutant(
         Acquisition, "task_cancelled", "self._resource.decline(self._lease)", "pass"

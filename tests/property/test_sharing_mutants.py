@@ -36,10 +36,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "the budget is never counted": Mutant(TaskLease, "__init__", "base.budget -= 1"),
     "the budget does not count": Mutant(Holdings, "_may_go_on", "base.budget > 0", "True"),
     "the slice does not count": Mutant(Holdings, "_may_go_on", "time < base.yield_at", "True"),
-    "nobody is told": Mutant(ProcessGrant, "on_contention", "self.cohort.resource.on_contention()"),
-    "the word does not arrive": Mutant(
-        LinkEvents, "_dispatch", "hub.resources.get(base.keys.id, base.cohort.resource).on_contention()"
+    "nobody is told": Mutant(
+        ProcessGrant, "on_contention", "(resource.hub.resources.get(self.keys.id) or resource).on_contention()"
     ),
+    "the word does not arrive": Mutant(LinkEvents, "_dispatch", "listener.on_contention()"),
     "each word begins anew": Mutant(Holdings, "_wanted", "if base.contended:", "if False:"),
     "who waits is not asked for": Mutant(Holdings, "give_back", "self._ask()"),
     "its room is counted twice": Mutant(Holdings, "_leave_room", "if base.takes_room:", "if True:"),

@@ -63,7 +63,7 @@ class Arena:
         async def free() -> bool:
             found = [await lock.statistics() for lock in self.rivals]
             nobody = all((one.holder, one.waiters) == (None, 0) for one in found)
-            return nobody and not hub_of(self.sync).resources and not hub_of(self.sync).tickets
+            return nobody and not hub_of(self.sync).resources and not hub_of(self.sync).acquisitions
 
         await wait_until(free, FAST, timeout=5)
         await hub_of(self.sync).manager.releases.in_flight.drained(5)

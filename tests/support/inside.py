@@ -7,6 +7,10 @@ from redis_sync_aio._acquire import implicit
 from redis_sync_aio._acquire.hub import Hub
 from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._acquire.options import hub_options
+from redis_sync_aio._acquire.resource import Resource
+from redis_sync_aio._sharing.cohort import Cohort
+from redis_sync_aio._sharing.cohorts import Cohorts, cohort_of
+from redis_sync_aio._sharing.shared_grant import ProcessGrant
 from redis_sync_aio._transport.cluster_link import ClusterLink
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio.types import Client
@@ -15,11 +19,14 @@ __all__ = [
     "LinkEvents",
     "close_implicit",
     "cluster_link_of",
+    "cohort_of",
+    "cohorts_of",
     "hub_of",
     "hub_options",
     "implicit",
     "link_events_of",
     "link_of",
+    "process_grants",
     "was_used",
 ]
 
@@ -29,6 +36,19 @@ def hub_of(source: Client | Coordinator) -> Hub:
     if isinstance(source, Coordinator) and source._binding.started is not None:
         return source._binding.started
     return implicit.hub_of(source)
+
+
+def cohorts_of(resource: Resource) -> dict[tuple[int, int], Cohort]:
+    """Return the cohorts of tasks that share what this process holds of a name, by weight and limit."""
+    if resource.sharing is None:
+        return {}
+    assert isinstance(resource.sharing, Cohorts)
+    return resource.sharing.all
+
+
+def process_grants(sync: Coordinator) -> list[ProcessGrant]:
+    """Return what tasks of a coordinator share."""
+    return [listener for listener in hub_of(sync).listeners.values() if isinstance(listener, ProcessGrant)]
 
 
 def was_used(sync: Coordinator) -> bool:

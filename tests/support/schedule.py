@@ -71,7 +71,7 @@ async def settled(sync: Coordinator) -> None:
         await hub_of(sync).manager.releases.in_flight.drained(60)
         # An identity's request that was given up is undone once its answer is there.
         async with asyncio.timeout(60):
-            while hub_of(sync).tickets or hub_of(sync).resources:
+            while hub_of(sync).acquisitions or hub_of(sync).resources:
                 await asyncio.sleep(0.1)
         await hub_of(sync).manager.releases.in_flight.drained(60)  # what had lingered
 

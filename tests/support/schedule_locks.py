@@ -214,7 +214,7 @@ class LateTalks:
             return True
         tickets = {words[3] for words in pipe.queued if words[:2] == (b"ZADD", self.queue)}
         started = [sync for sync in self.schedule.syncs if was_used(sync)]
-        wanted = {ticket._member for sync in started for ticket in hub_of(sync).tickets.values()}
+        wanted = {ticket._member for sync in started for ticket in hub_of(sync).acquisitions.values()}
         allowed = tickets <= wanted
         self.schedule.happened["late" if allowed else "too late"] += 1
         return allowed

@@ -16,7 +16,7 @@ from redis_sync_aio._scripts.constants import CONTENDED
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
 
 from .body import FAST
-from .inside import hub_of, link_events_of
+from .inside import cohorts_of, hub_of, link_events_of
 
 NAME = "shared"
 KEYS = lock_keys(NAME.encode())
@@ -59,7 +59,7 @@ async def in_line(sync: Coordinator, number: int, name: bytes = KEYS.id) -> None
 
     async def so_many() -> bool:
         local = hub_of(sync).resources.get(name)
-        return number == (0 if local is None else sum(cohort.waiting for cohort in local.cohorts.values()))
+        return number == (0 if local is None else sum(cohort.waiting for cohort in cohorts_of(local).values()))
 
     await wait_until(so_many, FAST, timeout=5)
 
@@ -92,7 +92,7 @@ async def gets_free(redis: Redis) -> None:
 
 async def nothing_kept(sync: Coordinator) -> None:
     """Wait until ``sync`` knows of nothing that it shares: a moment after the server does."""
-    await wait_until(lambda: not hub_of(sync).bases, FAST, timeout=5)
+    await wait_until(lambda: not hub_of(sync).listeners, FAST, timeout=5)
 
 
 async def turns(number: int = 5) -> None:

@@ -1,0 +1,149 @@
+"""All cohorts of one name: what its resource knows of sharing (`_acquire.resource.LocalSharing`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from weakref import ref
+
+from .._acquire.request import Request
+from .._acquire.resource import Resource
+from .._acquire.waits import Waiter
+from .._core.cancellation import undo_in
+from .._leases.grant import Grant
+from .cohort import Cohort
+from .shared_grant import ProcessGrant, Task, TaskLease
+
+MANY = 16
+"""So many cohorts are kept before those that nobody uses are forgotten."""
+
+
+class Cohorts:
+    """The cohorts of one name, by weight and limit of what their tasks want."""
+
+    def __init__(self, resource: Resource) -> None:
+        self._resource = resource
+        self.all: dict[tuple[int, int], Cohort] = {}
+        self._many = MANY
+
+    def cohort(self, request: Request) -> Cohort:
+        """Return the cohort of tasks that want the same."""
+        key = (request.weight, request.limit)
+        found = self.all.get(key)
+        if found is None:
+            if len(self.all) >= self._many:  # there may be one for each weight that was ever asked for
+                self.all = {known: cohort for known, cohort in self.all.items() if cohort.in_use}
+                self._many = max(MANY, 2 * len(self.all))
+            found = self.all[key] = Cohort(self._resource, request, self._move)
+        return found
+
+    def _move(self, cohort: Cohort, weight: int, limit: int) -> bool:
+        """Let ``cohort`` be the one for another limit from now on; return False if another one is."""
+        key = (weight, limit)
+        found = self.all.get(key)
+        if found is not None and found is not cohort and found.in_use:
+            return False
+        # A new dict: somebody goes through this one.
+        self.all = {known: other for known, other in self.all.items() if other not in (cohort, found)}
+        self.all[key] = cohort
+        return True
+
+    # -- for the resource ------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether a task waits."""
+        return any(cohort.waiting for cohort in self.all.values())
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Iterate over what the waiting tasks await."""
+        for cohort in self.all.values():
+            yield from (future for future, *_ in cohort.line if not future.done())
+
+    def without_ticket(self) -> int:
+        """Return how many tasks wait without a ticket of their own."""
+        lines = sum(max(0, cohort.waiting - len(cohort.openings)) for cohort in self.all.values())
+        return lines + sum(base.share_ended is not None for cohort in self.all.values() for base in cohort.bases)
+
+    def shares(self) -> list[Grant]:
+        """Return what tasks have of the grants that they share."""
+        held = self._resource.leases.all()
+        return [share for grant in held if isinstance(grant, ProcessGrant) for share in grant.everybody()]
+
+    def is_shared(self, grant: Grant) -> bool:
+        """Return whether tasks share ``grant``, and have parts of it."""
+        return isinstance(grant, ProcessGrant)
+
+    def loosen(self, grant: Grant) -> None:
+        """Leave the parts of ``grant`` whose task has ended to those who refer to them."""
+        assert isinstance(grant, ProcessGrant)
+        grant.loosen()
+
+    def list_shares(self) -> None:
+        """Know which parts each task has, if there are many."""
+        for cohort in self.all.values():
+            cohort.list_shares()
+
+    def on_contention(self) -> None:
+        """Go on for a limited time with what is held, perhaps by several cohorts: others wait at the server."""
+        for cohort in self.all.values():
+            cohort.on_contention()
+
+    def resized(self, old: int, new: int) -> None:
+        """Take note of another limit of the permits."""
+        for cohort in self.all.values():
+            cohort.resized(old, new)
+
+    def rest_ends(self) -> bool:
+        """Give back what is held and no task has; return whether there was anything."""
+        resting = [(cohort, base) for cohort in self.all.values() for base in cohort.resting]
+        for cohort, base in resting:
+            cohort.give_back(base)
+        return bool(resting)
+
+    def reroute(self) -> None:
+        """Hand nothing on any more: word of who waits at the server would not reach us."""
+        for cohort in list(self.all.values()):
+            for base in list(cohort.resting):
+                cohort.give_back(base)
+            for base in list(cohort.bases):
+                cohort.part_with(base)
+
+    def stop(self) -> None:
+        """Hand nothing on without a look at whether that is still allowed (`Cohort.thread`)."""
+        for cohort in self.all.values():
+            cohort.thread = 0
+
+    def give_up(self, error: Exception) -> None:
+        """End all waits with ``error``."""
+        for cohort in self.all.values():
+            cohort.give_up(error)
+
+
+def cohort_of(resource: Resource, request: Request) -> Cohort:
+    """Return the cohort of tasks that want the same of ``resource``; from the first one on its tasks may share."""
+    cohorts = resource.sharing
+    if cohorts is None:
+        cohorts = resource.sharing = Cohorts(resource)
+    assert isinstance(cohorts, Cohorts)
+    return cohorts.cohort(request)
+
+
+async def acquire_shared(cohort: Cohort, request: Request, task: Task | None) -> TaskLease | None:
+    """Acquire for ``task``, the current one; None when ``request.wait`` is False and it is taken."""
+    while (answer := cohort.enter(request, task)) is None:
+        await asyncio.sleep(0)
+        cohort.hub.check()
+        # The name may have been forgotten meanwhile, and then made again, as another object.
+        cohort = cohort_of(cohort.hub.resource(cohort.resource.keys, cohort.resource), request)
+    try:
+        lease = await answer
+    except BaseException:
+        undo_in(cohort.loop, partial(cohort.task_cancelled, answer, request))
+        raise
+    if lease is not None and task is not None:
+        by = lease.acquirer = ref(task)
+        if cohort.listed:
+            cohort.resource.leases.note(by, lease)
+    return lease
