@@ -14,47 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet, WeakValueDictionary, ref
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import WeakSet, WeakValueDictionary
 
 import redis.exceptions
 from redis.asyncio import ConnectionPool, Redis, RedisCluster
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from .._core.clock import now
 from .._core.display import listed
-from .primary_pool import Address, SlotPool, following
-from .redis_py import bared, close_idle, on_close, opening, owner_of, write
-from .resp import pack
+from .cluster_nodes import ClusterNodes, Range, connection_options, not_now
+from .primary_pool import Address, SlotPool
+from .redis_py import close_idle, on_close, owner_of
 
 FRESH = 0.1
 """Seconds for which an answer is reused: after a failover, several shards open connections at the same time."""
-NODE_TIMEOUT = 2.0
-"""Seconds that a node has to answer before another node is asked."""
-
-RANGES_PER_TURN = 250
-"""Ranges of an answer that are read in one turn of the event loop."""
-
 NEVER = float("-inf")
-
-CLIENT_OPTIONS = ("redis_connect_func", "oss_cluster_maint_notifications_handler", "himport_registry")
-"""Options that tie a connection to the cluster client that opens it."""
-REPLACED_OPTIONS = ("connection_class", "response_callbacks", "retry")
-"""Options in the same dictionary that are not for connections, or that this module sets itself."""
-
-
-class Range(NamedTuple):
-    """A range of slots and the nodes that have them, the primary first."""
-
-    first: int
-    last: int
-    nodes: list[Address]
 
 
 class SlotMoved(redis.exceptions.TryAgainError):
@@ -65,15 +42,6 @@ class SlotMoved(redis.exceptions.TryAgainError):
     """
 
     slot = -1
-
-
-def not_now(answer: str, slot: str | int, node: str) -> str:
-    """Return the message that stands for the error replies MOVED and ASK: retry later."""
-    state = "has moved" if answer == "MOVED" else "is being moved"
-    return f"slot {slot} {state} to {node or 'another node'} ({answer})"
-
-
-_ASK = re.compile(r"^ASK \d+ (.+):(\d+)$|is being moved to (.+):(\d+) \(ASK\)")
 
 
 class Subscriber(Protocol):
@@ -135,24 +103,16 @@ class Cluster:
     """The shards behind a `RedisCluster`."""
 
     def __init__(self, client: RedisCluster) -> None:
-        self._client = ref(client)
-        self._nodes: list[Address] = []  # in the order in which they are asked
-        self._hint: Address | None = None  # the node that the latest MOVED named, until it is asked
-        self._failed: dict[Address, float] = {}  # local clock
-        # The first nodes may be a name that always leads to the cluster; the client's manager forgets them.
-        seeds = getattr(client, "startup_nodes", None) or client.nodes_manager.startup_nodes.values()
-        self._seeds = [Address(node.host, int(node.port)) for node in seeds]
-        self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest one: node, reply, meaning
+        options = connection_options(client)
+        self.nodes = ClusterNodes(client, options)
+        """The nodes that are asked, and reached directly."""
         self._applied: list[Range] | None = None
         self._refreshed = NEVER  # local clock, from before the nodes were asked; NEVER while there is a doubt
         self._applied_at = NEVER  # the same for the newest answer, also while there is a doubt
         self._lock = threading.Lock()  # a client may be used in several threads, each with an event loop
         self._doubts = 0  # number of reports that the known slots are wrong
-        kind: Any = client.connection_kwargs["connection_class"]
-        left_out = {*CLIENT_OPTIONS, *REPLACED_OPTIONS}
-        self._options = {key: value for key, value in client.connection_kwargs.items() if key not in left_out}
-        self._options |= {"connection_class": following(kind), "retry": Retry(NoBackoff(), 0)}
         # Until a node has answered, this shard has all slots; after that it is one of the shards.
+        self._options = options
         self._numbers = itertools.count()
         self.shards = [Shard(self, next(self._numbers), self._options)]
         self._owners = self.shards * REDIS_CLUSTER_HASH_SLOTS
@@ -211,14 +171,7 @@ class Cluster:
         """Note that a slot has moved, perhaps to ``address`` ("host:port"), so the known slots are wrong."""
         self._refreshed = NEVER
         self._doubts += 1
-        host, _, port = address.rpartition(":")
-        if host and port.isdecimal():
-            self._hint = Address(host, int(port))  # asked first; remapped later, as that may raise anything
-
-    def node_of_ask(self, answer: str) -> Address | None:
-        """Return the node that an ASK names, in the server's words or those of `not_now`; None for other answers."""
-        found = _ASK.search(answer)
-        return self._remapped(found[1] or found[3], int(found[2] or found[4])) if found else None
+        self.nodes.ask_first(address)
 
     def down(self, node: Address | None) -> None:
         """Note that ``node`` said that the cluster is down; ask other nodes first.
@@ -228,14 +181,14 @@ class Cluster:
         self._refreshed = NEVER
         self._doubts += 1
         if node is not None:
-            self._failed[node] = now()
+            self.nodes.ask_last(node)
 
     async def refresh(self) -> None:
         """Ask the nodes which shard has which slots, until one answers; raise as redis-py does when none does."""
         begun, doubts = now(), self._doubts
         if begun - self._refreshed < FRESH:
             return
-        ranges = await self._ask_nodes()
+        ranges = await self.nodes.slot_ranges()
         with self._lock:
             gone: list[Shard] = []
             if begun > self._applied_at:  # else a newer answer was applied meanwhile
@@ -246,102 +199,12 @@ class Cluster:
         if doubts == self._doubts:  # else the answer may be older than the latest report
             self._refreshed = begun
 
-    async def _ask_nodes(self) -> list[Range]:
-        """Return the first useful answer; raise a refusal, or ConnectionError, when no node gives one."""
-        failure: Exception | None = None
-        refusal: Exception | None = None
-        hint, self._hint = self._hint, None
-        if hint is not None:
-            self._nodes = [self._remapped(*hint), *self._nodes]
-        candidates = self._candidates()
-        for node in candidates:
-            self._failed[node] = now()  # noted in advance: if the node hangs, there may be no time left for it
-            try:
-                async with asyncio.timeout(NODE_TIMEOUT):
-                    ranges = await self._ask(node)
-            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError, TimeoutError) as error:
-                failure = error
-                if isinstance(error, redis.exceptions.AuthenticationError):
-                    refusal = error
-            except redis.exceptions.ResponseError as error:
-                refusal = error  # of this node; other nodes may have other users
-            else:
-                if ranges:
-                    self._failed.pop(node, None)
-                    return ranges
-                # The node was reset, or does not belong to the cluster yet.
-                failure = redis.exceptions.ConnectionError(f"{node.host}:{node.port} knows of no slots")
-        if refusal is not None:
-            raise refusal
-        raise redis.exceptions.ConnectionError(
-            f"none of {len(candidates)} nodes of the cluster answers; the last one: {failure}"
-        ) from failure
-
-    def _candidates(self) -> list[Address]:
-        """Return the nodes in the order in which to ask them.
-
-        Each time another node is the first, since one node's answer may be old. The seeds, and nodes that failed
-        lately, are the last.
-        """
-        client = self._client()
-        startup = [] if client is None else client.nodes_manager.startup_nodes.values()
-        known = list(dict.fromkeys((*self._nodes, *(Address(node.host, int(node.port)) for node in startup))))
-        self._nodes = [*known[1:], known[0]]
-        known += [seed for seed in self._seeds if seed not in known]
-        self._failed = {node: failed for node, failed in list(self._failed.items()) if node in known}
-        return sorted(known, key=lambda node: self._failed.get(node, 0.0))
-
-    async def _ask(self, node: Address) -> list[Range]:
-        """Return the ranges of slots as ``node`` knows them."""
-        async with self.connected(node) as connection:
-            write(connection, pack((b"CLUSTER", b"SLOTS")))
-            answer = await connection.read_response(disable_decoding=True, timeout=float("inf"))
-        return await self._read(node, answer)
-
-    async def _read(self, node: Address, answer: Any) -> list[Range]:
-        """Return the ranges in the answer of ``node``: the same object if the answer is the same as before."""
-        if self._answer is not None:
-            source, before, ranges = self._answer
-            # A node may not know its own address. Then the same answer of another node means something else.
-            if before == answer and (source == node or all(_host(host) for _, _, *told in before for host, *_ in told)):
-                return ranges
-        addresses: dict[tuple[bytes | None, int], Address] = {}
-        ranges = []
-        for first, last, *nodes in answer:
-            for host, port, *_ in nodes:
-                if (host, port) not in addresses:
-                    addresses[host, port] = self._remapped(_host(host) or node.host, port)
-            ranges.append(Range(first, last, [addresses[host, port] for host, port, *_ in nodes]))
-            if len(ranges) % RANGES_PER_TURN == 0:
-                await asyncio.sleep(0)
-        self._answer = node, answer, ranges
-        return ranges
-
-    @asynccontextmanager
-    async def connected(self, node: Address) -> AsyncIterator[Any]:
-        """Open a connection of redis-py to ``node``, whatever its role is; raise as redis-py does."""
-        options = self._options | {"shard": None, "host": node.host, "port": node.port}
-        pool: Any = ConnectionPool(**options)
-        connection = pool.make_connection()
-        try:
-            with opening(connection):
-                await bared(connection.connect())
-            yield connection
-        finally:
-            await connection.disconnect(nowait=True)
-
-    def _remapped(self, host: str, port: int) -> Address:
-        client = self._client()
-        return Address(host, port) if client is None else Address(*client.nodes_manager.remap_host_port(host, port))
-
     def _apply(self, ranges: list[Range]) -> list[Shard]:
         """Let the shards have these ranges from now on; return those that have lost all their slots."""
         if ranges is self._applied:
             return []
         self._applied = ranges
-        told = dict.fromkeys(node for it in ranges for node in it.nodes)
-        known = set(self._nodes)
-        self._nodes = [*(node for node in self._nodes if node in told), *(it for it in told if it not in known)]
+        self.nodes.update(ranges)
         owners, addresses = list(self._owners), [shard.address for shard in self.shards]
         starts: dict[Address, int] = {}
         for first, _, (primary, *_) in ranges:
@@ -371,7 +234,3 @@ class Cluster:
         # Else the shard that had the slot has lost its primary: one of its replicas was promoted.
         shard.lead_to(primary)
         return shard
-
-
-def _host(named: bytes | None) -> str:
-    return "" if named in (None, b"?") else named.decode()

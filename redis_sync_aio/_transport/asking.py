@@ -13,7 +13,7 @@ from typing import Any
 
 import redis.exceptions
 
-from .._client.cluster import Cluster
+from .._client.cluster_nodes import ClusterNodes
 from .._client.error_replies import error_answer
 from .._client.primary_pool import Address
 from .._client.redis_py import write
@@ -29,9 +29,9 @@ class Asking:
     """The calls of one link that follow an ASK. Calls that are not answered there go to ``again``."""
 
     def __init__(
-        self, cluster: Cluster, converse: Converse, response_timeout: float, again: Callable[[Call, str], None]
+        self, nodes: ClusterNodes, converse: Converse, response_timeout: float, again: Callable[[Call, str], None]
     ) -> None:
-        self._cluster = cluster
+        self._nodes = nodes
         self._converse = converse
         self._response_timeout = response_timeout
         self._again = again
@@ -39,7 +39,7 @@ class Asking:
 
     def follow(self, call: Call, answer: str, watch: bool) -> None:
         """Send ``call`` to the node that ``answer``, an ASK, names; without scripts if ``watch`` is true."""
-        node = self._cluster.node_of_ask(answer)
+        node = self._nodes.node_of_ask(answer)
         if node is None:
             self._again(call, answer)
             return
@@ -52,7 +52,7 @@ class Asking:
         limit = min(max(call.expires - call.sent, MIN_ATTEMPT), self._response_timeout)
         async with asyncio.timeout(limit):
             with cancel_repeatedly(limit):
-                return await ask(self._cluster, node, call, self._converse if watch else None)
+                return await ask(self._nodes, node, call, self._converse if watch else None)
 
     def _ended(self, call: Call, answer: str, task: asyncio.Task[Reply]) -> None:
         unsettled = self._tasks.pop(call, None) is not None
@@ -75,12 +75,12 @@ class Asking:
         return [call for call in tasks if not call.over]
 
 
-async def ask(cluster: Cluster, node: Address, call: Call, converse: Converse | None) -> Reply:
+async def ask(nodes: ClusterNodes, node: Address, call: Call, converse: Converse | None) -> Reply:
     """Return the reply of ``node`` to ``call``; without scripts if there is ``converse``.
 
     Raise ReplyError, and as redis-py does when the node cannot be reached.
     """
-    async with cluster.connected(node) as connection:
+    async with nodes.connected(node) as connection:
         if converse is None:
             (reply,) = await _exchange(connection, [call.command(with_source=True)])
             if isinstance(reply, ReplyError):

@@ -18,7 +18,8 @@ from threading import get_ident
 
 from redis.crc import key_slot
 
-from .._client.cluster import Cluster, Shard, not_now
+from .._client.cluster import Cluster, Shard
+from .._client.cluster_nodes import not_now
 from .._client.error_replies import error_code
 from .._client.resp import ReplyError
 from .._core import logs
@@ -224,7 +225,7 @@ class ShardLink(Link):
         super().__init__(shard.client, endpoint, owner, options)
         self._links = links
         self._shard = shard
-        self._asking = Asking(links.cluster, self._converse, self._response_timeout, self._not_answered)
+        self._asking = Asking(links.cluster.nodes, self._converse, self._response_timeout, self._not_answered)
 
     def concerns(self, keys: Keys) -> bool:
         """Return whether calls on ``keys`` go through this link."""

@@ -168,10 +168,10 @@ class PoolExecutor:
             cluster = self._servers
             if not (call.narrowed and isinstance(cluster, Cluster)):
                 raise
-            node = cluster.node_of_ask(str(error))
+            node = cluster.nodes.node_of_ask(str(error))
             if node is None:
                 raise
-        return await ask(cluster, node, call, self._converse if self._by_watch(call) else None)
+        return await ask(cluster.nodes, node, call, self._converse if self._by_watch(call) else None)
 
     def _by_watch(self, call: Call) -> bool:
         return call.keys.engine == "watch" or (call.keys.engine == "auto" and self._no_scripts != "")

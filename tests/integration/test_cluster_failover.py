@@ -20,7 +20,8 @@ from redis_sync_aio import (
     transaction,
     wait_until,
 )
-from redis_sync_aio._client.cluster import Cluster, Range
+from redis_sync_aio._client.cluster import Cluster
+from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
 from redis_sync_aio._client.primary_pool import Address
 from redis_sync_aio._transport.cluster_link import ShardLink
 from redis_sync_aio._transport.connection import Connection
@@ -200,10 +201,10 @@ async def test_an_answer_that_is_older_than_another_counts_for_nothing(
     async with nodes.client() as client:
         known = await learn_of_moves(client)
         slot = nodes.slot(nodes.name_at(0))
-        ask, answers = Cluster._ask, asyncio.Event()
+        ask, answers = ClusterNodes.ask, asyncio.Event()
         late: list[int] = []
 
-        async def slowly(cluster: Cluster, node: Address) -> list[Range]:
+        async def slowly(cluster: ClusterNodes, node: Address) -> list[Range]:
             found = await ask(cluster, node)
             if not late:  # the first one is the last to answer, and has it as it was
                 late.append(1)
@@ -211,7 +212,7 @@ async def test_an_answer_that_is_older_than_another_counts_for_nothing(
                 return [Range(0, 16383, [Address("127.0.0.1", 1)])]
             return found
 
-        monkeypatch.setattr(Cluster, "_ask", slowly)
+        monkeypatch.setattr(ClusterNodes, "ask", slowly)
         known.moved("")
         first = asyncio.create_task(known.refresh())
         await wait_until(lambda: enough(late, 1), FAST, timeout=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redis_sync_aio import Coordinator, Transaction, transaction
-from redis_sync_aio._client.cluster import Cluster, Range
+from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
 from redis_sync_aio._client.primary_pool import Address
 
 from ..support.clusters import Nodes, cluster, moved_back
@@ -15,13 +15,13 @@ from ..support.clusters import Nodes, cluster, moved_back
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ports of the nodes that are asked where the slots are."""
     ports: list[int] = []
-    ask = Cluster._ask
+    ask = ClusterNodes.ask
 
-    async def noted(known: Cluster, node: Address) -> list[Range]:
+    async def noted(known: ClusterNodes, node: Address) -> list[Range]:
         ports.append(node.port)
         return await ask(known, node)
 
-    monkeypatch.setattr(Cluster, "_ask", noted)
+    monkeypatch.setattr(ClusterNodes, "ask", noted)
     return ports
 
 
