@@ -111,8 +111,8 @@ def elsewhere(
     call.context = about
     executor: Any = self.executor
     if ticket:
-        servers = executor._servers if isinstance(executor, PoolExecutor) else servers_of(executor._client)
-        executor = PoolExecutor(servers, executor._endpoint, 2, converse)
+        servers = executor._servers if isinstance(executor, PoolExecutor) else servers_of(executor._connector._client)
+        executor = PoolExecutor(servers, executor.endpoint_of(keys), 2, converse)
     executor.send(call)
     return call
 
