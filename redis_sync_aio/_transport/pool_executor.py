@@ -12,30 +12,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from functools import partial
 
 import redis.exceptions
-from redis.asyncio import Redis
 
-from .._client.checkout import checkout
 from .._client.cluster import Cluster
-from .._client.error_replies import TRANSIENT, answered, error_answer, error_code, scripts_refused
-from .._client.redis_py import bare, dead_end_pool, probe, send_once
-from .._client.resp import Reply, ReplyError, pack
-from .._client.retry import AFTER_CONFLICT, MIN_ATTEMPT, RETRY
+from .._client.error_replies import TRANSIENT, answered, error_answer, error_code
+from .._client.redis_py import bare, dead_end_pool, probe
+from .._client.retry import MIN_ATTEMPT, RETRY
 from .._client.settings import address_of
-from .._client.topology import OneServer, Topology
+from .._client.topology import Topology
 from .._core import logs
 from .._core.cancellation import cancel_repeatedly, cancelled
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
 from ..errors import SyncError, copy_error
-from .asking import ask
 from .call import Call
-from .dialogues import CONFLICT, Converse, advance
-from .endpoint import EndpointWatch
+from .dialogues import Converse
 from .failures import EXPECTED, REFUSED, closed, not_from_outside, time_is_up, too_late, unanswered
+from .pool_attempt import PoolAttempt
 
 
 class PoolExecutor:
@@ -51,9 +46,7 @@ class PoolExecutor:
         self._servers = servers
         self._endpoint = endpoint._replace(inbox=b"")
         self._response_timeout = response_timeout
-        self._converse = converse
-        self._endpoint_watch = EndpointWatch(servers.clients()[0]) if isinstance(servers, OneServer) else None
-        self._no_scripts = ""  # the error reply that refused scripts
+        self._attempt = PoolAttempt(servers, response_timeout, converse)
         self._silent = False  # the latest attempt of all ended without a sign of the server
         self._logged: type[Exception] | None = None  # the latest unexpected error that was logged
         self._queues: dict[bytes, deque[Call]] = {}
@@ -138,7 +131,7 @@ class PoolExecutor:
             try:
                 async with asyncio.timeout(limit):
                     with cancel_repeatedly(limit):
-                        reply = await self._execute(call)
+                        reply = await self._attempt.execute(call)
             except SyncError as error:  # raised while a reply was read
                 call.fail(error)
             except (Exception, asyncio.CancelledError) as error:
@@ -159,70 +152,6 @@ class PoolExecutor:
                 call.fail(time_is_up(call))
                 return
 
-    async def _execute(self, call: Call) -> Reply:
-        if self._endpoint_watch is not None:
-            await self._endpoint_watch.follow()
-        try:
-            return await self._decide(call)
-        except (ReplyError, redis.exceptions.ResponseError) as error:
-            cluster = self._servers
-            if not (call.narrowed and isinstance(cluster, Cluster)):
-                raise
-            node = cluster.nodes.node_of_ask(str(error))
-            if node is None:
-                raise
-        return await ask(cluster.nodes, node, call, self._converse if self._by_watch(call) else None)
-
-    def _by_watch(self, call: Call) -> bool:
-        return call.keys.engine == "watch" or (call.keys.engine == "auto" and self._no_scripts != "")
-
-    async def _decide(self, call: Call) -> Reply:
-        engine = call.keys.engine
-        if not self._by_watch(call):
-            try:
-                return await self._run_script(call)
-            except redis.exceptions.ResponseError as error:
-                if engine == "lua" or not scripts_refused(str(error)):
-                    raise
-                if not self._no_scripts:
-                    logs.watch_instead(str(error))
-                self._no_scripts = str(error)
-        return await self._watch(call)
-
-    async def _run_script(self, call: Call) -> Reply:
-        with suppress(redis.exceptions.NoScriptError):
-            return await send_once(self._client_of(call), call.command())
-        # Outside the handler: else NOSCRIPT would be the context of a timeout here, and taken for the reply.
-        return await send_once(self._client_of(call), call.command(with_source=True))
-
-    def _client_of(self, call: Call) -> Redis:
-        return self._servers.client_of(call.keys.all[0])
-
-    async def _watch(self, call: Call) -> Reply:
-        for delay in AFTER_CONFLICT:
-            call.sent = now()
-            reply = await self._converse_once(call)
-            if reply is not CONFLICT or call.over:  # over: it was withdrawn, and nothing was executed
-                return reply
-            await asyncio.sleep(delay)
-
-    async def _converse_once(self, call: Call) -> Reply:
-        connection = await checkout(self._client_of(call), self._response_timeout)
-        connection.watching = True  # until the dialogue ends with EXEC
-        dialogue = self._converse(call)
-        try:
-            await connection.prove()
-            commands = advance(dialogue, call.name, None)
-            while True:
-                replies = await connection.exchange([pack(words) for words in commands], raw=range(len(commands)))
-                replies = [error_answer(it) if isinstance(it, Exception) else it for it in replies]
-                commands = advance(dialogue, call.name, replies)
-        except StopIteration as end:
-            connection.watching = False
-            return end.value
-        finally:
-            await connection.give_back(drop=connection.watching)
-
     async def _cause_of(self, call: Call, error: Exception) -> Exception:
         """Return the error that redis-py was retrying when its time was up.
 
@@ -237,7 +166,7 @@ class PoolExecutor:
         try:
             async with asyncio.timeout(limit):
                 with cancel_repeatedly(limit):
-                    await probe(self._client_of(call))
+                    await probe(self._attempt.client_of(call))
         except REFUSED as refused:
             self._silent = False
             return refused
@@ -246,7 +175,7 @@ class PoolExecutor:
         return error
 
     def _failed(self, call: Call, error: Exception) -> None:
-        refused = answered(call.name, error, self._no_scripts, call.keys.all, call.ambiguous)
+        refused = answered(call.name, error, self._attempt.no_scripts, call.keys.all, call.ambiguous)
         call.ambiguous |= refused is None
         self.connection_error = error if refused is None else None
         if not isinstance(error, EXPECTED) and type(error) is not self._logged:

@@ -15,7 +15,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, CoordinatorClosed, Lease, wait_until
-from redis_sync_aio._transport import pool_executor
+from redis_sync_aio._transport import pool_attempt
 
 from ..support.body import FAST
 from ..support.factories import Kind, holder
@@ -208,7 +208,7 @@ async def test_p5_closing_does_not_rely_on_a_cancellation_that_redis_py_may_swal
         except asyncio.CancelledError:
             raise TimeoutError from None
 
-    monkeypatch.setattr(pool_executor, "send_once", swallows)
+    monkeypatch.setattr(pool_attempt, "send_once", swallows)
     sync = Coordinator(redis, push="never", retry_for=30, response_timeout=30)
     asking = asyncio.create_task(sync.lock("x").locked())
     await asked.wait()
