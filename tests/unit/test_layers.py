@@ -230,7 +230,7 @@ def test_all_is_sorted_complete_and_real() -> None:
         assert getattr(redis_sync_aio, name).__module__.startswith(PACKAGE)
     for name, value in vars(errors).items():
         if inspect.isclass(value) and value.__module__ == errors.__name__:
-            assert name in redis_sync_aio.__all__, f"{name} can not be caught by its public name"
+            assert name in redis_sync_aio.__all__, f"{name} cannot be caught by its public name"
 
 
 def test_every_module_at_the_root_is_public_and_says_what_it_exports() -> None:
