@@ -1,13 +1,13 @@
-"""What happens to the body of an ``async with`` when its lease is lost, and which exception leaves (P7).
+"""What happens to the body of an ``async with`` when its lease is lost, and which exception propagates (P7).
 
-The guard cancels the task that entered, the way `asyncio.timeout` does: one ``task.cancel()``, taken back by
-``task.uncancel()`` at the exit, so that a cancellation from outside is never mistaken for ours, nor ours
-for one from outside. An anyio CancelScope would not do: it must be left in the task that entered it, and
-fixtures, exit stacks and generators are often left in another.
+The guard cancels the task that entered, as `asyncio.timeout` does: by one ``task.cancel()``, which ``task.uncancel()``
+withdraws at the exit. So a cancellation from outside is never mistaken for ours, nor ours for one from outside. An
+anyio CancelScope cannot be used here: it must be left in the task that entered it, and fixtures, exit stacks and
+generators are often left in another.
 
-A request that counted before the loss may be a cancellation from outside that the body has yet to meet, or handles.
-Or nobody will ever take it back: a body swallowed it, or an `asyncio.TaskGroup` that failed left it behind (Python <
-3.13). The count does not tell these apart, what leaves the body does: the first cancellation of its chain.
+A cancellation that was counted before the loss may come from outside, and the body has yet to meet it, or handles it.
+Or it is never withdrawn: a body swallowed it, or an `asyncio.TaskGroup` that failed left it behind (Python < 3.13). The
+count does not tell these apart. What leaves the body does: the first cancellation of its chain.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from .._core.cancellation import Cancelling, first_of
 
 
 class _Reason(str):
-    """Why a guard cancelled its body: the message, which tells its cancellations from those of others."""
+    """The message of a guard's cancellation, which tells it from those of others."""
 
     __slots__ = ("over",)
 
     def __init__(self, why: str) -> None:
         self.over = False
-        """The body was left."""
+        """Whether the body was left."""
 
 
 class CancelOnLoss:
-    """Cancels one body, once, from the loss of its lease on until it is left."""
+    """Cancels one body once, after the loss of its lease and until the body is left."""
 
     def __init__(self, task: asyncio.Task[object], before: int, why: str) -> None:
-        """``before``: how many cancellations of ``task`` counted when the body began."""
+        """``before`` is how many cancellations of ``task`` were counted when the body began."""
         self._task = task
         self._before = before
         self._at_loss = task.cancelling()
         self._why = _Reason(why)
         self._cancelling = Cancelling(task)
         if self._at_loss > before:
-            self._cancelling.cancel_soon(self._why)  # in the same turn it would take the place of one that is under way
+            self._cancelling.cancel_soon(self._why)  # in this turn it would replace a cancellation in flight
         else:
             self._cancelling.cancel(self._why)
 
@@ -47,15 +47,15 @@ class CancelOnLoss:
         return _reason_of(error) is self._why
 
     def finish(self, error: BaseException | None) -> bool:
-        """Take it back; return whether ``error`` is nothing but our own cancellation of the body."""
+        """Withdraw the cancellation; return whether ``error`` is only the one that this guard requested."""
         self._cancelling.take_back()
         self._why.over = True
         left = self._task.cancelling()
         if self._task is not asyncio.current_task():
-            return False  # left in another task than entered: what ended the body was not our cancellation
+            return False  # left in another task than entered: our cancellation did not end the body
         if not isinstance(error, asyncio.CancelledError) or left > self._at_loss:
             return False
-        # By this guard, or by that of a body inside of this one.
+        # Requested by this guard, or by that of an inner body.
         return left <= self._before or ((reason := _reason_of(first_of(error))) is not None and reason.over)
 
 

@@ -1,8 +1,8 @@
-"""Which of several leases a ``release()`` gives back that does not name one.
+"""Which of several leases a ``release()`` without a name gives back.
 
-What the current task acquired comes first, the latest of it. Otherwise it is what a task left behind that has ended,
-if that is certain. What a living task has is never ended by another task's guess. `LeaseContext` has the same rule
-for exits.
+It is the latest that the current task acquired. If there is none, it is the one left behind by a task that has ended,
+if that is certain. The lease of a living task is never released on a guess of another task. `LeaseContext` has the same
+rule for exits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LISTED = 5
 
 
 def to_release(held: Sequence[L], what: str) -> L:
-    """Return the lease of ``held``, oldest first, that a release of ``what`` gives back; NotHeld if none is certain."""
+    """Return the lease of ``held`` (oldest first) that a release gives back; raise NotHeld if none is certain."""
     leases = [lease for lease in held if lease.group is None]
     task = current_ref()
     own = [lease for lease in leases if lease.acquirer is not None and lease.acquirer == task]
@@ -52,9 +52,9 @@ def _holder(lease: Grant) -> str:
 
 
 def refuse_deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool) -> None:
-    """Raise WouldDeadlock if ``task`` would wait for the end of its own body, which one of ``held`` is held for.
+    """Raise WouldDeadlock if ``task`` would wait for its own body, which holds one of ``held``.
 
-    ``reads``: it asks to read, beside other readers.
+    ``reads`` tells that it asks to read, next to other readers.
     """
     for lease in held:
         writes = lease.weight == WRITER_WEIGHT or lease.upgraded
@@ -66,5 +66,5 @@ def refuse_deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool
 
 
 def waits_for_itself(name: str, lease: Grant, use: str) -> str:
-    """Return the message for a task that would wait for the end of its own body, which ``lease`` is held for."""
+    """Return the message for a task that would wait for its own body, which holds ``lease``."""
     return f"a body of this task holds {name!r} (fence {lease.fence}), so the task would wait for itself: {use}"

@@ -1,7 +1,7 @@
-"""Until when leases last, by what was sent to the server and what it answered.
+"""Deadlines of leases, from what was sent to the server and what it answered.
 
-A renewal that ends a lease sooner counts from the moment in which it is sent (P1): the server may execute it whatever
-becomes of the answer. If it is refused, or was never sent, the lease lasts as long as before.
+A renewal that ends a lease sooner counts from the moment it is sent (P1): the server may execute it, whatever becomes
+of the answer. If it is refused, or was never sent, the lease lasts as long as before.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from .permit_grant import UpgradedGrant
 from .terms import LeaseState
 
 CLAIM_USED = 1 / 6
-"""The part of a claim after which it is renewed. A longer section pays one command for it, a shorter one none."""
+"""The part of a claim after which it is renewed. Sections that are shorter than this need no renewal."""
 
 
 class Deadlines:
-    """Moves the deadlines of the leases of a coordinator."""
+    """Moves the deadlines of grants."""
 
     def __init__(self, alone: Callable[[], bool], keep: Callable[[Grant], None]) -> None:
-        """``alone``: whether no copy of a command can still arrive by an earlier connection."""
+        """``alone`` tells whether no copy of a command can still arrive over an earlier connection."""
         self.keep: Callable[[Grant], None] = keep
-        """Look at a grant in time: it has another deadline."""
+        """Look at a grant in time, as its deadline was moved."""
         self._alone = alone
         self._unanswered = InFlightRenewals()
 
     def may_be_prolonged(self, lease: Grant) -> bool:
-        """Return whether the server may have prolonged ``lease`` without our knowledge, or may do so yet."""
+        """Return whether the server may prolong ``lease``, or may have done so, without an answer."""
         return self._unanswered.any(lease)
 
     def claimed(self, lease: Grant) -> None:
-        """Renew ``lease`` soon, as it was handed over for less than its ttl: a stall would lose it."""
+        """Renew ``lease`` soon: it was handed over for less than its ttl, and a stall would lose it."""
         lease.claim = lease.period
         lease.renew_at = min(lease.renew_at, lease.deadline - lease.period * (1 - CLAIM_USED))
         self.keep(lease)
@@ -43,7 +43,7 @@ class Deadlines:
     def sends(self, lease: Grant, ttl: int) -> Sent:
         """Note that a renewal of ``lease`` is sent now.
 
-        While it has no answer no other one is due: that would undo what this one asks for.
+        No other renewal is due until it is answered: that would undo what this one asks for.
         """
         permit, span, known = lease.permit, (now(), ttl / 1000), None
         if sum(span) < max(lease.deadline, permit.deadline):
@@ -54,8 +54,8 @@ class Deadlines:
         return self._unanswered.add(permit, span, known)
 
     def heard(self, lease: Grant, sent: Sent, call: Call) -> None:
-        """Note that ``call``, which sent it, has ended: with an answer, or without."""
-        if sent.given_up:  # it has ended already: nobody could make use of the answer, and this is the error
+        """Settle a renewal after its call was answered or given up."""
+        if sent.given_up:  # it was settled before: only the error of giving up follows
             return
         lease.renewing -= 1
         permit, nothing = lease.permit, changed_nothing(call)
@@ -71,11 +71,11 @@ class Deadlines:
             self.keep(lease)
 
     def learned(self, lease: Grant, span: Span) -> None:
-        """Let ``lease`` last for ``span``, as the server does, unless what has no answer ends it sooner."""
+        """Let ``lease`` last for ``span``, as the server said, unless a renewal in flight may end it sooner."""
         self._last(lease, self._unanswered.learned(lease.permit, span))
 
     def _last(self, lease: Grant, span: Span) -> None:
-        """Let it last that long, and with it what is on the same permit."""
+        """Let ``lease`` last for ``span``, and with it what is on the same permit."""
         since, lease.period = span
         lease.claim = lease.permit.claim = 0.0
         lease.deadline = since + lease.period
@@ -89,17 +89,17 @@ class Deadlines:
         self.writer_follows(lease)
 
     def writer_follows(self, permit: Grant) -> None:
-        """Let the writer's lease, if ``permit`` is upgraded, last as long as it and as the reader's lease."""
+        """Let the writer's grant of an upgraded ``permit`` last as long as both the permit and the reader's grant."""
         writer = permit.above
         if writer is not None and writer.state is LeaseState.HELD:
             writer.until = writer.latest_end()
             self._follow(writer, permit)
 
     def upgraded(self, lease: Grant, writer: UpgradedGrant) -> None:
-        """``writer`` was granted on the permit of ``lease``, which the server lets last as long, if not longer."""
+        """Put ``writer`` on the permit of ``lease``, which the server lets last at least as long."""
         permit = lease.permit
         writer.stand_on(lease)
-        # A renewal that is not answered yet may be executed after the grant.
+        # A renewal in flight may be executed after the grant.
         writer.deadline = min(writer.deadline, writer.until, self._unanswered.bound(permit))
         if writer.deadline > permit.deadline:
             self._follow(permit, writer)
@@ -111,6 +111,6 @@ class Deadlines:
 
 
 def changed_nothing(call: Call) -> bool:
-    """Return whether ``call`` ended with an error and was certainly not executed: refused, or never sent."""
+    """Return whether ``call`` failed and was certainly not executed: it was refused, or never sent."""
     refused = isinstance(call.error, CommandRefused) and not call.ambiguous
     return refused or (call.error is not None and not call.attempts)

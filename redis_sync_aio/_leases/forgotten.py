@@ -1,8 +1,8 @@
-"""Leases that nobody has any more: the task that acquired them has ended, and nothing refers to them.
+"""Forgotten leases: the task that acquired them has ended, and nothing refers to them.
 
-They are not renewed, so that a task that forgot its lease does not keep everybody else out until its process ends. A
-lease is kept by its coordinator while the task that acquired it lives, or if an identity or an owner stands for it.
-After that only references keep it.
+They are not renewed, so that a task that forgot its lease does not block all others until its process ends. The
+coordinator keeps a lease while the task that acquired it lives, or while an identity or an owner holds it. After that
+only references keep it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ L = TypeVar("L", bound="Grant")
 def weakly(
     lease: L, loop: asyncio.AbstractEventLoop, forgotten: Callable[[ReferenceType[L]], None]
 ) -> ReferenceType[L]:
-    """Return a reference to ``lease``. When nothing else refers to it, report it and call ``forgotten`` in ``loop``."""
+    """Return a weak reference; when the lease is collected, report it and call ``forgotten`` in ``loop``."""
     name, fence, ttl = lease.name, lease.fence, lease.ttl_ms / 1000
 
     def tell(reference: ReferenceType[L]) -> None:
@@ -32,7 +32,7 @@ def weakly(
         report(name, fence, ttl)
 
     def collected(reference: ReferenceType[L]) -> None:
-        # The garbage collector may run in any thread, and after the loop.
+        # The garbage collector may run in any thread, and after the loop was closed.
         if not loop.is_closed():
             loop.call_soon_threadsafe(tell, reference)
 

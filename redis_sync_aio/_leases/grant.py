@@ -1,12 +1,12 @@
-"""Possession: a lease says that this process holds a lock, until when, and under which fence.
+"""Possession: what this process holds, until when, and under which fence.
 
-Four states. HELD, until it is released or lost. RELEASING, from ``release()`` until the server's answer: then
-RELEASED; or LOST, if it was gone by then; or, after an error, HELD again, until the deadline and not renewed, as it may
-be released again. LOST, when it is found to be gone. Ownership is only forgotten when the server confirmed it, or when
-the deadline passed, after which there is nothing left to own.
+A grant has four states. It is HELD until it is released or lost. It is RELEASING from ``release()`` until the server
+answers. Then it is RELEASED, or LOST if it was gone by then. After an error it is HELD again: it lasts until the
+deadline, is not renewed, and may be released again. It is LOST when it is found to be gone. Ownership is only forgotten
+after the server has confirmed the release, or after the deadline, when there is nothing left to own.
 
-The deadline is local and conservative (P6): time before the request was sent plus the ttl. It is compared
-with `_core.clock.now`, never with the server's clock.
+The deadline is local and conservative (P6): the time before the request was sent, plus the ttl. It is compared with
+`_core.clock.now`, never with the server's clock.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from .._client.resp import Argument, Reply
 
 
-_ENDLESS = math.inf  # for what each grant does: a name of this module is found sooner
+_ENDLESS = math.inf  # a name of this module is found sooner, and each grant needs it
 
 
 class LeaseManager(Protocol):
-    """What a grant needs of the one that keeps it.
+    """What a grant needs of its manager.
 
-    A `GrantManager` keeps those on the server, a `LeaseGroup` those that stand on others, a `Cohort` what tasks share.
+    A `GrantManager` has the grants of the server, a `LeaseGroup` those that stand on others, a `Cohort` those of tasks.
     """
 
     loop: asyncio.AbstractEventLoop
     client: Client
     response_timeout: float
     asked_response_timeout: float | None
-    """Seconds that the caller gives an answer; None: as its client does."""
+    """Seconds to wait for an answer, as the caller chose them; None: the timeout of its client."""
     exit_timeout: float
-    """Seconds that the end of a body that failed waits for its release."""
+    """Seconds that a failed body waits for its release."""
     retry_for: float
 
     def check_context(self) -> None: ...
@@ -62,7 +62,7 @@ class LeaseManager(Protocol):
 
 
 class Group(Protocol):
-    """What leases stand on this one, which is then released by them only."""
+    """The leases that stand on a grant, which is then released by them only."""
 
     @property
     def shares(self) -> Sequence[Grant]: ...
@@ -70,9 +70,9 @@ class Group(Protocol):
 
 
 class Grant:
-    """What the server gave for one request: how long it lasts, its renewals, its release, its loss.
+    """What the server gave for one request: its time, its renewals, its release, its loss.
 
-    Users have a `Lease`, which is a face on a grant. The modules of this package have grants, and no leases.
+    Users have a `Lease`, which is the face of a grant. Inside this package there are only grants.
     """
 
     state: LeaseState
@@ -80,47 +80,47 @@ class Grant:
     # Rarely changed; as class attributes they cost nothing to set up.
     on_loss: Callable[[], None] | None = None
     release_uncertain = False
-    """A release without an answer may have been executed."""
+    """Whether a release that got no answer may have been executed."""
     renewing = 0
-    """So many renewals of it are in flight."""
+    """How many renewals are in flight."""
     above: Grant | None = None
-    """The grant that stands on this one: the writer's, of a reader that was upgraded (`UpgradedGrant`)."""
+    """The writer's grant that stands on this one, while this reader's grant is upgraded (`UpgradedGrant`)."""
     upgrader: Grant | None = None
-    """Of the grants that read by this permit, the one that is the writer, or is to become it."""
+    """The reader's grant that is, or is about to become, the writer on this permit."""
     acquirer: TaskRef | None = None
-    """The task that acquired it; None: an owner that is not a task. Weak: a forgotten lease keeps no task alive."""
+    """The task that acquired it, weakly: a forgotten lease keeps no task alive. None if its owner is not a task."""
     body: TaskRef | None = None
-    """The task whose body runs under it, in an ``async with``."""
+    """The task whose ``async with`` body runs under it."""
     group: Group | None = None
-    """The lease over several, or of several, that stands on this one."""
+    """The leases that stand on this grant: of a multi-lock, a Redlock or a reentrant owner."""
     attempt = b""
-    """What the server knows an upgrade by; empty: it was acquired as it is."""
+    """The number by which the server knows an upgrade; empty for every other grant."""
     replayed = False
-    """A copy of the request that this lease answers may still be on its way to the server."""
+    """Whether a copy of its request may still be on the way to the server."""
     releasers: list[FutureLike[None]] | None = None
     namesakes: IdentityReleases | None = None
-    """Who else goes by its identity here, if it has one."""
+    """Requests of the same identity in this process, if it has one."""
     joined = False
-    """The identity held it before: the lease did not begin with this request."""
+    """Whether the identity held it before, so that the grant did not begin with this request."""
     outlasts = False
-    """A renewal was answered while it was released: the server has it for longer than is known here."""
+    """Whether a renewal was answered after the release was sent: the server may keep it longer than is known here."""
     interrupted = False
-    """What was done under it was broken off: its record stays."""
+    """Whether the protected work was interrupted, so that its record must be kept."""
     claim: float = 0.0
-    """For so many seconds it was handed over, until its first renewal; 0: for its ttl, or it was renewed since."""
+    """Seconds for which it was handed over, until its first renewal; 0 if that was its ttl, or it was renewed since."""
     reason: LossReason | None = None
     cause: Cause | None = None
-    """Why it was lost, once it is."""
+    """Facts about the loss, once it is lost."""
     reports_loss = True
-    """Whether its loss is logged: not for a part of something whose own loss is."""
+    """Whether its loss is logged. False for a part of something that logs its own loss."""
     loss_reported: bool = False
-    """Whether an error that says how it was lost was made for somebody."""
+    """Whether LeaseLost has already been made for a caller."""
     _ended: anyio.Event | None = None
-    """Set when it has ended; there while somebody waits for that."""
+    """Set when it has ended; exists once a task waits for that."""
 
     def __init__(
         self,
-        keeper: LeaseManager,
+        manager: LeaseManager,
         keys: Keys,
         token: bytes,
         fence: int,
@@ -129,7 +129,7 @@ class Grant:
         terms: Terms,
     ) -> None:
         self.state = HELD
-        self.manager = keeper
+        self.manager = manager
         self._terms = terms
         self.keys = keys
         self.wire_token = token
@@ -140,7 +140,7 @@ class Grant:
         self.ttl_ms: int = terms.ttl_ms
         self.weight: int = terms.weight or 1
         self.auto_renew: bool = terms.auto_renew
-        # Without an end, also where an identity joins a lease that has none, there is nothing to renew.
+        # Nothing is renewed without an end, also if an identity joins a lease that has none.
         self.renew_at: float = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
         self.until: float = _ENDLESS
         if terms.max_hold is not None:
@@ -172,7 +172,7 @@ class Grant:
 
     @property
     def response_timeout(self) -> float:
-        """For how many seconds an answer may be waited for."""
+        """Seconds to wait for an answer."""
         return self.manager.response_timeout
 
     def remaining(self) -> float:
@@ -180,7 +180,7 @@ class Grant:
         return max(0.0, self.deadline - now()) if self.state is HELD else 0.0
 
     def is_lost(self) -> bool:
-        """Return whether it ended before its holder released it."""
+        """Return whether it ended before the holder released it."""
         return self.reason is not None or (self.state is HELD and now() >= self.deadline)
 
     async def wait_ended(self) -> None:
@@ -198,7 +198,7 @@ class Grant:
             raise NotHeld(f"the lease on {self.name!r} was released; acquire the lock again")
 
     async def extend(self, ms: int) -> None:
-        """Let it end ``ms`` milliseconds from now, and renew it with this ttl from then on. See `Lease.extend`."""
+        """End it ``ms`` milliseconds from now, and renew it with this ttl from then on; see `Lease.extend`."""
         self.check_context()
         self.check()
         if self.deadline == math.inf or self.period == math.inf:
@@ -216,7 +216,7 @@ class Grant:
             raise self.loss()
         if self.body is not None:
             self.end_body()
-        # Everybody who releases waits on a future of his own, so cancelling one leaves the others alone.
+        # Each release() waits on its own future, so cancelling one leaves the others alone.
         outcome: asyncio.Future[None] = self.manager.loop.create_future()
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
         self.give_back()
@@ -227,7 +227,7 @@ class Grant:
             raise
 
     def end_body(self) -> None:
-        """End the body that another task than the current one runs under it, as a loss would."""
+        """End its body as a loss would, if it runs in another task than the current one."""
         if self.body is not None and self.reason is None and self.body() is not asyncio.current_task():
             self.reason = "released"
             self.cause = cause_of(self, "released")
@@ -235,41 +235,41 @@ class Grant:
             self._notify_lost()
 
     def ownerless(self) -> bool:
-        """Return whether the task that acquired it has ended, and no identity or owner stands for it."""
+        """Return whether the task that acquired it has ended, and no identity or owner holds it."""
         if self.group is not None:
             return self.group.ownerless()
         return self.acquirer is not None and self.identity is None and ended(self.acquirer)
 
     def bars(self, task: TaskRef) -> bool:
-        """Return whether it is held until a body of ``task`` ends, so that this task must not wait for its end."""
+        """Return whether it is held until a body of ``task`` ends, so that ``task`` would wait for itself."""
         if self.group is not None:
             return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
         return self.state is HELD and self.body == task and self.on_loss is not None
 
     def committing(self, number: int) -> None:
-        """``number`` more guarded commits are under way (negative: fewer)."""
+        """Count guarded commits in flight: ``number`` more, or fewer if it is negative."""
 
     def become_reader(self) -> None:
-        """It was a writer's."""
+        """Turn the grant of a writer into one of a reader."""
         self.weight = 1
 
     @property
     def permit(self) -> Grant:
-        """The grant that the server knows: itself, or the one that it stands on."""
+        """The grant that the server knows: this one, or the one that it stands on."""
         return self
 
     @property
     def reusable(self) -> bool:
-        """Whether its token may be in use elsewhere, before or after it."""
+        """Whether its token may be used elsewhere, before or after it."""
         return self._terms.reusable
 
     @property
     def upgraded(self) -> bool:
-        """Whether the writer's lease is held: it is the one that is renewed."""
+        """Whether a writer's grant stands on it and is held. Then that one is renewed."""
         return self.above is not None and self.above.state is HELD
 
     def others_of_identity(self) -> IdentityReleases | None:
-        """Return what else goes by the identity of the holder here, if it has one."""
+        """Return the requests of the same identity in this process, if the holder has one."""
         return self.namesakes
 
     def stands(self) -> bool:
@@ -281,11 +281,11 @@ class Grant:
         return self.until
 
     def shares_end(self) -> bool:
-        """Return whether an extension of it is one of its permit, too."""
+        """Return whether extending it extends its permit, too."""
         return True
 
     def follow(self, other: Grant) -> None:
-        """Last as long as ``other``, a lease on the same permit."""
+        """Last as long as ``other``, a grant on the same permit."""
         self.period, self.renew_at = other.period, other.renew_at
         self.deadline = min(other.deadline, self.until)
 
@@ -294,34 +294,34 @@ class Grant:
         return max(self.until, self.deadline) if self.auto_renew else self.deadline
 
     def asks(self) -> tuple[Argument, ...]:
-        """Return what its renewals ask for beside time."""
+        """Return what its renewals ask for in addition to time."""
         return ()
 
     def renewed(self, asked: tuple[Argument, ...], reply: Reply) -> None:
-        """``reply`` may answer what was ``asked``."""
+        """Take from ``reply`` the answer to what was ``asked``."""
 
     def prolonged(self) -> None:
-        """It has another deadline."""
+        """Note that the deadline was moved."""
 
     def look_at_shares(self, time: float) -> None:
-        """End those of the tasks that share it whose own time is up."""
+        """End the shares of tasks whose own time is up."""
 
     def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says in the end."""
+        """Return the trailing arguments of its release."""
         return self._terms.closing
 
     def give_back(self) -> None:
-        """Start the release, if that is not done yet, without waiting for it."""
+        """Start the release unless it has begun; do not wait for it."""
         if self.state is HELD:
             self.state = LeaseState.RELEASING
-            if self.above is not None and self.above.state is HELD:  # no permit, no writer
+            if self.above is not None and self.above.state is HELD:  # a writer cannot outlast its permit
                 self.above.lose("expired")
             self.manager.release(self)
 
     def release_ended(self, error: Exception | None) -> None:
-        """Note the outcome of the release, and tell everybody who waits for it."""
+        """Note the outcome of the release, and pass it to all callers of `release`."""
         if self.state is LeaseState.RELEASING:
-            # A release that failed leaves the lease held, until its deadline and not renewed: it may be tried again.
+            # After a failed release it stays held until its deadline, is not renewed, and may be released again.
             self.state = LeaseState.RELEASED if error is None else LeaseState.HELD
             if error is None:
                 self.notify_ended()
@@ -335,14 +335,14 @@ class Grant:
                 outcome.set_exception(copy_error(error))
 
     def lose(self, reason: LossReason) -> None:
-        """Note that the lease is gone: wake `lost` and cancel the body."""
+        """Note that it is gone: wake the tasks that wait for its end, and cancel the body."""
         if self.state in (LeaseState.HELD, LeaseState.RELEASING):
             cause = self.cause = cause_of(self, reason)
             self.state = LeaseState.LOST
             self.reason = reason = cause.reason
             if self.reports_loss:
                 self._report_loss()
-            if self.above is not None:  # first: what forgets us may give the permit back
+            if self.above is not None:  # before forget(), which may give the permit back
                 self.above.lose(reason)
             self.manager.forget(self)
             self._notify_lost()
@@ -358,7 +358,7 @@ class Grant:
             self.on_loss()
 
     def loss(self) -> LeaseLost:
-        """Return the error that says how this lease was lost."""
+        """Return the error that explains how it was lost."""
         self.loss_reported = True
         return self.lost_as()
 
@@ -369,9 +369,9 @@ class Grant:
         fence: int | None = None,
         since: float | None = None,
     ) -> LeaseLost:
-        """Return the same error, perhaps for something that this lease is a part of.
+        """Return the same error, for this grant or for something that it is a part of.
 
-        ``fence``, ``since``: of that (``since``: when it was granted, local clock); the others as `LeaseLost`.
+        ``fence`` and ``since`` (local clock) are those of the whole; the other arguments are as for `LeaseLost`.
         """
         cause = self.cause or cause_of(self, self.reason or "expired")
         return LeaseLost(

@@ -1,4 +1,4 @@
-"""The leases that this process holds of one name: all of them, by task, and those that only references keep."""
+"""The leases that this process holds of one name, also by task, and those that only references keep."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 FEW = 64
-"""So many leases are looked through, rather than kept by task."""
+"""Up to this many leases are searched; more are indexed by task."""
 
 
 class HeldLeases(dict["Grant", None]):
-    """See the top of this module. As a dict it has those that are kept, mostly the oldest first.
+    """The leases of one name. As a dict it has those that are kept, mostly the oldest first.
 
     A lease is kept while the task that acquired it lives, or an identity or an owner stands for it. After that it is
     `loosened`: only references keep it (`forgotten`).
@@ -30,17 +30,17 @@ class HeldLeases(dict["Grant", None]):
     def __init__(self) -> None:
         super().__init__()
         self._by_task: dict[TaskRef, dict[Grant, None]] | None = None
-        """What each task acquired, the oldest first; made when there are many, and somebody asks."""
+        """The leases of each task, the oldest first; made on the first question, if there are many."""
         self._loose: dict[ReferenceType[Grant], None] = {}
 
     def all(self) -> list[Grant]:
-        """Return them, and those that only references keep."""
+        """Return all leases, also those that only references keep."""
         if not self._loose:
             return list(self)
         return [*self, *(lease for reference in self._loose if (lease := reference()) is not None)]
 
     def keeps(self, lease: Grant) -> bool:
-        """Return whether ``lease`` is one of them."""
+        """Return whether ``lease`` is among them."""
         return lease in self or ref(lease) in self._loose
 
     @property
@@ -55,14 +55,14 @@ class HeldLeases(dict["Grant", None]):
             self._by_task.setdefault(by, {})[lease] = None
 
     def note(self, by: TaskRef, lease: Grant) -> None:
-        """Know ``lease``, which is shared and not one of these, as the latest that the task ``by`` acquired."""
+        """Index ``lease``, a share that is not one of these, as the latest that the task ``by`` acquired."""
         self._index().setdefault(by, {})[lease] = None
 
     def any_of(self, task: asyncio.Task[object]) -> bool:
-        """Return whether ``task`` may have acquired one of them; False is certain."""
+        """Return whether ``task`` may have acquired one of them. False is certain."""
         if len(self) > FEW:
             return True
-        for lease in self:  # noqa: SIM110 (a generator would be felt: each wait passes here)
+        for lease in self:  # noqa: SIM110 (a generator is slower, and each wait passes here)
             if lease.acquirer is not None and lease.acquirer() is task:
                 return True
         return False
@@ -82,14 +82,14 @@ class HeldLeases(dict["Grant", None]):
         return self._by_task
 
     def latest(self, task: TaskRef | None, weight: int) -> Grant | None:
-        """Return the lease that ``task`` acquired last and holds. Of ``weight``, unless that is 0. O(1), mostly."""
+        """Return the latest lease of ``task`` that has this ``weight`` (0: any). Mostly O(1)."""
         for lease in self.of_task(task) if task is not None else ():
             if lease.group is None and weight in (0, lease.weight):
                 return lease
         return None
 
     def loosen(self, lease: Grant, loop: asyncio.AbstractEventLoop, forgotten: Callable[[], None]) -> bool:
-        """Leave ``lease`` to those who refer to it; return False if that is done already.
+        """Let only references keep ``lease``; return False if that was done before.
 
         ``forgotten`` is called in ``loop`` when nothing does.
         """
@@ -105,7 +105,7 @@ class HeldLeases(dict["Grant", None]):
         return True
 
     def discard(self, lease: Grant) -> None:
-        """Forget ``lease``: it is held no longer."""
+        """Forget ``lease``, which is not held any more."""
         self.pop(lease, None)
         if self._by_task is not None and lease.acquirer is not None:
             self._unlist(self._by_task, lease.acquirer, lease)
@@ -115,7 +115,7 @@ class HeldLeases(dict["Grant", None]):
     def _unlist(self, by_task: dict[TaskRef, dict[Grant, None]], by: TaskRef, lease: Grant) -> None:
         try:
             found = by_task.get(by)
-        except TypeError:  # its task has ended, and nobody asked for its hash before: it was not noted
+        except TypeError:  # its task has ended and its hash was never asked for, so it was not indexed
             return
         if found is not None:
             found.pop(lease, None)

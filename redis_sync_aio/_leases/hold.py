@@ -1,7 +1,7 @@
-"""The context manager around a body: acquire, guard, release, and the one exception that leaves.
+"""The context manager around a body: acquire, guard, release, and the one exception that propagates.
 
-P7, in this order: the body's own exception, a cancellation from outside, LeaseLost, the error of the release.
-What does not leave is attached to what does as a note; nothing is swallowed.
+The order of P7: the exception of the body, a cancellation from outside, LeaseLost, the error of the release. The others
+are attached to it as notes, so nothing is swallowed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class Face(Protocol):
-    """What a body gets: the face of a grant."""
+    """The face of a grant, which a body gets."""
 
     _grant: Grant
 
@@ -41,25 +41,25 @@ OnLost: TypeAlias = Literal["cancel", "event"]
 
 
 class Hold(Generic[L]):
-    """An ``async with`` over one lease; made by ``hold()``, used once: a second time raises RuntimeError.
+    """An ``async with`` over one lease, made by ``hold()``. It can be used once; a second time raises RuntimeError.
 
-    Entering acquires, with the errors and the cancellation of `AsyncLock.acquire`; leaving releases, and raises as
+    Entering acquires, with the errors and the cancellation of `AsyncLock.acquire`. Leaving releases, and raises as
     `AsyncLock.hold` says.
 
-    May be entered in one task and left in another (fixtures, exit stacks, generators).
+    It may be entered in one task and left in another (fixtures, exit stacks, generators).
     """
 
     _task: TaskRef | None = None
-    """The task whose body it is. Weak: a hold that is never left keeps no ended task alive."""
+    """The task of the body, weakly: a hold that is never left keeps no ended task alive."""
     _grant: Grant | None = None
     _among: Holds[L] | None = None
-    """Those of the same object…"""
+    """Open holds of the same primitive, by task."""
     _outer: Hold[L] | None = None
-    """… of which its task is in this one, too."""
+    """The enclosing hold of the same task, if any."""
     _guard: CancelOnLoss | None = None
-    """There from the loss on."""
+    """Set once the lease has been lost."""
     _before = 0
-    """How many cancellations of the task were under way when the body began."""
+    """How many cancellations of the task were counted when the body began."""
     _entered = False
 
     def __init__(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost) -> None:
@@ -72,12 +72,12 @@ class Hold(Generic[L]):
         self._entered = True
         lease = await self._acquire()
         grant = self._grant = lease._grant
-        # The grant arrived a turn of the loop ago, or before a stall; a loss since found no guard.
+        # The grant arrived a turn of the loop ago, or before a stall, and a loss since then met no guard.
         if now() >= grant.deadline and grant.is_lost():
             grant.lose("expired")
         if grant.state is not HELD:
             grant.check()
-        task = asyncio.current_task(grant.manager.loop)  # to ask for the loop takes longer
+        task = asyncio.current_task(grant.manager.loop)  # finding the running loop takes longer
         if task is not None:
             self._before = task.cancelling()
             by = grant.acquirer
@@ -95,11 +95,11 @@ class Hold(Generic[L]):
         """Cancel the body."""
         task, grant = None if self._task is None else self._task(), self._grant
         if task is None or task.done():
-            return  # entered in a task that is gone: nobody to cancel; the exit raises LeaseLost
+            return  # the task that entered has ended and cannot be cancelled; the exit raises LeaseLost
         assert grant is not None
         if task is asyncio.current_task():
-            # By the body itself: release(), extend() or check() raises LeaseLost right there. But not if it ended
-            # with another lease, which the body released.
+            # The body noticed it itself: its release(), extend() or check() raises LeaseLost. That does not happen if
+            # the lease ended with another one, which the body released.
             grant.manager.loop.call_soon(self._unless_told)
             return
         self._guard = CancelOnLoss(task, self._before, f"the lease on {grant.name!r} was lost")
@@ -140,9 +140,9 @@ class Hold(Generic[L]):
             await _delivered_again(own)
 
     async def _release_after(self, error: BaseException, grant: Grant) -> None:
-        """Release after a body that failed. Its error waits for the answer for ``exit_timeout`` seconds (P5).
+        """Release after a failed body, whose error waits for the answer for ``exit_timeout`` seconds (P5).
 
-        That is for all the bodies that it leaves, one inside the other. A second cancellation must not hide it.
+        All nested bodies that the error leaves share this time. A second cancellation must not hide the error.
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
@@ -151,23 +151,23 @@ class Hold(Generic[L]):
         except TimeoutError:
             give_up_on(grant.name, error)
         except asyncio.CancelledError as again:
-            # The release itself goes on in the background. The body's error leaves; the cancellation stays due.
+            # The release goes on in the background. The error of the body propagates; the cancellation stays due.
             if cancelled or asyncio.current_task() is None:
                 raise
             redeliver_cancellation(again, self._before)
 
 
 def _note(error: BaseException, trouble: Exception) -> None:
-    """Attach what does not leave to what does, unless a body inside this one did that already."""
+    """Attach ``trouble`` to ``error``, which propagates, unless an inner body has done so."""
     note = f"redis_sync_aio: {trouble}"
     if str(trouble) != str(error) and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
 async def _delivered_again(error: BaseException) -> None:
-    """For what leaves with our message, as ours met another cancellation in one turn of the loop.
+    """Let a cancellation by anyio propagate instead of ours, if both came in one turn of the loop.
 
-    If the other one was by a scope of anyio, which knows its own by their message, it comes again and leaves instead.
+    A scope of anyio knows its own cancellation by the message, and delivers it again.
     """
     try:
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -178,7 +178,7 @@ async def _delivered_again(error: BaseException) -> None:
 
 
 async def _refused(refusal: Exception, error: BaseException | None) -> None:
-    """Raise ``refusal`` of an exit, or attach it to what leaves already (P7)."""
+    """Raise ``refusal`` of an exit, or attach it to the error that propagates (P7)."""
     if error is None:
         raise refusal
     _note(error, refusal)
@@ -192,7 +192,7 @@ def _not_entered(what: str) -> NotHeld:
 
 
 async def leave_unentered(what: str, error: BaseException | None) -> None:
-    """Raise NotHeld for the exit of ``what``, which was not entered, or attach it to what leaves already (P7)."""
+    """Raise NotHeld for leaving ``what``, which was not entered, or attach it to the error that propagates (P7)."""
     await _refused(_not_entered(what), error)
 
 
@@ -204,11 +204,11 @@ def _ambiguous(what: str) -> RuntimeError:
 
 
 class LeaseContext(ABC, Generic[L]):
-    """What every primitive is itself: an ``async with`` over one lease, any number at a time, and a decorator."""
+    """An ``async with`` over one lease, any number of times at once, and a decorator: every primitive is one."""
 
     def __init__(self, on_lost: OnLost) -> None:
         self._on_lost: OnLost = check_on_lost(on_lost)
-        # Bodies entered by `async with` on the primitive itself: each task's innermost, the latest task last.
+        # The innermost body of each task that entered the primitive itself; the latest task is last.
         self._holds: Holds[L] = {}
 
     @abstractmethod
@@ -216,11 +216,11 @@ class LeaseContext(ABC, Generic[L]):
         """Wait for the turn and return the lease."""
 
     def _hold_by(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost | None) -> Hold[L]:
-        """Return a hold that enters by ``acquire``; ``on_lost``: instead of this object's own."""
+        """Return a hold that enters by ``acquire``, with ``on_lost`` instead of this object's own."""
         return Hold(acquire, self._on_lost if on_lost is None else check_on_lost(on_lost))
 
-    # Functions that return the coroutines of a hold: one of their own around each would be felt. (What a coroutine
-    # function returns is a CoroutineType, also for those who type context managers; mypy calls it a Coroutine.)
+    # These functions return the coroutines of a hold, as another coroutine around each would cost time. (A coroutine
+    # function returns a CoroutineType, and so do typed context managers; mypy calls it a Coroutine.)
 
     def __aenter__(self) -> CoroutineType[Any, Any, L]:
         hold = Hold(self.acquire, self._on_lost)
@@ -233,7 +233,7 @@ class LeaseContext(ABC, Generic[L]):
         holds = self._holds
         if len(holds) == 1:
             task, hold = holds.popitem()
-            if hold._outer is None:  # the only body, whoever ends it
+            if hold._outer is None:  # the only body, whichever task ends it
                 return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
             holds[task] = hold
         return self._exit_one_of_several(kind, error, trace)
@@ -252,10 +252,9 @@ class LeaseContext(ABC, Generic[L]):
         return hold.__aexit__(kind, error, trace)  # type: ignore[return-value]
 
     def _left_by_another_task(self) -> Hold[L] | None:
-        """Return the hold that an exit ends whose own task has none. None if that is not certain.
+        """Return the hold that an exit ends if its own task has none; None if that is not certain.
 
-        It is the latest of the one task that has ended: a living task's hold is not ended while it may have been
-        another one's.
+        It is the hold of the only task that has ended. The hold of a living task is never ended on a guess.
         """
         left_behind = [hold for hold in self._holds.values() if hold._task is None or ended(hold._task)]
         return left_behind[0] if len(left_behind) == 1 else None
@@ -263,8 +262,8 @@ class LeaseContext(ABC, Generic[L]):
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
 
-        Raises TypeError at decoration for anything else (an object whose ``__call__`` is one will do, too). Errors and
-        cancellation of a call are those of the ``async with``.
+        An object whose ``__call__`` is a coroutine function will do, too; anything else raises TypeError at decoration.
+        Errors and cancellation of a call are those of the ``async with``.
 
         Example:
             @lock.wrap

@@ -1,73 +1,72 @@
-"""Which renewals have no answer yet, and so until when the server keeps a lease for certain.
+"""Renewals in flight, and until when the server certainly keeps a lease in spite of them.
 
-Of several renewals that are under way any may be the last one that the server executes, and a shorter one ends the
-lease sooner (P1): while it is not answered nothing that is heard of the others lets the lease last longer than it.
+The server may execute any of several renewals in flight last, and a shorter one ends the lease sooner (P1). While that
+one is not answered, no answer to another lets the lease last longer than it does.
 
-What is known without these is kept while they have no answer: one that is refused, or was never sent, changed nothing.
+What was known before is kept until they are answered: a renewal that is refused, or was never sent, changes nothing.
 
-A copy of one whose connection was lost may be executed later, also when another copy of it was answered, unless it is
-known that this connection has ended at the server, too. So what is heard for a while lets the lease last no longer than
-that copy would from then on.
+A copy of a renewal whose connection was lost may be executed later, even if another copy was answered, unless this
+connection is known to have ended at the server, too. So for a while an answer lets the lease last no longer than such
+a copy would.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from .._core.clock import now
 
-if TYPE_CHECKING:
-    from .grant import Grant
-
 Span: TypeAlias = tuple[float, float]
-"""From when on (local clock), and for how many seconds."""
+"""The beginning (local clock) and the seconds from then on."""
 
 
 STRAY_FOR = 60.0
-"""Seconds for which a copy on a lost connection is expected, as a tombstone lasts."""
+"""Seconds for which a copy on a lost connection is expected: as long as a tombstone lasts."""
 _NONE: Span = (-math.inf, math.inf)
 
 
 class Sent:
-    """One renewal that was sent."""
+    """A renewal in flight."""
 
     __slots__ = ("given_up", "span")
 
     def __init__(self, span: Span) -> None:
         self.span: Span = span
-        """What it lets the lease last for, or later: from before it was sent for the first time."""
+        """How long the lease lasts at least if it is executed: counted from before it was first sent."""
         self.given_up: bool = False
-        """No answer is waited for any more; it may be executed yet."""
+        """Whether its answer is not awaited any more. It may still be executed."""
 
 
 class InFlightRenewals:
-    """The renewals without an answer, in the order in which they were sent, by the lease that the server knows."""
+    """The renewals in flight, in the order of sending, by the permit that they renew."""
 
     def __init__(self) -> None:
-        self._sent: WeakKeyDictionary[Grant, list[Sent]] = WeakKeyDictionary()
-        self._stray: WeakKeyDictionary[Grant, Span] = WeakKeyDictionary()  # until when; seconds of the shortest
-        self._known: WeakKeyDictionary[Grant, Span] = WeakKeyDictionary()  # by an answer; of those that are cut
+        self._sent: WeakKeyDictionary[object, list[Sent]] = WeakKeyDictionary()
+        # Until when copies are expected, and the seconds of the shortest one.
+        self._stray: WeakKeyDictionary[object, Span] = WeakKeyDictionary()
+        # From answers, for permits that a renewal may cut.
+        self._known: WeakKeyDictionary[object, Span] = WeakKeyDictionary()
 
-    def add(self, permit: Grant, span: Span, known: Span | None) -> Sent:
-        """Note that one is sent now. ``known``: for how long the permit lasted before, if it may cut that."""
+    def add(self, permit: object, span: Span, known: Span | None) -> Sent:
+        """Note a renewal that is sent now. ``known`` is how long the permit lasted before, if it may cut that."""
         sent = Sent(span)
         self._sent.setdefault(permit, []).append(sent)
         if known is not None:
             self._known.setdefault(permit, known)
         return sent
 
-    def without_effect(self, permit: Grant, sent: Sent) -> None:
-        """Forget ``sent``: it was not executed, nor will it be. Earlier ones that were given up may have been."""
+    def without_effect(self, permit: object, sent: Sent) -> None:
+        """Forget ``sent``, which never is executed. Earlier renewals that were given up may have been."""
         found = self._sent.get(permit)
         if found is not None and sent in found:
             found.remove(sent)
             if not found:
                 del self._sent[permit]
 
-    def learned(self, permit: Grant, span: Span) -> Span:
-        """The server let it last for ``span``: return for how long it does, as any other one may end it sooner."""
+    def learned(self, permit: object, span: Span) -> Span:
+        """Note that the server let ``permit`` last for ``span``; return how long it lasts if another one cuts that."""
         if permit in self._sent:
             if permit in self._known:
                 self._known[permit] = span
@@ -75,8 +74,8 @@ class InFlightRenewals:
             self._known.pop(permit, None)
         return self.shortest(permit, span)
 
-    def known(self, permit: Grant) -> Span | None:
-        """Return for how long it lasts by what is known still; None if nothing had cut that."""
+    def known(self, permit: object) -> Span | None:
+        """Return how long ``permit`` lasts by what was known before; None if nothing may have cut that."""
         span = self._known.get(permit)
         if span is None:
             return None
@@ -84,8 +83,8 @@ class InFlightRenewals:
             del self._known[permit]
         return self.shortest(permit, span)
 
-    def answered(self, permit: Grant, sent: Sent, ambiguous: bool, alone: bool) -> None:
-        """The server has answered ``sent``: earlier ones that were given up are not under way here any more.
+    def answered(self, permit: object, sent: Sent, ambiguous: bool, alone: bool) -> None:
+        """Note that the server has answered ``sent``, and with that all earlier ones that were given up.
 
         A copy of those, or of ``sent`` if it is ``ambiguous``, may still arrive by a connection that was lost, unless
         the present one is known to be ``alone``.
@@ -104,20 +103,20 @@ class InFlightRenewals:
         if not found:
             del self._sent[permit]
 
-    def any(self, permit: Grant) -> bool:
-        """Return whether the server may have prolonged it without our knowledge, or may do so yet."""
+    def any(self, permit: object) -> bool:
+        """Return whether the server may prolong ``permit``, or may have done so, without an answer."""
         return permit in self._sent or self._shortest_stray(permit) < math.inf
 
-    def _shortest_stray(self, permit: Grant) -> float:
+    def _shortest_stray(self, permit: object) -> float:
         until, seconds = self._stray.get(permit, _NONE)
         return seconds if now() < until else math.inf
 
-    def shortest(self, permit: Grant, known: Span) -> Span:
-        """Return the span that ends first: what is ``known``, cut by a stray copy, or that of one of these."""
+    def shortest(self, permit: object, known: Span) -> Span:
+        """Return the span that ends first: ``known``, cut by a stray copy, or that of a renewal in flight."""
         since, seconds = known
         known = since, min(seconds, self._shortest_stray(permit))
         return min((known, *(sent.span for sent in self._sent.get(permit, ()))), key=sum)
 
-    def bound(self, permit: Grant) -> float:
-        """Return until when each of these lets it last (local clock)."""
+    def bound(self, permit: object) -> float:
+        """Return until when every renewal in flight lets ``permit`` last (local clock)."""
         return sum(self.shortest(permit, (math.inf, 0.0)))

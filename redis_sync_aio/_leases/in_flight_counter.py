@@ -1,4 +1,4 @@
-"""What was sent and nobody awaits: it is waited for when a coordinator closes."""
+"""Commands whose replies no task awaits; closing a coordinator waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class InFlightCounter:
-    """The releases and withdrawals without an answer yet; a closing coordinator waits for them."""
+    """Counts releases and withdrawals in flight, so that a closing coordinator can wait for them."""
 
     _drained: asyncio.Event | None = None
 
@@ -21,11 +21,11 @@ class InFlightCounter:
         self._calls: set[Call] = set()
 
     def started(self, call: Call) -> None:
-        """Wait for ``call`` from now on: it was sent."""
+        """Count ``call``, which was sent."""
         self._calls.add(call)
 
     def finished(self, call: Call) -> None:
-        """Wait for ``call`` no longer: it was answered, or given up."""
+        """Count ``call`` no longer: it was answered or given up."""
         self._calls.discard(call)
         if not self._calls and self._drained is not None:
             self._drained.set()
@@ -36,7 +36,7 @@ class InFlightCounter:
         A quarter of it passes in any case: an answer may have arrived while the event loop stood still.
         """
         if self._calls:
-            if self._drained is None or self._drained.is_set():  # else somebody waits by it already
+            if self._drained is None or self._drained.is_set():  # else another task waits for it
                 self._drained = asyncio.Event()
             newest = max(call.begun for call in self._calls)
             with suppress(TimeoutError):

@@ -1,8 +1,8 @@
-"""Why a lease was lost: what the server answered, in the light of what this process knows about itself.
+"""Why a lease was lost: what the server answered, and what this process knows about itself.
 
-A reason comes from whoever noticed the loss. When the time of the lease was up by then, the clock explains it: nobody
-asked the server, or it answered too late to matter. If the lease was to be renewed, either Redis could not be reached,
-or this process did not get round to it; only the stalls that were measured since the latest renewal tell which.
+Whatever noticed the loss gives a reason. If the time of the lease was up by then, the clock explains the loss: the
+server was not asked, or answered too late to matter. If the lease was to be renewed, either Redis was out of reach, or
+this process was late. Only the stalls that were measured since the latest renewal tell which.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Cause(NamedTuple):
 
 
 class Witness(Protocol):
-    """Knows what this process went through."""
+    """Knows how this process and its connections fared."""
 
     def stalled_since(self, time: float) -> float: ...
     def answering(self, keys: Keys, stalled: bool) -> bool: ...
 
 
 class Losable(Protocol):
-    """What is to be known of a lease, to say why it was lost."""
+    """The facts about a grant that explain its loss."""
 
     @property
     def keys(self) -> Keys: ...
@@ -52,14 +52,14 @@ class Losable(Protocol):
 
 
 def cause_of(lease: Losable, reason: LossReason) -> Cause:
-    """Return the facts about a loss that is noticed now."""
+    """Return the facts about a loss that was noticed now."""
     time = now()
     held_for = time - lease.since
     if time < lease.deadline or reason in ("closed", "released"):
         return Cause(reason, held_for)
     witness, period = lease.permit.manager, lease.period
     stalled = witness.stalled_since(lease.deadline - period)
-    if stalled < period / 4:  # that alone leaves time for a renewal, which is due after a third of it
+    if stalled < period / 4:  # too short to prevent a renewal, which is due after a third of the period
         stalled = 0.0
     if time < lease.ends_by() and (
         (reason == "expired" and stalled) or (reason == "unreachable" and witness.answering(lease.keys, stalled > 0))

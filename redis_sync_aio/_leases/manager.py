@@ -1,9 +1,10 @@
-"""Keeps the grants of one coordinator: renews them in one batch, notices their end, releases them.
+"""The manager of one coordinator's grants: it renews them in batches, notices their end, and releases them.
 
-One timer for all of them, not a task per lease. A tick looks at the leases that are due (`_leases/schedule.py`), and
-costs nothing for the others: those whose time has come are renewed, all in the same turn of the loop and so in one
-write; those whose deadline has passed are lost. A lease is due after a third of its time, and a tick takes along what
-would be due soon after. Many are looked at in slices, with a pause after each one while there is time.
+There is one timer for all of them, not a task per lease. A tick looks at the leases that are due
+(`_leases/schedule.py`) and costs nothing for the others. It renews those whose time has come, all in the same turn of
+the loop and so in one write. It loses those whose deadline has passed. A lease is due after a third of its time, and a
+tick takes along those that are due soon after. Many are looked at in slices, with a pause after each slice while there
+is time.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from .schedule import AT_ONCE, LONGEST, SLACK, Schedule
 from .terms import LeaseState
 
 TICK = 0.5
-"""Seconds between two looks at most, so that time asleep (suspension) is noticed soon after. It is less than the time
-until a claim is renewed: most leases that are handed over end before the next look."""
+"""Most seconds between two ticks, so that a suspension of the machine is noticed soon after. It is less than the time
+until a claim is renewed: most leases that are handed over end before the next tick."""
 NEAR = 0.005
-"""Seconds between two looks at least, so that many different deadlines do not keep the loop busy."""
+"""Least seconds between two ticks, so that many different deadlines do not keep the loop busy."""
 
 
 class GrantManager:
-    """The manager of all grants of a coordinator: the timer, their renewals and their releases."""
+    """The manager of all grants of a coordinator; composes the timer, the renewals and the releases."""
 
     asked_response_timeout: float | None = None
 
@@ -67,27 +68,27 @@ class GrantManager:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf  # local clock
         self._late = 0.0
-        self._asleep = now() - self.loop.time()  # so far: the loop's clock stands still meanwhile
+        self._asleep = now() - self.loop.time()  # so far; the clock of the loop stands still meanwhile
         self._stalls = Stalls()
         self._schedule = Schedule()
         self.dismiss: Callable[[Grant], None] = self._schedule.leave
-        """Keep a grant no longer."""
+        """Stop looking at a grant."""
         self.slices: Slices = Slices(self.loop)
         self.renewals: Renewals = Renewals(commands, self.keep, self.ask)
         self.releases: Releases = Releases(commands, self.loop, retry_for, self.keep, forget)
-        # What grants call is found on the manager itself, without a call in between.
+        # Grants call these on the manager; the attributes save a call in between.
         self.extend: Callable[[Grant, int], Awaitable[None]] = self.renewals.extend
         self.release: Callable[[Grant], None] = self.releases.release
 
     def keep_new(self, lease: Grant) -> None:
-        """Keep a lease that was just granted."""
+        """Look at a grant in time, which was just made."""
         if lease.renew_at >= self._tick_at:
             self._schedule.put_off[lease] = None
         else:
             self.keep(lease)
 
     def keep(self, lease: Grant) -> None:
-        """Look at ``lease`` in time: it has another deadline."""
+        """Look at ``lease`` in time, as its deadline was moved."""
         if lease in self._schedule.put_off:
             if lease.renew_at >= self._tick_at:
                 return
@@ -111,7 +112,7 @@ class GrantManager:
         self._timer = self.loop.call_later(delay, self._tick)
 
     def stop(self) -> None:
-        """Never look again."""
+        """Stop the timer."""
         self.slices.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -123,7 +124,7 @@ class GrantManager:
         self._stalls.note(begun, late)
         self._late = max(self._late if schedule.behind else 0.0, late)
         asleep, self._asleep = self._asleep, begun - self.loop.time()
-        if self._asleep - asleep >= SHORTEST:  # timers of shares do not count that
+        if self._asleep - asleep >= SHORTEST:  # the timers of shares do not count that time
             self.slices.run(self._look_at_shares())
         self._timer, self._tick_at = None, math.inf
         if schedule.put_off:
@@ -135,7 +136,7 @@ class GrantManager:
                 self._look_at(lease, time)
                 time, left = now(), left - 1
         finally:
-            lease = None  # perhaps only references keep it from now on
+            lease = None  # only references may keep it from now on
             self._stalls.note(time, time - begun)
             if schedule.behind:
                 self._tick_in(NEAR if schedule.in_time(time) else 0.0)
@@ -143,19 +144,19 @@ class GrantManager:
                 self._tick_in(next_due - time)
 
     def _look_at(self, lease: Grant, time: float) -> None:
-        """Renew ``lease`` if that is due; lose it if its deadline has passed."""
+        """Renew ``lease`` if it is due; lose it if its deadline has passed."""
         lease.look_at_shares(time)
         if lease.state is not LeaseState.HELD or not self._keeps(lease):
             return
         if time >= lease.deadline:
-            # A renewal that was sent in good time and has no answer yet: nobody could be reached.
+            # A renewal in flight was sent in good time, so the server was out of reach.
             lease.lose("unreachable" if lease.renewing else "expired")
             return
         if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(SLACK, lease.period / 8):
             if self._late > lease.period / 3:
                 logs.renewal_late(lease.name, self._late, lease.remaining(), lease.period, lease.claim)
             if self._loosen(lease):
-                self._enter(lease, time, 0.0)  # if nobody refers to it, it is gone by then
+                self._enter(lease, time, 0.0)  # if nothing refers to it, it is gone by then
                 return
             self.renewals.renew_if_due(lease)
         self.keep(lease)
@@ -171,35 +172,36 @@ class GrantManager:
             yield
 
     def stalled_since(self, time: float) -> float:
-        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        """Return how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
         return self._stalls.since(time) + (max(0.0, now() - self._tick_at) if self._timer else 0.0)
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        """Return whether the server of ``keys`` answers, or (``stalled``) its silence could not have been noticed."""
         return self._commands().executor.answering(keys, stalled)
 
     # -- for grants ------------------------------------------------------------------------------------
 
     def forget(self, lease: Grant) -> None:
-        """Keep ``lease`` no longer: it is lost."""
+        """Let go of ``lease``, which is lost."""
         self._forget(lease)
         self.releases.put_back(lease)
         perhaps = lease.outlasts or self.renewals.may_be_prolonged(lease)
         if lease.permit is lease and lease.reason != "closed" and not lease.reusable and perhaps:
-            # Nobody has it here, and the server may have prolonged it, or do so yet: others would wait in vain.
+            # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
             lease.interrupted = True
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
-        """Return what has to hold on the server for ``lease`` to hold."""
+        """Return the grants that must hold on the server for ``lease`` to hold."""
         return (lease,)
 
     async def ask(
         self, lease: Grant, send: Send, answered: Callable[[Call], SyncError | None], by: float = math.inf
     ) -> None:
-        """Send a command about ``lease``; raise what ``answered`` makes of its answer.
+        """Send a command about ``lease``; raise the error that ``answered`` makes of its answer.
 
-        It is repeated until the deadline, or until ``by`` (local clock). On cancellation it goes on.
+        It is repeated until the deadline, or until ``by`` (local clock). After a cancellation it goes on in the
+        background.
         """
         outcome: asyncio.Future[None] = self.loop.create_future()
 

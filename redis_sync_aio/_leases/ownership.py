@@ -25,30 +25,30 @@ class Ownership:
         return self.keys.all[:2] if isinstance(self.keys, PermitKeys) else self.keys.all[:1]
 
     def questions(self) -> tuple[Words, ...]:
-        """Return the commands whose answers tell."""
+        """Return the commands that ask for it."""
         if isinstance(self.keys, PermitKeys):
             permits, state = self.watched()
             return (b"ZSCORE", permits, self.token), (b"HGET", state, b"=" + self.token)
         return ((b"GET", *self.watched()),)
 
     def loss(self, weight: int, answers: Sequence[Reply], time: int) -> LossReason | None:
-        """Return why it is lost, by the answers of the server at its ``time`` (us); None when it is held.
+        """Return why it is lost, by the answers of the server at its ``time`` (microseconds); None if it is held.
 
-        ``weight``: how many permits its holder thinks that it is.
+        ``weight`` is the number of permits that its holder believes to have.
         """
         if not isinstance(self.keys, PermitKeys):
             (holder,) = answers
             return None if holder == self.token else "expired" if holder is None else "taken"
         until, permit = answers
-        # Weight 0 is a tombstone; and what was a writer's may be a reader's by now. Otherwise the weight does not
-        # matter: the same identity may have asked again, for more or less.
+        # Weight 0 is a tombstone, and a writer may have become a reader. Otherwise the weight does not matter: the same
+        # identity may have asked again, for more or less.
         found = 0 if permit is None else int(permit.split(b" ", 1)[0])
         enough = found == weight if weight == WRITER_WEIGHT else found > 0
         return None if until is not None and float(until) > time and enough else "expired"
 
 
 class Owned(Protocol):
-    """What a guard needs of a grant."""
+    """The part of a grant that a guard needs."""
 
     keys: Keys
     wire_token: bytes
@@ -63,7 +63,7 @@ class Owned(Protocol):
 
 
 class GrantGuard:
-    """The guard of `Lease.transaction`: all ``members`` of a grant are held, by the server's word."""
+    """The guard of `Lease.transaction`: the server confirms that all ``members`` of a grant are held."""
 
     def __init__(
         self, grant: Owned, members: Sequence[Owned], *, retry_for: float, response_timeout: float | None
@@ -78,11 +78,11 @@ class GrantGuard:
         self.committing = grant.committing
 
     def commands(self) -> Sequence[Words]:
-        """Return the commands whose answers tell, and TIME."""
+        """Return the commands that ask for the members, and TIME."""
         return [(b"TIME",), *(words for _, ownership in self._members for words in ownership.questions())]
 
     def verify(self, replies: Sequence[Reply]) -> None:
-        """Raise LeaseLost if one of the members is lost. The grant hears of it as of any loss."""
+        """Raise LeaseLost if one of the members is lost, after noting the loss."""
         clock, *rest = replies
         time = microseconds(clock)
         answers = iter(rest)

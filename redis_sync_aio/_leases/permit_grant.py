@@ -1,4 +1,4 @@
-"""Two grants on one permit: the writer's of an upgrade stands on the reader's, which goes on below it."""
+"""Two grants on one permit: that of a reader, and that of the writer which it was upgraded to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases: sent when a holder has finished or nobody wants a grant, and what their answers mean."""
+"""Releases, which are sent when a grant is not needed any more, and what their answers mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .terms import LeaseState
 
 
 class Releases:
-    """Releases the grants of a coordinator."""
+    """The releases of a coordinator's grants."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Releases:
         keep: Callable[[Grant], None],
         forget: Callable[[Grant], None],
     ) -> None:
-        """``keep`` looks at a grant in time; ``forget`` lets the coordinator hold it no longer."""
+        """``keep`` makes the timer look at a grant in time; ``forget`` removes it from those that are held."""
         self.in_flight: InFlightCounter = InFlightCounter()
         self._commands = commands
         self._loop = loop
@@ -38,17 +38,17 @@ class Releases:
         self._forget = forget
 
     def release(self, lease: Grant) -> None:
-        """Send the release of ``lease``; it goes on until answered, or until it is expired anyway."""
+        """Send the release of ``lease``, and repeat it until it is answered or the lease has expired."""
         time, pending, undoes = now(), lease.replayed, lease.reusable
         told = Delivery(time, min(lease.deadline, time + self._retry_for), self._answered)
         keys, token, closing = lease.keys, lease.wire_token, lease.closing()
         call = self._commands().release(keys, token, told, about=lease, pending=pending, closing=closing, undoes=undoes)
-        # A command that is alone is on its way already (see Wire): the rest costs no latency.
+        # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
         self.in_flight.started(call)
         self._forget(lease)
         permit = lease.permit
         if permit is not lease:
-            self._keep(permit)  # it is renewed by itself again
+            self._keep(permit)  # from now on it is renewed itself
         if (here := lease.others_of_identity()) is not None:
             here.release_sent(lease.wire_token, 0 if permit is lease else WRITER_WEIGHT)
 
@@ -63,9 +63,9 @@ class Releases:
         done: Callable[[Call], None] | None = None,
         expires: float | None = None,
     ) -> None:
-        """Send a release that nobody waits for, again and again: see `Resource.undo`.
+        """Send a release that no task waits for; see `Resource.undo`.
 
-        For a minute at least, or until ``expires`` (local clock).
+        It is repeated for a minute at least, or until ``expires`` (local clock).
         """
 
         def answered(call: Call) -> None:
@@ -83,14 +83,14 @@ class Releases:
         self.in_flight.started(call)
 
     def put_back(self, lease: Grant) -> None:
-        """Make a reader of a writer whose release nobody will send, or that had no answer.
+        """Turn a writer into a reader if its release is not sent, or got no answer.
 
-        The reader's renewals would keep everybody out otherwise.
+        Otherwise the renewals of the reader would block all others.
         """
         if not lease.stands():
             return
         if lease.permit is not lease:
-            self._keep(lease.permit)  # it is renewed by itself again
+            self._keep(lease.permit)  # from now on it is renewed itself
         if lease.attempt:
             self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
 
@@ -105,8 +105,8 @@ class Releases:
         lease.release_ended(error)
         if error is None or lease.state is not LeaseState.HELD:
             return
-        if lease.attempt:  # nobody may count on it any more: the server is told that its reader reads
-            if awaited:  # who released it is told by the error, not by a cancellation
+        if lease.attempt:  # it must not be relied on any more: tell the server that the reader reads
+            if awaited:  # the caller of release() gets the error, not a cancellation
                 lease.on_loss = None
             lease.lose("unreachable")
         else:
@@ -114,8 +114,8 @@ class Releases:
 
 
 def release_error(lease: Grant, call: Call) -> SyncError | None:
-    """Return why ``lease`` was not released, by the answer to its release; a lease that was gone is lost."""
-    if lease.state is LeaseState.LOST:  # closed, or found lost, meanwhile
+    """Return why ``lease`` was not released, by the answer to its release. A lease that was gone is lost."""
+    if lease.state is LeaseState.LOST:  # it was closed or found lost meanwhile
         return lease.loss()
     if call.error is not None:
         if isinstance(call.error, Unreachable) and now() >= lease.deadline:
@@ -124,8 +124,8 @@ def release_error(lease: Grant, call: Call) -> SyncError | None:
         lease.release_uncertain |= call.attempts > 0 and (call.ambiguous or isinstance(call.error, Unreachable))
         return call.error
     found = call.reply  # a Released
-    # An earlier copy of this very release may have been executed and its answer lost. Before our deadline nobody but
-    # us can have ended the lease, so that copy did it (P4).
+    # An earlier copy of this release may have been executed and its answer lost. Before our deadline only we can have
+    # ended the lease, so that copy did (P4).
     if found == Released.RELEASED or ((call.ambiguous or lease.release_uncertain) and call.sent < lease.deadline):
         return None
     lease.lose("expired" if found == Released.GONE else "taken")
@@ -133,7 +133,7 @@ def release_error(lease: Grant, call: Call) -> SyncError | None:
 
 
 def notice_end(loop: asyncio.AbstractEventLoop, lease: Grant) -> None:
-    """Notice the end of a lease whose release failed: no tick looks at it, but somebody may wait for its loss."""
+    """Notice the end of a lease whose release failed. No tick looks at it, but a task may wait for its loss."""
     left = lease.deadline - now()
     if lease.state is not LeaseState.HELD:
         return

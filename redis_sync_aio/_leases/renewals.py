@@ -1,6 +1,6 @@
-"""Renewals: sent when they are due or when they are asked for, and what their answers mean.
+"""Renewals, which are sent when they are due or requested, and what their answers mean.
 
-Unknown is not lost (P6): a renewal without an answer is repeated by the link until the deadline.
+No answer does not mean lost (P6): the link repeats a renewal without an answer until the deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .terms import LeaseState
 
 
 class Ask(Protocol):
-    """Sends a command about a grant, and raises what its answer means."""
+    """Sends a command about a grant, and raises the error that its answer means."""
 
     def __call__(
         self, lease: Grant, send: Send, answered: Callable[[Call], SyncError | None], by: float = ...
@@ -31,21 +31,21 @@ class Ask(Protocol):
 
 
 class Renewals(Deadlines):
-    """Renews the grants of a coordinator."""
+    """The renewals of a coordinator's grants."""
 
     def __init__(self, commands: Callable[[], Commands], keep: Callable[[Grant], None], ask: Ask) -> None:
-        """``keep`` looks at a grant in time: it has another deadline."""
+        """``keep`` makes the timer look at a grant in time, as its deadline was moved."""
         super().__init__(lambda: commands().executor.alone, keep)
         self._commands = commands
         self._ask = ask
 
     def recheck(self, lease: Grant) -> None:
-        """Ask the server at once whether the lease is still ours (after a reconnect)."""
+        """Ask the server now, after a reconnect, whether ``lease`` is still ours."""
         if lease.state is LeaseState.HELD and lease.ttl_ms and not lease.renewing:
             self.renew_if_due(lease)
 
     def due(self, lease: Grant) -> int:
-        """Return for how many milliseconds from now a renewal would be; 0 when there is nothing to gain."""
+        """Return the milliseconds from now that a renewal would ask for; 0 if it would gain nothing."""
         if not lease.auto_renew:
             return 0
         time = now()
@@ -54,11 +54,11 @@ class Renewals(Deadlines):
         return 0 if time + ttl / 1000 <= lease.deadline else ttl  # max_hold
 
     def renew_if_due(self, lease: Grant) -> None:
-        """Renew ``lease``, or look at it later if there is nothing to gain yet."""
+        """Renew ``lease``, or look at it later if a renewal would gain nothing yet."""
         ttl = self.due(lease)
         if ttl:
             self.renew(lease, ttl)
-        else:  # an identity may have joined a lease that lasts longer than its own ttl
+        else:  # the identity may have joined a lease that lasts longer than its own ttl
             later = lease.deadline - lease.ttl_ms / 1500
             lease.renew_at = later if later > now() else lease.deadline
 
@@ -77,9 +77,9 @@ class Renewals(Deadlines):
     def renewed(
         self, lease: Grant, ttl: int, call: Call, weight: int = 1, asked: tuple[Argument, ...] = ()
     ) -> SyncError | None:
-        """Take the answer to a renewal (by 0 ms: it was left as it is); return what went wrong, if it did.
+        """Apply the answer to a renewal by ``ttl`` milliseconds (0: it changed nothing); return its error, if any.
 
-        ``weight``: of the lease when it was sent.
+        ``weight`` is that of the lease when the renewal was sent.
         """
         if lease.state is not LeaseState.HELD:
             lease.outlasts |= ttl > 0 and call.error is None
@@ -93,12 +93,12 @@ class Renewals(Deadlines):
             self.keep(lease)
             return call.error
         outcome = read_renew(call.reply)
-        if outcome is Renewed.GONE and weight > lease.weight:  # it was sent by a writer, and came after the downgrade
+        if outcome is Renewed.GONE and weight > lease.weight:  # a writer sent it, and it arrived after the downgrade
             self.renew_if_due(lease)
             return None
         if outcome is not Renewed.RENEWED:
             reason: LossReason = "expired" if outcome is Renewed.GONE else "taken"
-            if lease.permit is not lease:  # first: what is gone is not put back
+            if lease.permit is not lease:  # before the lease: a permit that is gone is not put back
                 lease.permit.lose(reason)
             lease.lose(reason)
             return lease.loss()
@@ -116,14 +116,14 @@ class Renewals(Deadlines):
             renewed = call.error is None and read_renew(call.reply) is Renewed.RENEWED
             if not renewed or lease.state is not LeaseState.HELD:
                 return
-            if lease.shares_end():  # else it ends with that task's share of the permit, as before
-                for extended in (lease, permit):  # also beyond `max_hold`
+            if lease.shares_end():  # else it ends with the share of that task, as before
+                for extended in (lease, permit):  # also past `max_hold`
                     extended.until = max(extended.until, call.sent + ttl / 1000)
 
         await self._renew_now(lease, ttl, executed)
 
     async def reserve(self, lease: Grant, fences: int) -> None:
-        """Let nobody have the ``fences`` next fences after that of ``lease``; it ends as before."""
+        """Reserve the next ``fences`` fences after that of ``lease``, which lasts as before."""
         left_ms = math.floor((lease.deadline - now()) * 1000)
         await self._renew_now(lease, max(1, left_ms), lambda _: None, (fences,))
 
@@ -132,7 +132,7 @@ class Renewals(Deadlines):
     ) -> None:
         """Renew ``lease`` by ``ttl`` milliseconds from now.
 
-        ``executed`` is called with the answer, unless it is certain that nothing was changed.
+        ``executed`` is called with the answer, unless the renewal certainly changed nothing.
         """
         weight, sent = lease.weight, self.sends(lease, ttl)
 

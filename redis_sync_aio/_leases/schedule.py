@@ -1,10 +1,10 @@
-"""When to look at which lease: by the time at which it is due, at no cost for the others.
+"""When to look at which lease: those that are due are found without looking at the others.
 
 Leases that are due close together form a batch, so that one look renews them with one write. How close depends on the
 slack of each: a lease of half a minute may be renewed half a second early, one of 30 milliseconds may not. So batches
 of similar slack form a row, which is a grid over time. Short leases have a row of their own, and are looked at first.
 
-References are weak: a lease that nobody has any more (`forgotten`) is collected. A lease that ends leaves its batch.
+References are weak, so that a forgotten lease can be collected (`forgotten`). A lease that ends leaves its batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 FINEST, COARSEST = -10, -2
 """Exponents: batches are between a millisecond and a quarter of a second wide."""
 SLACK = 0.5
-"""Seconds that a lease is looked at early at most."""
+"""Seconds by which a lease is looked at early, at most."""
 AT_ONCE = 250
-"""So many leases are looked at by one callback…"""
+"""Most leases that one callback looks at."""
 LONGEST = 0.015
-"""… unless that takes so many seconds."""
+"""Seconds after which a callback stops, even if it has looked at fewer."""
 
 LeaseRef: TypeAlias = "ReferenceType[Grant]"
 
@@ -36,13 +36,13 @@ class Batch(dict[LeaseRef, None]):
     __slots__ = ("first",)
 
     def __init__(self, first: float) -> None:
-        """``first``: when the first of them is due (local clock)."""
+        """``first`` is when the first of them is due (local clock)."""
         super().__init__()
         self.first = first
 
 
 class Row:
-    """The batches of one width, by their place on the grid."""
+    """Batches of one width, by their place on the grid."""
 
     __slots__ = ("_batches", "_places", "_width")
 
@@ -73,7 +73,7 @@ class Row:
         return math.inf
 
     def due(self, time: float) -> Iterator[Batch]:
-        """Take the batches that are due, and with them what is due soon after."""
+        """Take the batches that are due at ``time``, and those that are due soon after."""
         while self.next_due() <= time:
             yield self._take()
             while self._places and self._places[0] * self._width <= time + self._width:
@@ -84,11 +84,11 @@ class Row:
 
 
 class Schedule:
-    """See the top of this module."""
+    """Leases by the time at which they are due."""
 
     def __init__(self) -> None:
         self.put_off: dict[Grant, None] = {}
-        """Granted since the latest look, and not due before the next: most end before that, and are never entered."""
+        """Granted since the latest look and not due before the next. Most end before that, and are never entered."""
         self._rows: dict[int, Row] = {}
         self._batch_of: dict[LeaseRef, Batch] = {}
         self._ended = Batch(-math.inf)
@@ -97,12 +97,12 @@ class Schedule:
         self._behind_since = 0.0
 
     def enter(self, lease: Grant, when: float, slack: float) -> bool:
-        """Look at ``lease`` at ``when`` at the latest, perhaps by ``slack`` seconds earlier; return if that is new."""
+        """Look at ``lease`` by ``when``, at most ``slack`` seconds earlier; return whether that is new."""
         key = ref(lease)
         batch = self._batch_of.get(key)
         if batch is not None:
             if batch.first <= when:
-                return False  # what is looked at too early is entered again
+                return False  # a lease that is looked at too early is entered again
             del batch[key]
         exponent = math.frexp(min(slack, SLACK))[1] - 2 if slack > 0 else FINEST  # half the slack, or less
         width = min(max(exponent, FINEST), COARSEST)
@@ -114,7 +114,7 @@ class Schedule:
         return True
 
     def leave(self, lease: Grant) -> None:
-        """Look at ``lease`` no more."""
+        """Stop looking at ``lease``."""
         if self.put_off.pop(lease, self) is None:
             return
         key = ref(lease)
@@ -123,11 +123,11 @@ class Schedule:
             del batch[key]
 
     def next_due(self) -> float:
-        """Return when to look next (local clock); inf for never."""
+        """Return when to look next (local clock); inf if nothing is due."""
         return min((row.next_due() for row in self._rows.values()), default=math.inf)
 
     def collect(self, time: float) -> None:
-        """Note what is due at ``time``."""
+        """Move what is due at ``time`` to the due leases."""
         if not self._due:
             self._behind_since = time
         for width, row in self._rows.items():
@@ -140,7 +140,7 @@ class Schedule:
                 self._due.setdefault(width, []).insert(0, batch)
 
     def take(self) -> Grant | None:
-        """Return one of those that are due, and know it no more: first what has ended, then what lasts shortest."""
+        """Remove and return a due lease: first those that have ended, then the shortest."""
         while True:
             batch = self._first_due()
             if batch is None:
@@ -166,9 +166,9 @@ class Schedule:
 
     @property
     def behind(self) -> bool:
-        """Whether some of what is due was not looked at yet."""
+        """Whether there are due leases that were not looked at yet."""
         return self._first_due() is not None
 
     def in_time(self, time: float) -> bool:
-        """Return whether there is time for a pause: all that is due has that much slack."""
+        """Return whether there is time for a pause, by the slack of all due leases."""
         return not self._ended and bool(self._due) and time - self._behind_since < 2.0 ** (min(self._due) + 1)

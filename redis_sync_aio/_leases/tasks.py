@@ -1,4 +1,4 @@
-"""Tasks that acquire leases, by weak references: a forgotten lease keeps no task alive."""
+"""Weak references to the tasks that acquire leases: a forgotten lease keeps no task alive."""
 
 from __future__ import annotations
 

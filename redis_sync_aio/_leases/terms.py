@@ -1,4 +1,4 @@
-"""Where a lease is in its life, and what was asked for it."""
+"""The states of a grant, and the part of a request that it keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class LeaseState(Enum):
-    """Where a lease is in its life."""
+    """The state of a grant."""
 
     HELD = "held"
     RELEASING = "releasing"
@@ -22,7 +22,7 @@ HELD, RELEASED = LeaseState.HELD, LeaseState.RELEASED
 
 
 class Terms(Protocol):
-    """The part of a request that a lease goes on to need."""
+    """The part of a request that its grant keeps."""
 
     @property
     def ttl_ms(self) -> int: ...
@@ -41,7 +41,7 @@ class Terms(Protocol):
 
 
 class IdentityReleases(Protocol):
-    """What the release of a lease that was acquired for an identity means for others of that identity."""
+    """Learns of the releases of an identity, for other requests of the same identity."""
 
     def release_sent(self, identity: bytes, at_least: int, /) -> None: ...
     def release_answered(self, identity: bytes, /) -> None: ...
