@@ -262,8 +262,8 @@ class LeaseContext(ABC, Generic[L]):
     def wrap(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function: each call runs in an ``async with`` of its own over this.
 
-        An object whose ``__call__`` is a coroutine function will do, too; anything else raises TypeError at decoration.
-        Errors and cancellation of a call are those of the ``async with``.
+        Raises TypeError at decoration for anything else; an object whose ``__call__`` is a coroutine function will do,
+        too. Errors and cancellation of a call are those of the ``async with``.
 
         Example:
             @lock.wrap
