@@ -22,8 +22,8 @@ from ._core.arguments import (
 from ._core.keys import Engine, lock_keys
 from ._core.name_templates import check_template, names_from, without_fields
 from ._leases.hold import OnLost
-from ._leases.lease import Lease
-from ._primitives.lock_base import LockBase, LockStatistics
+from ._primitives.lock_base import LockStatistics, PlainLock
+from ._primitives.options import LeaseOptions
 from .errors import AcquireTimeout
 
 __all__ = [
@@ -48,7 +48,7 @@ def gap_ms(polled_every: Seconds) -> int:
     return math.ceil(every * 1500)
 
 
-class AsyncLock(LockBase[Lease]):
+class AsyncLock(PlainLock):
     """A fair lock with a lease, a fence, and pushed hand-over.
 
     Guarantees: at most one live lease at a time by the server's clock; grants in the order of arrival, no
@@ -95,8 +95,6 @@ class AsyncLock(LockBase[Lease]):
             await write_order(fence=lease.fence)
     """
 
-    _lease_type = Lease
-
     @explains_words_of_redis_py
     def __init__(
         self,
@@ -120,13 +118,7 @@ class AsyncLock(LockBase[Lease]):
             client,
             name,
             lock_keys,
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine=engine,
-            share=share,
-            linger=linger,
+            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger),
         )
 
 

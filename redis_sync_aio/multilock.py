@@ -14,15 +14,16 @@ from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_
 from ._core.cancellation import undo_in
 from ._core.clock import now
 from ._core.display import shown, shown_within
-from ._core.keys import Engine
+from ._core.keys import Engine, lock_keys
 from ._leases.choice import to_release
 from ._leases.grant import Grant
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.lease_group import GroupGrant, LeaseGroup
+from ._primitives.lock_base import LockStatistics, PlainLock
+from ._primitives.options import LeaseOptions
 from ._primitives.try_all import try_acquire_all
 from .errors import AcquireTimeout
-from .lock import AsyncLock, LockStatistics
 
 __all__ = ["AsyncMultiLock", "MultiLease"]
 
@@ -104,11 +105,10 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     ) -> None:
         if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
             raise TypeError(f"names must be several names, as in ['a', 'b'], not {shown(names)}; AsyncLock takes one")
-        locks: dict[bytes, AsyncLock] = {}
+        options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine)
+        locks: dict[bytes, PlainLock] = {}
         for name in names:
-            lock = AsyncLock(
-                client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine
-            )
+            lock = PlainLock(client, name, lock_keys, options)
             locks[lock._keys.name] = lock
         if not locks:
             raise ValueError("names is empty: a multi-lock needs one name at least")
@@ -268,7 +268,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             raise
 
     async def _take_free(
-        self, locks: Sequence[AsyncLock], ends: float | None, ttl: Seconds | None
+        self, locks: Sequence[PlainLock], ends: float | None, ttl: Seconds | None
     ) -> tuple[list[Grant], int]:
         """Take those of ``locks`` that are free, up to the first that is not.
 

@@ -18,18 +18,19 @@ from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive
 from ._core.backoff import Backoff
 from ._core.clock import now
 from ._core.display import shown_within
-from ._core.keys import Engine
+from ._core.keys import Engine, lock_keys
 from ._leases.choice import to_release
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.independent import check_apart, check_independent, several
 from ._primitives.lease_group import GroupGrant, LeaseGroup
+from ._primitives.lock_base import LockStatistics, PlainLock
 from ._primitives.majority import majority_fence, no_majority, report_ahead, why_no_answer, why_no_fence
+from ._primitives.options import LeaseOptions
 from ._primitives.quorum import QuorumGroup, majority
 from ._primitives.votes import Vote, Votes, in_time, raise_fence
 from ._transactions.guarded import GuardedTransaction
 from .errors import AcquireTimeout, CoordinatorClosed, SyncError, TransactionMisuse, WrongContext
-from .lock import AsyncLock, LockStatistics
 
 __all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
 
@@ -147,10 +148,8 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         sources = several(clients)
         if ttl is None:
             raise TypeError("ttl must be seconds or a timedelta: without an end a lost server would hold it forever")
-        self._locks = tuple(
-            AsyncLock(one, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine)
-            for one in sources
-        )
+        options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine)
+        self._locks = tuple(PlainLock(one, name, lock_keys, options) for one in sources)
         check_apart([lock._client for lock in self._locks])
         super().__init__(on_lost)
         self._answer_within = positive_seconds(answer_within, "answer_within")

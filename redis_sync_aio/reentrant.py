@@ -9,12 +9,13 @@ from weakref import ref
 from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client, Same, running_loop
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds, ttl_ms
-from ._core.keys import Engine
+from ._core.keys import Engine, lock_keys
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
 from ._primitives.lease_group import GroupGrant, LeaseGroup
+from ._primitives.lock_base import LockStatistics, PlainLock
+from ._primitives.options import LeaseOptions
 from .errors import AcquireTimeout, NotHeld, WrongContext
-from .lock import AsyncLock, LockStatistics
 
 __all__ = ["AsyncReentrantLock"]
 
@@ -66,9 +67,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         on_lost: OnLost = "cancel",
         engine: Engine = "auto",
     ) -> None:
-        self._lock = AsyncLock(
-            client, name, ttl=ttl, auto_renew=auto_renew, max_hold=max_hold, on_lost=on_lost, engine=engine
-        )
+        self._lock = PlainLock(client, name, lock_keys, LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine))
         super().__init__(on_lost)
         self._client = client
 

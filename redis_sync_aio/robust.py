@@ -13,6 +13,7 @@ from ._core.arguments import Name, Seconds, explains_words_of_redis_py
 from ._core.keys import Engine, robust_keys
 from ._leases.hold import OnLost
 from ._primitives.lock_base import LockBase
+from ._primitives.options import LeaseOptions
 from ._recovery.robust_grant import RobustGrant, RobustLease, adopting
 
 __all__ = ["AsyncRobustLock", "RobustLease"]
@@ -67,11 +68,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
             client,
             name,
             robust_keys,
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine="lua" if engine == "auto" else engine,
+            LeaseOptions(ttl, auto_renew, max_hold, on_lost, "lua" if engine == "auto" else engine),
         )
 
     def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, RobustGrant | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ._acquire.acquisition import acquire
 from ._acquire.binding import CoordinatorLike
@@ -17,6 +16,7 @@ from ._leases.grant import Grant
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease, grant_of
 from ._primitives.base import PermitPrimitive
+from ._primitives.options import LeaseOptions
 from ._primitives.upgrade import Upgrader
 from ._scripts.constants import WRITER_WEIGHT
 from .errors import WouldDeadlock
@@ -32,10 +32,8 @@ class ReadWriteStatistics:
         writer: token or identity of the writer; None when nobody writes.
         readers: how many read.
         reading: tokens or identities of the readers, those whose lease ends first at the front, 100 at most.
-        fence: fence of the latest writer; None when none is remembered. Of a process that shares its lease it is the
-            last one of those reserved for its tasks.
-        waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
-            one stands for all its tasks; those of this process are counted one by one.
+        fence: fence of the latest writer, as `LockStatistics`.
+        waiters: how many requests are queued, as `LockStatistics`.
         waiting: ("read" or "write", token or identity) of the first waiters, in order, 100 at most.
     """
 
@@ -75,7 +73,8 @@ class Side(PermitPrimitive):
         return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000}>"
 
 
-S = TypeVar("S", bound=Side)
+def _keys_of_both(name: bytes) -> PermitKeys:
+    return permit_keys(name, "rw")
 
 
 class ReadSide(Side):
@@ -123,16 +122,9 @@ class AsyncReadWriteLock:
         name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). It has
             nothing to do with a lock or a semaphore of the same name.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew: renew leases in the background, in good time, for as long as they are held.
-        max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
-        on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
-            ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
-        engine: "auto" (default): decisions are made by Lua scripts on the server, or with WATCH, MULTI and EXEC where
-            scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
-            decision; "lua": CommandRefused instead. Both work on the same lock at the same time.
+        auto_renew, max_hold, on_lost, engine, linger: as `AsyncLock`.
         share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
             among themselves: see `AsyncLock` and docs/local-sharing.md.
-        linger: for how many seconds (or timedelta) what tasks share is kept when none has it; 0: not at all.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -161,22 +153,9 @@ class AsyncReadWriteLock:
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out forever")
-
-        def side(kind: type[S]) -> S:
-            return kind(
-                client,
-                name,
-                lambda wire: permit_keys(wire, "rw"),
-                ttl=ttl,
-                auto_renew=auto_renew,
-                max_hold=max_hold,
-                on_lost=on_lost,
-                engine=engine,
-                share=share,
-                linger=linger,
-            )
-
-        self._read, self._write = side(ReadSide), side(WriteSide)
+        options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger)
+        self._read = ReadSide(client, name, _keys_of_both, options)
+        self._write = WriteSide(client, name, _keys_of_both, options)
         self._upgrade = Upgrader(self._read, self._read._keys, on_lost)
 
     def read(self) -> ReadSide:

@@ -18,6 +18,7 @@ from ._engine.replies import Answer
 from ._leases.hold import Hold, OnLost
 from ._leases.lease import Lease
 from ._primitives.base import PermitPrimitive
+from ._primitives.options import LeaseOptions
 from ._scripts.constants import Outcome
 from ._transport.call import Call
 from .errors import LimitMismatch, SyncError
@@ -52,11 +53,7 @@ class SemaphoreStatistics:
         held: how many of them are held; more than ``limit`` for a while after it was lowered.
         available: how many are free. Those who wait come first.
         holders: who holds them, those whose lease ends first at the front, 100 at most.
-        fence: fence of the latest grant; None when none is remembered. Of a process that shares its lease it is the
-            last one of those reserved for its tasks.
-        waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
-            one stands for all its tasks; those of this process are counted one by one.
-        waiting: tokens or identities of the first waiters, in order, 100 at most.
+        fence, waiters, waiting: as `LockStatistics`.
     """
 
     limit: int | None
@@ -127,17 +124,10 @@ class AsyncSemaphore(PermitPrimitive):
             that changes it. "raise" (default): neither, LimitMismatch; "keep": the server's, until nobody holds or
             waits; "set": this one, from now on. A limit that `resize` has set is kept, and "set" raises then.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew: renew leases in the background, in good time, for as long as they are held.
-        max_hold: seconds after which a lease is not renewed any more and so is lost; None: no such limit.
-        on_lost: "cancel" (default): the body of ``async with`` is cancelled when its lease is lost; "event": only
-            ``lease.lost`` is set. Either way LeaseLost is raised at the end of the body.
-        engine: "auto" (default): decisions are made by Lua scripts on the server, or with WATCH, MULTI and EXEC where
-            scripts are not allowed (a warning is logged); "watch": always so, with a round trip more for each
-            decision; "lua": CommandRefused instead. Both work on the same semaphore at the same time.
+        auto_renew, max_hold, on_lost, engine, linger: as `AsyncLock`.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
             see `AsyncLock` and docs/local-sharing.md. A lower limit reaches other processes with their next renewal.
             Fences do not rise in the order of the grants then, if there are several permits.
-        linger: for how many seconds (or timedelta) a shared permit is kept when no task has it; 0: not at all.
 
     Raises:
         TypeError, ValueError: a bad argument; nothing was sent.
@@ -182,13 +172,7 @@ class AsyncSemaphore(PermitPrimitive):
             client,
             name,
             lambda wire: permit_keys(wire, "sem"),
-            ttl=ttl,
-            auto_renew=auto_renew,
-            max_hold=max_hold,
-            on_lost=on_lost,
-            engine=engine,
-            share=share,
-            linger=linger,
+            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger),
         )
 
     @property

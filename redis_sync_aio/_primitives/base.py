@@ -40,6 +40,7 @@ from .._sharing.cohort import Cohort
 from .._sharing.cohorts import acquire_shared, cohort_of
 from .._transport.call import Call, understood
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
+from .options import LeaseOptions
 
 L = TypeVar("L", bound=Lease)
 
@@ -65,27 +66,21 @@ class Primitive(LeaseContext[L]):
         client: Client | CoordinatorLike,
         name: Name,
         keys: Callable[[bytes], Keys],
-        *,
-        ttl: Seconds | None,
-        auto_renew: bool,
-        max_hold: Seconds | None,
-        on_lost: OnLost,
-        engine: Engine,
-        share: bool = False,
-        linger: Seconds = 0.0,
+        options: LeaseOptions,
     ) -> None:
-        super().__init__(on_lost)
+        super().__init__(options.on_lost)
+        engine, ttl, max_hold = options.engine, options.ttl, options.max_hold
         one_of(engine, get_args(Engine), "engine")
         self._source = client
         self._client = client_of(client)
         self._keys = keys(self._encode(name, "name")).by(engine)
         self._ttl_ms = FOREVER if ttl is None else ttl_ms(ttl)
-        self._auto_renew = require_bool(auto_renew, "auto_renew")
+        self._auto_renew = require_bool(options.auto_renew, "auto_renew")
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000
-        self._linger = seconds(linger, "linger")
-        if not require_bool(share, "share") and self._linger:
+        self._linger = seconds(options.linger, "linger")
+        if not require_bool(options.share, "share") and self._linger:
             raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
-        self._share = share and engine != "watch"
+        self._share = options.share and engine != "watch"
         self._default = self._new_request(None, None, None, self._weight)
         # What the latest acquisition used; only so that the next one need not look it up.
         self._hub: Hub | None = None

@@ -51,6 +51,9 @@ class LockStatistics:
 class LockBase(Primitive[L]):
     """Base of the locks; they differ in what their leases promise."""
 
+    _shown_as = ""
+    """The name of the class in messages; empty: its own."""
+
     async def force_release(self) -> bool:
         """Take the lock away from its holder; the next waiter gets it. Return whether it was held.
 
@@ -97,4 +100,12 @@ class LockBase(Primitive[L]):
         return "" if holder is None else repr(holder)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000 if self._ttl_ms else None}>"
+        ttl = self._ttl_ms / 1000 if self._ttl_ms else None
+        return f"<{self._shown_as or type(self).__name__} {self.name!r} ttl={ttl}>"
+
+
+class PlainLock(LockBase[Lease]):
+    """A lock with plain leases: what `AsyncLock` is, and what locks that are made of several stand on."""
+
+    _lease_type = Lease
+    _shown_as = "AsyncLock"
