@@ -160,11 +160,9 @@ def _decoded(reply: Reply, decode: Callable[[bytes], Any]) -> Reply:
 _proven: WeakSet[Any] = WeakSet()
 """Streams of connections that have executed MULTI and EXEC."""
 
-
+# Options by which redis-py's commands control `parse_response`.
 NEVER_DECODE = "NEVER_DECODE"
 EMPTY_RESPONSE = "EMPTY_RESPONSE"
-# Options by which redis-py's commands control `parse_response`.
-
 
 Pack: TypeAlias = Callable[[Encodables], Packed]
 

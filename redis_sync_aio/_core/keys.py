@@ -80,7 +80,7 @@ class Keys:
     name: bytes  # as users know it
     all: tuple[bytes, ...]  # in the order in which scripts take them
     heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
-    """Packed beginnings of commands on these keys, by script and number of arguments: see `_transport.connection`."""
+    """Cache of the sender: packed beginnings of commands on these keys, which end with them."""
     engine: Engine = "auto"
     """How decisions about them are executed."""
     id: bytes = field(init=False, repr=False, compare=False)

@@ -5,8 +5,8 @@ pointed at another server while the old one lives on. A connection to such a ser
 nothing. Therefore, while anything is held or waited for, a check asks once a second where the client would connect:
 
 - Sentinel is asked through the client's own pool. Its answer is compared with the address of the connection.
-- A host name is resolved. It leads elsewhere if it has had none of its addresses before, since the connection was
-  opened. So a name with several addresses in turn changes nothing.
+- A host name is resolved. It leads elsewhere if it has had none of its present addresses before, since the connection
+  was opened. So a name whose addresses take turns does not count as moved.
 
 The limit: an address that stays the same shows nothing. When a proxy or a virtual IP leads elsewhere, it has to close
 the connections to the old server, or the old server has to refuse writes.
