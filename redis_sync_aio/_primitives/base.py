@@ -123,7 +123,7 @@ class Primitive(LeaseContext[L]):
             and timeout is None
             and ttl is None
             and identity is None
-            and cohort.bases
+            and cohort.grants
             and cohort.thread == get_ident()
             and (task := current_task(cohort.loop)) is not None
             and (answer := cohort.enter(self._default, task)) is not None

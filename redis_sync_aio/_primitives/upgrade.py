@@ -17,7 +17,7 @@ from .._leases.manager import GrantManager
 from .._leases.permit_grant import UpgradedGrant
 from .._leases.terms import HELD, LeaseState
 from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
-from .._sharing.shared_grant import TaskLease
+from .._sharing.shared_grant import TaskGrant
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
 from .base import PermitPrimitive
@@ -67,7 +67,7 @@ class Upgrader:
             raise self._deadlock()
 
     async def _acquire(self, lease: Grant, limit: float | None) -> UpgradedGrant:
-        if isinstance(lease, TaskLease):
+        if isinstance(lease, TaskGrant):
             # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
             begin = now()
             if not await lease.alone(limit):

@@ -1,21 +1,22 @@
-"""Tasks of this process that want the same: they stand behind few tickets at the server, and hand on what it granted.
+"""Tasks of this process that want the same: they share few tickets at the server, and hand on what it granted.
 
-The rule. What was granted to the process, a *base*, goes from task to task in the order in which they asked, without a
-command, for as long as nobody else waits at the server. It says so, by a message (CONTENDED), as soon as somebody does;
-from then on a base is handed on ``burst`` times at most and not after ``slice`` seconds, and then goes to the server,
-which grants it to the first in its queue. Our tasks that still wait are behind all who waited there by then, as the
-new ticket follows the release on the same connection. So processes take turns, and within a turn, tasks do.
+The rule. A *process grant* is what the server granted to this process. It goes from task to task in the order in which
+they asked, without a command, for as long as nobody else waits at the server. The server reports the first other waiter
+by a message (CONTENDED). From then on the grant is handed on ``burst`` times at most, and not after ``slice`` seconds.
+Then it goes back to the server, which grants it to the first in its queue. Tasks of this process that still wait are
+behind all who waited there by then, since their new ticket follows the release on the same connection. So processes
+take turns, and tasks take turns within each process's turn.
 
-Readers have their base together. They join as long as nobody else waits, and it goes back when the last one leaves.
+Readers have their grant together. They join as long as nobody else waits, and it goes back when the last one leaves.
 
-Nobody to hand it on to. Then the base goes back at once, unless it may *rest*: for ``linger`` seconds if nobody else
-waits; else until the end of this turn of the loop, for a task that comes straight back: a process with one busy task
+When no task waits, the grant goes back immediately, unless it may *rest*: for ``linger`` seconds if nobody else waits;
+otherwise until the end of this turn of the loop, for a task that comes straight back. So a process with one busy task
 gets as long a turn as one with many. (Not for writers: readers have no turn, each of them gets in once.)
 
-Promises, per task. A base is handed on only while it is certainly held (P1, by the local deadline), and never after a
-task that had it overstayed its own time, or left a command behind. A loss ends those who have it and is granted to
-nobody; who waits goes on waiting, by another ticket. A task that is cancelled leaves the line, or hands on what it
-was just handed (P5); when nobody is left, tickets are withdrawn.
+Promises, per task. A grant is handed on only while it is certainly held (P1, by the local deadline), and never after a
+task that had it overstayed its own time, or left a command behind. A loss ends the parts of all tasks, and the grant
+goes to nobody; the waiting tasks go on waiting, by another ticket. A task that is cancelled leaves the line, or hands
+on what it was just handed (P5). When nobody is left, tickets are withdrawn.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from .._leases.grant import Grant
 from ..errors import LimitMismatch, Unreachable, copy_error
 from .holdings import Awaited, Holdings
 from .pending_grant import PendingGrant
-from .shared_grant import ProcessGrant, Task, TaskLease
+from .shared_grant import ProcessGrant, Task, TaskGrant
 
 IN_ONE_TURN = 64
-"""A base is taken at once so often before the loop gets a chance to hear what others want."""
+"""A grant is taken without waiting so often before the loop gets a chance to hear what others want."""
 
 
 class Cohort(Holdings):
     """See the top of this module.
 
     Invariants: of those in ``line`` some are done (cancelled, or their time was up); ``_gone`` is how many of them we
-    heard of, less those that left the line before that. It is empty while a base rests, but for the rest of a turn in
-    which it was taken often. Whoever waits has a base, or an opening, before him.
+    heard of, less those that left the line before that. It is empty while a grant rests, but for the rest of a turn in
+    which it was taken often. While a task waits there is a grant, or a pending one.
     """
 
     def __init__(self, resource: Resource, request: Request, move: Callable[[Cohort, int, int], bool]) -> None:
@@ -53,11 +54,11 @@ class Cohort(Holdings):
         self._move = move
         """Let this cohort be the one for a weight and another limit; return False if another one is."""
         self._gone = 0
-        self._asked = 0  # openings so far
-        self.openings: list[PendingGrant] = []
-        self._trying = 0  # of them, for those who do not wait: they are of no use to the line
-        self._taken_at_once = 0
-        self._tries: list[tuple[Awaited, Request]] = []  # of those who do not wait: answered when this turn ends
+        self._asked = 0  # pending grants so far
+        self.pending: list[PendingGrant] = []
+        self._trying = 0  # of them, for tasks that do not wait: they are of no use to the line
+        self._taken_now = 0
+        self._tries: list[tuple[Awaited, Request]] = []  # of tasks that do not wait: answered when this turn ends
         self._watch: asyncio.TimerHandle | None = None  # of tasks that wait without a ticket
         self._latest: Request | None = None  # that was made one of the process
 
@@ -73,18 +74,18 @@ class Cohort(Holdings):
         answer: Awaited = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
         often = False
         if (self.resting or self._together) and not self.waiting:
-            often = self._taken_at_once >= IN_ONE_TURN
+            often = self._taken_now >= IN_ONE_TURN
             if often and not request.wait:
                 self._tries.append((answer, request))
                 return answer
-            if not often and (lease := self._at_once(request)) is not None:
+            if not often and (lease := self._take_now(request)) is not None:
                 answer.set_result(lease)
                 return answer
         if request.wait:
             if self._alone:
                 self._check_waits(request, task)
             self.line.append((answer, request, self._asked))
-            if self.bases:
+            if self.grants:
                 self._watch_line()
             if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
                 self._ask()
@@ -99,11 +100,11 @@ class Cohort(Holdings):
 
     def _check_waits(self, request: Request, task: Task | None) -> None:
         """Raise WouldDeadlock if ``task``, the current one, would wait for the end of a body of its own."""
-        for base in self.bases:
-            if base.upgrader is not None:  # all who read by it wait for one of them
+        for grant in self.grants:
+            if grant.upgrader is not None:  # all its readers wait for one of them
                 self.resource.check_waits(request)
-            elif not self._together and base.shares:  # one at most
-                body = base.shares[0].body
+            elif not self._together and grant.shares:  # one at most
+                body = grant.shares[0].body
                 if body is not None and body() is task:
                     self.resource.check_waits(request)
 
@@ -114,47 +115,47 @@ class Cohort(Holdings):
             self.resource.waits = Waits(self.resource)
 
     def _look(self) -> None:
-        """Find out whether what is waited for is still held here: nobody has a ticket, which would look."""
+        """Ask whether the grant is still held here: no task has a ticket, which would look."""
         self._watch = None
         if self.waiting:
-            if not self.openings and (base := next(iter(self.bases), None)) is not None:
-                base.look()
+            if not self.pending and (grant := next(iter(self.grants), None)) is not None:
+                grant.look()
             self._watch = self.loop.call_later(self.hub.poll_cap, self._look)
 
-    def _at_once(self, request: Request) -> TaskLease | None:
-        """Take a base that rests, or join the readers."""
+    def _take_now(self, request: Request) -> TaskGrant | None:
+        """Take a grant that rests, or join the readers."""
         time = now()
-        for base in chain(self.resting, self.bases if self._together else ()):
-            if self._may_go_on(base, time):
-                if base in self.resting:
-                    del self.resting[base]
-                if not self._taken_at_once:
+        for grant in chain(self.resting, self.grants if self._together else ()):
+            if self._may_go_on(grant, time):
+                if grant in self.resting:
+                    del self.resting[grant]
+                if not self._taken_now:
                     self.loop.call_soon(self._turn_ended)
-                self._taken_at_once += 1
-                return TaskLease(self, base, request)
+                self._taken_now += 1
+                return TaskGrant(self, grant, request)
         return None
 
     def _turn_ended(self) -> None:
-        self._taken_at_once = 0
-        if self.line:  # those who came after the last one that might have it in this turn
+        self._taken_now = 0
+        if self.line:  # tasks that came after the last one that might have it in this turn
             time = now()
-            for base in list(self.bases if self._together else self.resting):
-                if self._may_go_on(base, time) and self._hand_on(base) and base in self.resting:
-                    del self.resting[base]
+            for grant in list(self.grants if self._together else self.resting):
+                if self._may_go_on(grant, time) and self._hand_on(grant) and grant in self.resting:
+                    del self.resting[grant]
             self._ask()
         tries, self._tries = self._tries, []
         for answer, request in tries:
             if answer.done():
                 continue
-            lease = None if self.waiting else self._at_once(request)
+            lease = None if self.waiting else self._take_now(request)
             if lease is not None or self.waiting or self._room <= 0:
                 answer.set_result(lease)
             else:
                 self._open(request, answer)
 
     def _ask(self) -> None:
-        """Have as many tickets out as there are tasks in the line, or as are of use."""
-        while self._room > 0 and len(self.openings) - self._trying < self.waiting:
+        """Send as many requests as there are tasks in the line, or as are of use."""
+        while self._room > 0 and len(self.pending) - self._trying < self.waiting:
             first = next((request for future, request, _ in self.line if not future.done()), None)
             if first is None:
                 return
@@ -164,22 +165,22 @@ class Cohort(Holdings):
         self._asked += 1
         self._room -= 1
         self._trying += only is not None
-        opening = PendingGrant(self, wanted, only, self._asked)
-        self.openings.append(opening)
-        opening.ticket.ask()
+        pending = PendingGrant(self, wanted, only, self._asked)
+        self.pending.append(pending)
+        pending.acquisition.ask()
 
     def _trim(self) -> None:
-        """Forget those who are gone if there are many, and withdraw the tickets that nobody is left for."""
+        """Forget tasks that are gone if there are many, and withdraw the tickets that no task is left for."""
         if not self.waiting or self._gone > len(self.line) // 2 + 100:
             line = deque(waiter for waiter in self.line if not waiter[0].done())
             self._gone -= len(self.line) - len(line)
             self.line = line
-        for_all = [opening for opening in self.openings if opening.only is None]
-        for opening in for_all[self.waiting :]:
-            self._withdraw(opening)
+        for_all = [one for one in self.pending if one.only is None]
+        for pending in for_all[self.waiting :]:
+            self._withdraw(pending)
 
     def of_process(self, request: Request) -> Request:
-        """Return what the process asks the server for, when a task wants this."""
+        """Return the request of the process for a task that wants this."""
         if request is not self._latest:
             self._latest = request
             self._of_process = Request(
@@ -195,18 +196,18 @@ class Cohort(Holdings):
             )
         return self._of_process
 
-    def _withdraw(self, opening: PendingGrant) -> None:
-        self._ended(opening)
-        opening.withdraw()
+    def _withdraw(self, pending: PendingGrant) -> None:
+        self._ended(pending)
+        pending.withdraw()
 
-    def _ended(self, opening: PendingGrant) -> None:
-        self.openings.remove(opening)
+    def _ended(self, pending: PendingGrant) -> None:
+        self.pending.remove(pending)
         self._room += 1
-        self._trying -= opening.only is not None
+        self._trying -= pending.only is not None
 
     def task_cancelled(self, future: Awaited, request: Request) -> None:
-        """The task does not await ``future`` any more."""
-        future.cancel()  # that is done already if the task was cancelled, not if its coroutine was closed
+        """Undo what was done for ``future``, which its task does not await any more."""
+        future.cancel()  # the task was cancelled: that did it already; its coroutine was closed: not yet
         if not future.cancelled():  # it ended in the same turn of the loop
             if future.exception() is None and (lease := future.result()) is not None:
                 lease.give_back()
@@ -216,14 +217,14 @@ class Cohort(Holdings):
             self._trim()
             self.resource.forget_if_idle()
             return
-        for opening in [opening for opening in self.openings if opening.only is future]:
-            self._withdraw(opening)
+        for pending in [one for one in self.pending if one.only is future]:
+            self._withdraw(pending)
             self._ask()
 
     def _time_out(self, future: Awaited, within: float) -> None:
         if future.done():
             return
-        if self.openings and not self.bases:
+        if self.pending and not self.grants:
             self.resource.look_last(partial(self._give_up, future, within))
         else:
             self._give_up(future, within)
@@ -231,8 +232,8 @@ class Cohort(Holdings):
     def _give_up(self, future: Awaited, within: float) -> None:
         if future.done():
             return
-        if self.openings and not self.bases:
-            future.set_exception(self.openings[0].ticket.timeout_error(within))
+        if self.pending and not self.grants:
+            future.set_exception(self.pending[0].acquisition.timeout_error(within))
         else:
             future.set_exception(timeout_error(self.resource, within, self._weight, self.limit))
         self._gone += 1
@@ -246,12 +247,12 @@ class Cohort(Holdings):
     @property
     def in_use(self) -> bool:
         """Whether anybody waits here, or it has anything, or a ticket."""
-        return bool(self.waiting or self.bases or self.openings)
+        return bool(self.waiting or self.grants or self.pending)
 
     # -- another limit ---------------------------------------------------------------------------------
 
     def resized(self, old: int, new: int) -> None:
-        """The limit of the permits was changed. When it is lower, what is released goes to the server.
+        """Take note of another limit of the permits. When it is lower, what is released goes to the server.
 
         ``old`` is the server's: not ours if another process changed it before, and ``new`` if an answer was lost.
         """
@@ -260,48 +261,48 @@ class Cohort(Holdings):
             self.limit = new
             self._room += self._places() - before
         if new <= old or self._room < 0:
-            for base in list(self.bases):
-                self._wanted(base)
-                base.budget = 0
+            for grant in list(self.grants):
+                self._limit_turn(grant)
+                grant.budget = 0
         self._ask()
 
-    # -- what becomes of tickets -----------------------------------------------------------------------
+    # -- answers of the server -------------------------------------------------------------------------
 
-    def opened(self, opening: PendingGrant, lease: Grant | None) -> None:
-        """The server granted it, or (None) said that it is taken to one who does not wait."""
-        self._ended(opening)
-        only = opening.only
+    def opened(self, pending: PendingGrant, lease: Grant | None) -> None:
+        """Take the server's answer: a grant, or None, for a task that does not wait, when it is taken."""
+        self._ended(pending)
+        only = pending.only
         if lease is None:
             if only is not None and not only.done():
                 only.set_result(None)
             self._ask()
             return
         assert isinstance(lease, ProcessGrant)
-        base = lease
-        self._keep(base, opening.ticket.number)
+        grant = lease
+        self._keep(grant, pending.acquisition.number)
         if only is not None and not only.done():
-            only.set_result(TaskLease(self, base, opening.wants))
-        elif not self._hand_on(base):
-            self.give_back(base)
+            only.set_result(TaskGrant(self, grant, pending.wants))
+        elif not self._hand_on(grant):
+            self.give_back(grant)
         if self.line:
             self._watch_line()
-        if not base.takes_room:
+        if not grant.takes_room:
             self._ask()
-        if opening.ticket.contended:
+        if pending.acquisition.contended:
             self.resource.on_contention()
-        elif opening.ticket.unheard:
-            base.look()
+        elif pending.acquisition.unheard:
+            grant.look()
 
-    def refused(self, opening: PendingGrant, error: Exception) -> None:
-        """There is no answer, or a bad one."""
-        self._ended(opening)
-        if opening.only is not None:
-            if not opening.only.done():
-                opening.only.set_exception(error)
-        elif opening.limit == self.limit or not isinstance(error, LimitMismatch):
-            # (Else it was sent while the limit was being changed, and who is in the line may have come before.)
-            # Who came later than the ticket has more time to reach the server.
-            late = opening.serial if isinstance(error, Unreachable) else self._asked + 1
+    def refused(self, pending: PendingGrant, error: Exception) -> None:
+        """End the waits that an error is about: there is no answer, or the server refused."""
+        self._ended(pending)
+        if pending.only is not None:
+            if not pending.only.done():
+                pending.only.set_exception(error)
+        elif pending.limit == self.limit or not isinstance(error, LimitMismatch):
+            # (Else it was sent while the limit was being changed, and the tasks in the line may have come before.)
+            # Tasks that came later than the ticket have more time to reach the server.
+            late = pending.serial if isinstance(error, Unreachable) else self._asked + 1
             for future, _, after in self.line:
                 if after < late and not future.done():
                     future.set_exception(copy_error(error))
@@ -311,7 +312,7 @@ class Cohort(Holdings):
         self.resource.forget_if_idle()
 
     def give_up(self, error: Exception) -> None:
-        """End all who wait here."""
+        """End all waits with ``error``."""
         tries, self._tries = self._tries, []
         for future, _ in tries:
             if not future.done():
@@ -323,7 +324,7 @@ class Cohort(Holdings):
             else:
                 self._gone -= 1
 
-    def _hand_on(self, base: ProcessGrant) -> bool:
+    def _hand_on(self, grant: ProcessGrant) -> bool:
         """Give it to the first in the line, or to all of them (readers); return whether there was anybody."""
         taken, line = False, self.line
         while line:
@@ -331,7 +332,7 @@ class Cohort(Holdings):
             if future.done():
                 self._gone -= 1
             else:
-                future.set_result(TaskLease(self, base, request))
+                future.set_result(TaskGrant(self, grant, request))
                 if not self._together:
                     return True
                 taken = True

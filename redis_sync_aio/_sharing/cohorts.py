@@ -13,7 +13,7 @@ from .._acquire.waits import Waiter
 from .._core.cancellation import undo_in
 from .._leases.grant import Grant
 from .cohort import Cohort
-from .shared_grant import ProcessGrant, Task, TaskLease
+from .shared_grant import ProcessGrant, Task, TaskGrant
 
 MANY = 16
 """So many cohorts are kept before those that nobody uses are forgotten."""
@@ -63,8 +63,8 @@ class Cohorts:
 
     def without_ticket(self) -> int:
         """Return how many tasks wait without a ticket of their own."""
-        lines = sum(max(0, cohort.waiting - len(cohort.openings)) for cohort in self.all.values())
-        return lines + sum(base.share_ended is not None for cohort in self.all.values() for base in cohort.bases)
+        lines = sum(max(0, cohort.waiting - len(cohort.pending)) for cohort in self.all.values())
+        return lines + sum(grant.share_ended is not None for cohort in self.all.values() for grant in cohort.grants)
 
     def shares(self) -> list[Grant]:
         """Return what tasks have of the grants that they share."""
@@ -97,18 +97,18 @@ class Cohorts:
 
     def rest_ends(self) -> bool:
         """Give back what is held and no task has; return whether there was anything."""
-        resting = [(cohort, base) for cohort in self.all.values() for base in cohort.resting]
-        for cohort, base in resting:
-            cohort.give_back(base)
+        resting = [(cohort, grant) for cohort in self.all.values() for grant in cohort.resting]
+        for cohort, grant in resting:
+            cohort.give_back(grant)
         return bool(resting)
 
     def reroute(self) -> None:
         """Hand nothing on any more: word of who waits at the server would not reach us."""
         for cohort in list(self.all.values()):
-            for base in list(cohort.resting):
-                cohort.give_back(base)
-            for base in list(cohort.bases):
-                cohort.part_with(base)
+            for grant in list(cohort.resting):
+                cohort.give_back(grant)
+            for grant in list(cohort.grants):
+                cohort.part_with(grant)
 
     def stop(self) -> None:
         """Hand nothing on without a look at whether that is still allowed (`Cohort.thread`)."""
@@ -130,7 +130,7 @@ def cohort_of(resource: Resource, request: Request) -> Cohort:
     return cohorts.cohort(request)
 
 
-async def acquire_shared(cohort: Cohort, request: Request, task: Task | None) -> TaskLease | None:
+async def acquire_shared(cohort: Cohort, request: Request, task: Task | None) -> TaskGrant | None:
     """Acquire for ``task``, the current one; None when ``request.wait`` is False and it is taken."""
     while (answer := cohort.enter(request, task)) is None:
         await asyncio.sleep(0)

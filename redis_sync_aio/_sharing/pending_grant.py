@@ -18,22 +18,22 @@ class Requester(Protocol):
     limit: int
 
     def of_process(self, request: Request) -> Request: ...
-    def opened(self, opening: PendingGrant, lease: Grant | None) -> None: ...
-    def refused(self, opening: PendingGrant, error: Exception) -> None: ...
+    def opened(self, pending: PendingGrant, lease: Grant | None) -> None: ...
+    def refused(self, pending: PendingGrant, error: Exception) -> None: ...
 
 
 class PendingGrant:
-    """A ticket at the server for what its cohort is to have next."""
+    """A request to the server for the next grant of its cohort."""
 
     _done = False
 
     def __init__(self, cohort: Requester, request: Request, only: Awaited | None, serial: int) -> None:
         self._cohort = cohort
-        self.only = only  # for this task, which does not wait; None: for whoever is first in the line
+        self.only = only  # for this task, which does not wait; None: for the first in the line
         self.wants = request
         self.limit = cohort.limit  # as it was then
         self.serial = serial
-        self.ticket = Acquisition(cohort.resource, cohort.of_process(request), self)
+        self.acquisition = Acquisition(cohort.resource, cohort.of_process(request), self)
 
     def done(self) -> bool:
         return self._done
@@ -41,13 +41,13 @@ class PendingGrant:
     def set_result(self, lease: Grant | None, /) -> None:
         self._done = True
         self._cohort.opened(self, lease)
-        del self.ticket  # which knows us: for the garbage collector, there is one for each uncontended grant
+        del self.acquisition  # which knows us: for the garbage collector, there is one for each uncontended grant
 
     def set_exception(self, error: Exception, /) -> None:
         self._done = True
         self._cohort.refused(self, error)
 
     def withdraw(self) -> None:
-        """Nobody wants it any more."""
+        """Undo it: no task needs it any more."""
         self._done = True
-        self.ticket.undo()
+        self.acquisition.undo()

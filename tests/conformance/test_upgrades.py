@@ -26,7 +26,7 @@ from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._scripts import load
-from redis_sync_aio._sharing.shared_grant import TaskLease
+from redis_sync_aio._sharing.shared_grant import TaskGrant
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
@@ -266,7 +266,7 @@ async def test_p6_the_reader_is_lost_in_the_turn_of_the_grant(
         await asyncio.wait_for(upgrading, 5)
     monkeypatch.undo()
     await wait_until(lambda: _nobody_writes(rw), FAST, timeout=5)
-    if not isinstance(reader._grant, TaskLease):  # else its process gives the permit back: no task has it
+    if not isinstance(reader._grant, TaskGrant):  # else its process gives the permit back: no task has it
         await other.read().release(identity=reader.token)  # as that of any lease that is lost it would end with its ttl
     await wait_until(lambda: _is_free(rw), FAST, timeout=5)
 

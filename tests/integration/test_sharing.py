@@ -22,11 +22,11 @@ from ..support.proxy import DROP, HOLD_REPLY, FaultProxy, anything
 from ..support.sharing import (
     KEYS,
     NAME,
-    base_of,
     busy,
     gets_free,
     in_queue,
     on_wanted,
+    process_grant_of,
     scripts,
     shared,
     soon,
@@ -89,7 +89,7 @@ async def test_p8_fences_over_ranges(redis: Redis, sync: Coordinator) -> None:
 async def test_p8_all_that_was_reserved_is_used(redis: Redis, sync: Coordinator) -> None:
     """P8: the last fence that may be given is the one that the server stores, after a grant and after a renewal."""
     async with shared(sync) as lease:
-        base = base_of(lease)
+        base = process_grant_of(lease)
         for _ in range(3):
             assert int((await redis.get(KEYS.fence) or b"").split()[0]) == base.last_fence
             before, base.next_fence = base.last_fence, base.half + 1
@@ -173,14 +173,14 @@ async def test_p2_not_after_slice(redis: Redis, make_client: MakeClient, share: 
             Coordinator(make_client(), claim=30) as other,  # its clock is ahead too
         ):
             lease = await shared(sync).acquire()
-            base = base_of(lease)
+            base = process_grant_of(lease)
             mine = await waiters(shared(sync), sync, 3)
             theirs = asyncio.create_task(shared(other, share=share).acquire())
             await told(base)
             late = 4.0
             await lease.release()
             second = await soon(mine[0])
-            assert base_of(second) is base
+            assert process_grant_of(second) is base
             late = 5.1
             await second.release()
             third = await soon(theirs)
@@ -196,7 +196,7 @@ async def test_p1_p2_told_and_released(redis: Redis, other: Coordinator, order: 
     kept: list[Callable[[], None]] = []
     async with Coordinator(redis, burst=1, slice=60) as sync:
         lease = await shared(sync).acquire()
-        base = base_of(lease)
+        base = process_grant_of(lease)
         mine = await waiters(shared(sync), sync, 2)
         on_wanted(sync, kept.append)
         theirs = asyncio.create_task(shared(other).acquire())
@@ -207,11 +207,11 @@ async def test_p1_p2_told_and_released(redis: Redis, other: Coordinator, order: 
                 await turns()
         await lease.release()
         second = await soon(mine[0])
-        assert base_of(second) is base, "the first after the word"
+        assert process_grant_of(second) is base, "the first after the word"
         await second.release()
         if order == "released first":
             third = await soon(mine[1])
-            assert base_of(third) is base, "the word was not heard"
+            assert process_grant_of(third) is base, "the word was not heard"
             await third.release()
         lease = await soon(theirs)
         assert mine[1].done() == (order == "released first")
@@ -222,7 +222,7 @@ async def test_p1_p2_told_and_released(redis: Redis, other: Coordinator, order: 
         await lease.release()
         if order != "released first":
             lease = await soon(mine[1])
-            assert not base_of(lease).contended
+            assert not process_grant_of(lease).contended
             await lease.release()
 
 
@@ -303,8 +303,8 @@ async def test_p3_the_word_is_lost_and_a_renewal_says_it(redis: Redis, other: Co
         tasks = await waiters(lock, sync, 2)
         theirs = asyncio.create_task(shared(other).acquire())
         await wait_until(lambda: bool(swallowed), FAST, timeout=5)
-        assert not base_of(lease).contended
-        await told(base_of(lease))
+        assert not process_grant_of(lease).contended
+        await told(process_grant_of(lease))
         for task in (*tasks, theirs):
             await lease.release()
             lease = await soon(task)
@@ -324,9 +324,9 @@ async def test_p3_the_word_is_lost_with_the_connection(server: EmbeddedServer, r
         lost = proxy.on_push(anything, DROP)
         theirs = asyncio.create_task(shared(other).acquire())
         await lost.fired.wait()
-        assert not base_of(lease).contended
+        assert not process_grant_of(lease).contended
         await proxy.cut()
-        await told(base_of(lease))
+        await told(process_grant_of(lease))
         await lease.release()
         await (await soon(theirs)).release()
 
@@ -346,6 +346,6 @@ async def test_p2_the_word_comes_before_the_grant(
     if holder is not None:
         await holder.release()
     lease = await soon(acquiring)
-    assert base_of(lease).contended
+    assert process_grant_of(lease).contended
     await lease.release()
     await gets_free(redis)

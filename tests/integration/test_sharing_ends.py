@@ -15,7 +15,19 @@ from redis_sync_aio._leases import manager
 from ..support.body import FAST, for_ever, lost_in
 from ..support.gate import _times
 from ..support.inside import hub_of
-from ..support.sharing import NAME, base_of, gets_free, in_line, in_queue, queued, scripts, shared, soon, turns, waiters
+from ..support.sharing import (
+    NAME,
+    gets_free,
+    in_line,
+    in_queue,
+    process_grant_of,
+    queued,
+    scripts,
+    shared,
+    soon,
+    turns,
+    waiters,
+)
 
 # -- the end of a task's own lease ---------------------------------------------------------------------------
 
@@ -43,7 +55,7 @@ async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: di
     lease, error = await losing
     assert error.reason == "expired"
     assert 0.15 < now() - began < 2
-    assert base_of(lease) is base_of(first)
+    assert process_grant_of(lease) is process_grant_of(first)
     after = await soon(waiting)
     assert after.token != lease.token
     assert after.fence > lease.fence
@@ -70,7 +82,7 @@ async def test_p6_a_ttl_for_one_acquisition(redis: Redis, sync: Coordinator) -> 
         await in_line(sync, 1)
         await lease.release()
         following = await soon(waiting)
-        assert base_of(following) is base_of(lease)
+        assert process_grant_of(following) is process_grant_of(lease)
         lease = following
 
         async def so_long(ttl: int = ttl) -> bool:
@@ -129,7 +141,7 @@ async def test_p2_what_is_left_behind_when_it_has_ended(
         lease._grant.committing(1)
         if how == "lost":
             await redis.delete(NAME)
-            base_of(lease).look()
+            process_grant_of(lease).look()
             await asyncio.wait_for(lease.lost.wait(), 5)
         else:
             await lease.release()
@@ -223,7 +235,7 @@ async def test_p2_try_acquire(redis: Redis, sync: Coordinator) -> None:
     await (await soon(waiting[0])).release()
     second = await lock.try_acquire()
     assert second is not None
-    assert base_of(second) is base_of(lease)
+    assert process_grant_of(second) is process_grant_of(lease)
     await second.release()
     assert await scripts(redis) == before
 
@@ -349,7 +361,7 @@ async def test_p6_time_asleep_counts_for_max_hold(
     async def body(lease: Lease) -> None:
         nonlocal asleep
         if share:
-            base_of(lease).deadline += 60  # as if it had been renewed, by somebody else's ttl
+            process_grant_of(lease).deadline += 60  # as if it had been renewed, by somebody else's ttl
         asleep = 31
         await for_ever()
 

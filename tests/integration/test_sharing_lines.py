@@ -21,7 +21,18 @@ from redis_sync_aio import (
 from redis_sync_aio._sharing.cohort import IN_ONE_TURN
 
 from ..support.inside import cohorts_of, hub_of
-from ..support.sharing import KEYS, NAME, base_of, gets_free, in_line, nothing_kept, shared, soon, turns, waiters
+from ..support.sharing import (
+    KEYS,
+    NAME,
+    gets_free,
+    in_line,
+    nothing_kept,
+    process_grant_of,
+    shared,
+    soon,
+    turns,
+    waiters,
+)
 
 
 async def leaves(task: asyncio.Task[Lease], how: str) -> None:
@@ -111,7 +122,7 @@ async def test_p6_an_upgrade_notices_its_own_end(redis: Redis, sync: Coordinator
     brief = AsyncReadWriteLock(sync, NAME, max_hold=0.1, share=True)
     beside = [await rw.read().acquire() for _ in range(2)]
     mine = await brief.read().acquire()
-    assert base_of(mine) is base_of(beside[0])
+    assert process_grant_of(mine) is process_grant_of(beside[0])
 
     async def upgrade() -> None:
         async with brief.upgrade(mine):
@@ -149,7 +160,7 @@ async def test_p3_each_lease_has_its_own_linger(redis: Redis, sync: Coordinator)
     async with shared(sync, linger=60):
         pass
     async with shared(sync, linger=0.02) as lease:
-        base = base_of(lease)
+        base = process_grant_of(lease)
     await gets_free(redis)
     assert base.rest is None
     await nothing_kept(sync)
@@ -160,11 +171,11 @@ async def test_p2_a_longer_linger_is_kept(redis: Redis, sync: Coordinator) -> No
     async with shared(sync, linger=0.05):
         pass
     async with shared(sync, linger=60) as lease:
-        base = base_of(lease)
+        base = process_grant_of(lease)
     assert base.rest is not None
     assert base.rest.when() - asyncio.get_running_loop().time() > 50  # the timer of the first is gone
     async with shared(sync, linger=0.02) as lease:
-        assert base_of(lease) is base
+        assert process_grant_of(lease) is base
     await gets_free(redis)
 
 
@@ -175,7 +186,7 @@ async def test_p3_a_crowd_of_readers_gets_in_at_once(redis: Redis, sync: Coordin
     crowd = [asyncio.create_task(reading.acquire()) for _ in range(20 * IN_ONE_TURN)]
     await turns(4)
     assert all(task.done() for task in crowd)
-    assert len({base_of(task.result()) for task in crowd} | {base_of(first)}) == 1
+    assert len({process_grant_of(task.result()) for task in crowd} | {process_grant_of(first)}) == 1
     for lease in [first, *(task.result() for task in reversed(crowd))]:
         await lease.release()
     await gets_free(redis)
@@ -189,13 +200,13 @@ async def test_p3_a_crowd_of_readers_lets_a_writer_in(redis: Redis, sync: Coordi
     await turns(1)
     assert any(task.done() for task in crowd)
     assert not all(task.done() for task in crowd)
-    base_of(first).on_contention()
+    process_grant_of(first).on_contention()
     writing = asyncio.create_task(AsyncReadWriteLock(other, NAME).write().acquire())
     early = [task.result() for task in crowd if task.done()]
     for lease in [first, *early]:
         await lease.release()
     late = [await soon(task) for task in crowd[len(early) :]]
-    assert not {base_of(lease) for lease in late} & {base_of(first)}
+    assert not {process_grant_of(lease) for lease in late} & {process_grant_of(first)}
     for lease in late:
         await lease.release()
     await (await soon(writing)).release()
@@ -232,7 +243,7 @@ async def test_p2_sections_that_do_not_suspend_keep_nobody_out(sync: Coordinator
             await lease.release()
 
     async with lock as lease:
-        base_of(lease)._reserved(lease.fence + 1, 1_000_000)  # as many as if it had been renewed meanwhile
+        process_grant_of(lease)._reserved(lease.fence + 1, 1_000_000)  # as many as if it had been renewed meanwhile
     await asyncio.gather(take_often(), once(5), once(None), tried())
     assert max(inside) <= 3 * IN_ONE_TURN
 
@@ -241,7 +252,7 @@ async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync
     """The one who was put off is cancelled before the turn ends: it rests on, and is not lost."""
     lock = shared(sync, linger=60)
     async with lock as lease:
-        base = base_of(lease)
+        base = process_grant_of(lease)
     waiting = asyncio.create_task(lock.acquire())
     asyncio.get_running_loop().call_soon(waiting.cancel)
     for _ in range(IN_ONE_TURN):  # in this very turn; those two are next
@@ -253,7 +264,7 @@ async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync
     (cohort,) = cohorts_of(next(iter(hub_of(sync).resources.values()))).values()
     assert (list(cohort.resting), cohort.waiting) == ([base], 0)
     async with lock as lease:
-        assert base_of(lease) is base
+        assert process_grant_of(lease) is base
 
 
 async def test_who_only_looks_is_not_put_off_with_nothing(sync: Coordinator) -> None:

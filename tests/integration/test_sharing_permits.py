@@ -17,13 +17,13 @@ from redis_sync_aio import (
     OutcomeUnknown,
     wait_until,
 )
-from redis_sync_aio._sharing.shared_grant import TaskLease
+from redis_sync_aio._sharing.shared_grant import TaskGrant
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.inside import hub_of
 from ..support.proxy import CUT_BEFORE
-from ..support.sharing import base_of, on_wanted, told
+from ..support.sharing import on_wanted, process_grant_of, told
 from ..support.transactions import proxied
 
 NAME = "shared"
@@ -123,13 +123,13 @@ async def test_p3_word_of_what_is_on_its_way_back(sync: Coordinator, other: Coor
     on_wanted(sync, words.append)
     waiting = asyncio.create_task(AsyncSemaphore(other, NAME, limit=2).acquire(2))
     await wait_until(lambda: bool(words), FAST, timeout=5)
-    number = base_of(first).number
+    number = process_grant_of(first).number
     giving_back = asyncio.create_task(first.release())
     await asyncio.sleep(0)
     assert not giving_back.done()
     assert number in hub_of(sync).listeners
     words[0]()
-    assert base_of(second).contended
+    assert process_grant_of(second).contended
     await giving_back
     assert number not in hub_of(sync).listeners
     await second.release()
@@ -145,7 +145,7 @@ async def test_a_process_may_have_any_number_of_an_unknown_limit(sync: Coordinat
     await wait_until(lambda: sum(task.done() for task in asking) == 40, FAST, timeout=5)
     await taken.release()
     leases = await asyncio.wait_for(asyncio.gather(*asking), 5)
-    assert len({base_of(lease) for lease in leases}) == 100
+    assert len({process_grant_of(lease) for lease in leases}) == 100
     assert await sem.try_acquire() is None
     for lease in leases:
         await lease.release()
@@ -299,13 +299,13 @@ async def test_p2_a_writer_that_comes_straight_back_is_behind_the_readers(
     async with rw.write() as first:
         order.append("write")
         reading = asyncio.create_task(read())
-        await told(base_of(first))
+        await told(process_grant_of(first))
     for _ in range(2):  # now, and when the lease is another one
         async with rw.write() as again:
             order.append("write")
             await asyncio.wait_for(reading, 5)  # it had its turn before
             reading = asyncio.create_task(read())
-            await told(base_of(again))
+            await told(process_grant_of(again))
     await reading
     assert order == ["write", "read"] * 3
 
@@ -350,7 +350,7 @@ async def test_a_late_command_does_not_pass_for_the_next_task(server: EmbeddedSe
 async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(sync: Coordinator) -> None:
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     writer = await rw.write().acquire()
-    assert isinstance(writer._grant, TaskLease)
+    assert isinstance(writer._grant, TaskGrant)
     waiting = asyncio.create_task(rw.write().acquire())
     await wait_until(waits(rw, 1), FAST, timeout=2)
     await rw.downgrade(writer)

@@ -16,7 +16,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.inside import cohorts_of, hub_of
 from ..support.proxy import CUT_AFTER, FaultProxy, script
-from ..support.sharing import base_of, soon
+from ..support.sharing import process_grant_of, soon
 
 NAME = "shared"
 RESIZE = script(load("permits/resize").sha)
@@ -243,7 +243,7 @@ async def test_who_waits_in_another_process(sync: Coordinator, other: Coordinato
     await sem.resize(3)
     (mine,) = await hold(sem, 1)
     waiting = await line(sem, 3)
-    await wait_until(lambda: all(now() > base_of(lease).yield_at for lease in leases), FAST, timeout=5)
+    await wait_until(lambda: all(now() > process_grant_of(lease).yield_at for lease in leases), FAST, timeout=5)
     for lease in leases:
         await lease.release()
     for task in tasks:

@@ -25,14 +25,26 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio._leases.terms import LeaseState
-from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
+from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.inside import hub_of, process_grants
 from ..support.options import OPTIONS
-from ..support.sharing import NAME, base_of, gets_free, in_line, in_queue, queued, scripts, shared, soon, turns, waiters
+from ..support.sharing import (
+    NAME,
+    gets_free,
+    in_line,
+    in_queue,
+    process_grant_of,
+    queued,
+    scripts,
+    shared,
+    soon,
+    turns,
+    waiters,
+)
 
 NAMES = 10_000 * OPTIONS.scale
 
@@ -62,7 +74,7 @@ async def test_p2_nothing_is_sent_while_it_rests(redis: Redis, sync: Coordinator
         following = await lock.try_acquire() if turn % 2 else await lock.acquire()
         assert following is not None
         assert following.fence > lease.fence
-        assert base_of(following) is base_of(lease)
+        assert process_grant_of(following) is process_grant_of(lease)
         lease = following
     assert await scripts(redis) == before
     await lease.release()
@@ -72,13 +84,13 @@ async def test_p6_what_rests_can_be_taken_by_force(redis: Redis, sync: Coordinat
     """P1: nobody gets it here any more once its process has heard of it, however long until the next renewal."""
     lock = shared(sync, linger=60)
     lease = await lock.acquire()
-    base = base_of(lease)
+    base = process_grant_of(lease)
     await lease.release()
     assert await shared(other).force_release()
     await wait_until(lambda: base.state is not LeaseState.HELD, FAST, timeout=5)
     following = await lock.acquire()
-    assert base_of(following) is not base
-    assert await redis.get(NAME) == base_of(following).wire_token
+    assert process_grant_of(following) is not base
+    assert await redis.get(NAME) == process_grant_of(following).wire_token
     await following.release()
 
 
@@ -122,7 +134,9 @@ async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, syn
         await lease.release()
         following = await soon(waiting)
         assert following.fence > lease.fence
-        assert not isinstance(following._grant, TaskLease) or following._grant.base is not base_of(lease)
+        assert not isinstance(following._grant, TaskGrant) or following._grant.process_grant is not process_grant_of(
+            lease
+        )
         await following.release()
         await (await soon(asyncio.create_task(lock.acquire()))).release()
         await gets_free(redis)
@@ -135,12 +149,12 @@ async def test_p6_what_rests_is_renewed(redis: Redis, sync: Coordinator) -> None
     """P6: it is ours as long as it rests, longer than its ttl."""
     lock = shared(sync, ttl=0.5, linger=60)
     lease = await lock.acquire()
-    base = base_of(lease)
+    base = process_grant_of(lease)
     await lease.release()
     ends = base.deadline
     await wait_until(lambda: base.deadline > ends + 0.6, FAST, timeout=5)
     assert not await free(redis)
-    assert base_of(await lock.acquire()) is base
+    assert process_grant_of(await lock.acquire()) is base
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -171,12 +185,12 @@ async def test_p2_linger_begins_anew(redis: Redis, sync: Coordinator) -> None:
     """P2: with each release; one timer does for all of them."""
     lock = shared(sync, linger=0.4)
     lease = await lock.acquire()
-    base, began = base_of(lease), time.monotonic()
+    base, began = process_grant_of(lease), time.monotonic()
     while time.monotonic() - began < 1:
         await lease.release()
         await asyncio.sleep(0.01)
         lease = await lock.acquire()
-        assert base_of(lease) is base
+        assert process_grant_of(lease) is base
     await lease.release()
     await gets_free(redis)
 
@@ -341,7 +355,7 @@ async def test_p1_what_is_not_shared(redis: Redis, case: str) -> None:
             return asyncio.create_task(lock.acquire(**options))
 
         held = await acquire(0)
-        assert not isinstance(held._grant, TaskLease | ProcessGrant)
+        assert not isinstance(held._grant, TaskGrant | ProcessGrant)
         tasks = []
         for number in range(1, 5):
             tasks.append(acquire(number))

@@ -18,7 +18,7 @@ from redis_sync_aio import (
     wait_until,
 )
 from redis_sync_aio._core.clock import now
-from redis_sync_aio._sharing.shared_grant import TaskLease
+from redis_sync_aio._sharing.shared_grant import TaskGrant
 
 from ..support.body import FAST
 from ..support.sharing import turns
@@ -77,9 +77,9 @@ async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: R
     brief = AsyncReadWriteLock(sync, NAME, ttl=0.1, auto_renew=False, share=True)
     beside = await rw.read().acquire()
     mine = await (brief if how == "expired" else rw).read().acquire()
-    assert isinstance(mine._grant, TaskLease)
-    assert isinstance(beside._grant, TaskLease)
-    assert mine._grant.base is beside._grant.base
+    assert isinstance(mine._grant, TaskGrant)
+    assert isinstance(beside._grant, TaskGrant)
+    assert mine._grant.process_grant is beside._grant.process_grant
     entering = upgrading(rw, mine)
     await turns()
     if how == "lost":
@@ -137,7 +137,7 @@ async def test_p5_a_reader_that_ends_late_lets_an_upgrade_go_on(sync: Coordinato
     """P5: it is given back after its own end, before that was noticed: no longer beside the one that waits to write."""
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     mine, beside = await rw.read().acquire(), await rw.read().acquire()
-    assert isinstance(beside._grant, TaskLease)
+    assert isinstance(beside._grant, TaskGrant)
     entering = upgrading(rw, mine)
     await turns()
     beside._grant.deadline = now()

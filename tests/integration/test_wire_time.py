@@ -19,7 +19,7 @@ from ..support.body import for_ever, lost_in
 from ..support.inside import cohort_of, hub_of
 from ..support.partitions import Partition, heal, modes, part, partitions
 from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
-from ..support.sharing import base_of
+from ..support.sharing import process_grant_of
 from ..support.timed import assert_within, timed
 from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
 from ..support.wired import quiet_loop as quiet_loop
@@ -469,7 +469,7 @@ async def test_the_error_of_who_waited_in_the_process(server: EmbeddedServer) ->
         lease = await w.lock(share=True).acquire()
         waiting = asyncio.create_task(w.lock(share=True).acquire(timeout=60))
         elsewhere = asyncio.create_task(w.elsewhere().acquire())
-        base = base_of(lease)
+        base = process_grant_of(lease)
         await wait_until(lambda: base.contended, SOON, timeout=5)
         base.budget = 0  # the process has had its turn
         asked = w.proxy.on(ACQUIRE, HOLD)

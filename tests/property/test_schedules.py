@@ -150,7 +150,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "the budget of a shared lock does not count": (
         "shared lock",
-        Mutant(Holdings, "_may_go_on", "base.budget > 0", "True").apply,
+        Mutant(Holdings, "_may_go_on", "grant.budget > 0", "True").apply,
     ),
     "whoever is cancelled keeps what he was handed": (
         "shared lock",

@@ -14,7 +14,8 @@ from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._primitives.base import Primitive
 from redis_sync_aio._sharing.cohort import Cohort
 from redis_sync_aio._sharing.holdings import Holdings
-from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
+from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
+from redis_sync_aio._sharing.task_grant_manager import TaskGrantManager
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.core_checks import of
@@ -23,39 +24,39 @@ from ..support.sharing_checks import CHECKS, check_schedules
 
 MUTANTS: Mapping[str, Mutant] = {
     # P1 exclusion
-    "handed on after the deadline": Mutant(Holdings, "_may_go_on", "time >= base.deadline", "False"),
+    "handed on after the deadline": Mutant(Holdings, "_may_go_on", "time >= grant.deadline", "False"),
     "an ended lease hands on": Mutant(Holdings, "passed_on", "if time >= lease.deadline:", "if False:"),
-    "who overstays hands it on": Mutant(Holdings, "forget", "self.give_back(base)", "self._hand_on(base)"),
-    "a loss hands on": Mutant(Holdings, "lost", "self._ask()", "self._hand_on(base)"),
-    "a loss is not told": Mutant(Holdings, "lost", 'share.lose(base.reason or "expired")'),
+    "who overstays hands it on": Mutant(TaskGrantManager, "forget", "self.give_back(grant)", "self._hand_on(grant)"),
+    "a loss hands on": Mutant(Holdings, "lost", "self._ask()", "self._hand_on(grant)"),
+    "a loss is not told": Mutant(Holdings, "lost", 'share.lose(grant.reason or "expired")'),
     "handed to two": Mutant(Cohort, "_hand_on", "if not self._together:", "if False:"),
-    "handed on and kept resting": Mutant(Cohort, "_at_once", "del self.resting[base]"),
-    "no end of its own": Mutant(TaskLease, "_limit", "self.end_in(request.ttl_ms / 1000)"),
-    "no max_hold": Mutant(TaskLease, "_limit", "self.end_in(request.max_hold)"),
+    "handed on and kept resting": Mutant(Cohort, "_take_now", "del self.resting[grant]"),
+    "no end of its own": Mutant(TaskGrant, "_limit", "self.end_in(request.ttl_ms / 1000)"),
+    "no max_hold": Mutant(TaskGrant, "_limit", "self.end_in(request.max_hold)"),
     # P2 turns
-    "the budget is never counted": Mutant(TaskLease, "__init__", "base.budget -= 1"),
-    "the budget does not count": Mutant(Holdings, "_may_go_on", "base.budget > 0", "True"),
-    "the slice does not count": Mutant(Holdings, "_may_go_on", "time < base.yield_at", "True"),
+    "the budget is never counted": Mutant(TaskGrant, "__init__", "grant.budget -= 1"),
+    "the budget does not count": Mutant(Holdings, "_may_go_on", "grant.budget > 0", "True"),
+    "the slice does not count": Mutant(Holdings, "_may_go_on", "time < grant.yield_at", "True"),
     "nobody is told": Mutant(
         ProcessGrant, "on_contention", "(resource.hub.resources.get(self.keys.id) or resource).on_contention()"
     ),
     "the word does not arrive": Mutant(LinkEvents, "_dispatch", "listener.on_contention()"),
-    "each word begins anew": Mutant(Holdings, "_wanted", "if base.contended:", "if False:"),
+    "each word begins anew": Mutant(Holdings, "_limit_turn", "if grant.contended:", "if False:"),
     "who waits is not asked for": Mutant(Holdings, "give_back", "self._ask()"),
-    "its room is counted twice": Mutant(Holdings, "_leave_room", "if base.takes_room:", "if True:"),
-    "what is left behind is handed on": Mutant(Holdings, "part_with", "base.sound = False"),
-    "who commits hands it on": Mutant(Holdings, "passed_on", "self.part_with(base)"),
-    "who takes it often goes on": Mutant(Cohort, "enter", "self._taken_at_once >= IN_ONE_TURN", "False"),
-    "who was put off gets nothing": Mutant(Cohort, "_turn_ended", "self._hand_on(base)", "False"),
+    "its room is counted twice": Mutant(Holdings, "_leave_room", "if grant.takes_room:", "if True:"),
+    "what is left behind is handed on": Mutant(Holdings, "part_with", "grant.sound = False"),
+    "who commits hands it on": Mutant(Holdings, "passed_on", "self.part_with(grant)"),
+    "who takes it often goes on": Mutant(Cohort, "enter", "self._taken_now >= IN_ONE_TURN", "False"),
+    "who was put off gets nothing": Mutant(Cohort, "_turn_ended", "self._hand_on(grant)", "False"),
     "who only looked is forgotten": Mutant(Cohort, "_turn_ended", "if answer.done():", "if True:"),
     "last come, first served": Mutant(Cohort, "_hand_on", "line.popleft()", "line.pop()"),
     # P3 wake-up
     "a renewal tells nothing": Mutant(ProcessGrant, "renewed", "self.on_contention()"),
-    "who asked again does not look": Mutant(Cohort, "opened", "base.look()"),
+    "who asked again does not look": Mutant(Cohort, "opened", "grant.look()"),
     "a loss asks for nothing": Mutant(Holdings, "lost", "self._ask()"),
-    "it rests although others wait": Mutant(Holdings, "_rest", "if base.contended:", "if False:"),
-    "it rests for ever": Mutant(Holdings, "_end_of_rest", "self.give_back(base)"),
-    "its rest does not begin anew": Mutant(Holdings, "_rest", "base.rests_since = time"),
+    "it rests although others wait": Mutant(Holdings, "_rest", "if grant.contended:", "if False:"),
+    "it rests for ever": Mutant(Holdings, "_end_of_rest", "self.give_back(grant)"),
+    "its rest does not begin anew": Mutant(Holdings, "_rest", "grant.rests_since = time"),
     # P5 cancellation
     "who is done counts as living": Mutant(Cohort, "_hand_on", "if future.done():", "if False:"),
     "who is cancelled keeps what he was handed": Mutant(Cohort, "task_cancelled", "lease.give_back()", "pass"),
@@ -65,12 +66,12 @@ MUTANTS: Mapping[str, Mutant] = {
     "who is cancelled on the short way still counts": Mutant(
         Primitive, "acquire", "undo_in(cohort.loop, partial(cohort.task_cancelled, answer, self._default))"
     ),
-    "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(opening)"),
+    "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(pending)"),
     "whose time is up still counts": Mutant(Cohort, "_give_up", "self._gone += 1"),
-    "what nobody wants is kept": Mutant(Cohort, "opened", "self.give_back(base)"),
+    "what nobody wants is kept": Mutant(Cohort, "opened", "self.give_back(grant)"),
     # P8 fencing
-    "one fence for all": Mutant(TaskLease, "__init__", "base.next_fence = fence + base.step"),
-    "beyond the range": Mutant(Holdings, "_may_go_on", "base.next_fence > base.last_fence", "False"),
+    "one fence for all": Mutant(TaskGrant, "__init__", "grant.next_fence = fence + grant.step"),
+    "beyond the range": Mutant(Holdings, "_may_go_on", "grant.next_fence > grant.last_fence", "False"),
     # P12 the end
     "what rests is renewed for ever": Mutant(Closing, "_give_up", "hub.manager.release(lease)"),
 }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease
 from redis_sync_aio._engine.snapshot import Ticket
-from redis_sync_aio._sharing.shared_grant import TaskLease
+from redis_sync_aio._sharing.shared_grant import TaskGrant
 
 from .gate import Command, Gate, Pipe
 from .inside import hub_of, link_of, was_used
@@ -92,7 +92,7 @@ class Sharings(Acquisitions):
     def check_entry(self, holder: Holder, lease: Lease) -> None:
         super().check_entry(holder, lease)
         grant = lease._grant
-        if not isinstance(grant, TaskLease):
+        if not isinstance(grant, TaskGrant):
             return
         token = grant.wire_token
         self.happened["handed on"] += token in self.entered

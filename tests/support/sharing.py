@@ -13,7 +13,7 @@ from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio._engine.replies import read_push
 from redis_sync_aio._scripts.constants import CONTENDED
-from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskLease
+from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
 
 from .body import FAST
 from .inside import cohorts_of, hub_of, link_events_of
@@ -27,11 +27,11 @@ def shared(sync: Coordinator | Redis, name: str = NAME, **options: Any) -> Async
     return AsyncLock(sync, name, **{"ttl": 30, "share": True, **options})
 
 
-def base_of(lease: Lease) -> ProcessGrant:
+def process_grant_of(lease: Lease) -> ProcessGrant:
     """Return the lease on the server that ``lease`` is a part of."""
     grant = lease._grant
-    assert isinstance(grant, TaskLease)
-    return grant.base
+    assert isinstance(grant, TaskGrant)
+    return grant.process_grant
 
 
 async def scripts(redis: Redis) -> int:

@@ -17,7 +17,7 @@ from .gate import Pipe
 from .inside import link_events_of
 from .schedule import run
 from .schedule_sharing import SHARED_LOCK
-from .sharing import base_of
+from .sharing import process_grant_of
 
 
 def lock(sim: Sim, other: bool = False, **options: Any) -> AsyncLock:
@@ -94,7 +94,7 @@ async def check_who_takes_it_often_in_one_turn_is_put_off(sim: Sim) -> None:
     async with sim.coordinators():
         one, taken, inside = lock(sim, linger=600), 0, 0
         async with one as lease:
-            base_of(lease)._reserved(lease.fence + 1, 1_000_000)
+            process_grant_of(lease)._reserved(lease.fence + 1, 1_000_000)
 
         async def often(pauses: bool) -> None:
             nonlocal taken
@@ -147,7 +147,7 @@ async def check_overstaying(sim: Sim) -> None:
             (after,) = await line(sim, 1)
             await first.release()
             lease = await in_time(own)
-            assert base_of(lease) is base_of(first)
+            assert process_grant_of(lease) is process_grant_of(first)
             await asyncio.sleep(9.8)
             lease.check()
             assert not after.done()
@@ -241,7 +241,7 @@ async def check_what_rests(sim: Sim) -> None:
         await lease.release()
         await asyncio.sleep(40)
         again = await lock(sim, linger=50).acquire()
-        assert base_of(again) is base_of(lease)
+        assert process_grant_of(again) is process_grant_of(lease)
         await again.release()
         await asyncio.sleep(40)
         assert sim.server.exists("l")
@@ -257,7 +257,7 @@ async def check_the_word_that_was_lost(sim: Sim) -> None:
         sim.on("lock/acquire", sim.cut)  # the other one's
         other = await theirs(sim)
         await asyncio.sleep(2)
-        assert base_of(lease).contended, "P3"
+        assert process_grant_of(lease).contended, "P3"
         await lease.release()
         await (await in_time(other)).release()
 
@@ -279,7 +279,7 @@ async def check_the_word_that_was_lost_with_the_grant(sim: Sim) -> None:
         sim.gate.refuse = False
         lease = await in_time(asking, 5)
         await asyncio.sleep(0.5)
-        assert base_of(lease).contended, "P3"
+        assert process_grant_of(lease).contended, "P3"
         await lease.release()
         await (await in_time(other, 20)).release()
 
@@ -288,7 +288,7 @@ async def check_an_ended_lease_hands_on_nothing(sim: Sim) -> None:
     async with sim.coordinators():
         lease = await lock(sim, ttl=10, auto_renew=False).acquire()
         await lease.extend(5)
-        base_of(lease).deadline += 100  # its base has time
+        process_grant_of(lease).deadline += 100  # its base has time
         (task,) = await line(sim, 1)
         sim.gate.time += 6  # and nothing ran
         with pytest.raises(LeaseLost):

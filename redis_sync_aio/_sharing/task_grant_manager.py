@@ -1,0 +1,125 @@
+"""The manager of what tasks have of process grants: it extends, releases and forgets their parts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from threading import get_ident
+
+from .._acquire.resource import Resource
+from .._client.settings import Client
+from .._core.clock import now
+from .._core.keys import Keys
+from .._leases.grant import Grant
+from ..errors import LeaseLost
+from .shared_grant import ProcessGrant, TaskGrant
+
+
+class LastShare:
+    """Takes the outcome of the release of a process grant, for the task that had it last."""
+
+    def __init__(self, lease: TaskGrant) -> None:
+        self._lease = lease
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: None, /) -> None:
+        self._lease.release_ended(None)
+
+    def set_exception(self, error: Exception, /) -> None:
+        lease = self._lease
+        if isinstance(error, LeaseLost):
+            lease.lose(error.reason)
+            lease.release_ended(lease.loss())
+        else:  # it is held still, and may be released again
+            lease.process_grant.shares.append(lease)
+            lease.release_ended(error)
+
+
+class TaskGrantManager(ABC):
+    """A `LeaseManager` (see `_leases.grant`) over that of process grants."""
+
+    def __init__(self, resource: Resource) -> None:
+        hub = resource.hub
+        self.resource = resource
+        self.hub = hub
+        self.loop = hub.loop
+        self.thread = get_ident()
+        """The thread in which grants are handed on while the loop runs there; 0 when that has ended for good."""
+        self.client: Client = hub.manager.client
+        self.response_timeout = hub.manager.response_timeout
+        self.asked_response_timeout = hub.manager.asked_response_timeout
+        self.exit_timeout = hub.manager.exit_timeout
+        self.retry_for = hub.manager.retry_for
+        self.listed = False
+        """Whether the parts that each task acquired are known without a look at all of them."""
+
+    @abstractmethod
+    def passed_on(self, lease: TaskGrant) -> bool:
+        """End ``lease`` without a command if possible; else change nothing, and return False."""
+
+    @abstractmethod
+    def part_with(self, grant: ProcessGrant) -> None:
+        """Hand ``grant`` on no more."""
+
+    @abstractmethod
+    def give_back(self, grant: ProcessGrant) -> None:
+        """Give ``grant`` back to the server."""
+
+    def check_context(self) -> None:
+        """Raise WrongContext in another event loop, or after a fork."""
+        self.hub.manager.check_context()
+
+    def stalled_since(self, time: float) -> float:
+        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        return self.hub.manager.stalled_since(time)
+
+    def answering(self, keys: Keys, stalled: bool) -> bool:
+        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        return self.hub.manager.answering(keys, stalled)
+
+    def members_of(self, lease: Grant) -> tuple[Grant, ...]:
+        """Return the grant that ``lease`` is a part of."""
+        assert isinstance(lease, TaskGrant)
+        return (lease.process_grant,)
+
+    async def extend(self, lease: Grant, ttl: int) -> None:
+        """Renew the grant now with another ttl, and let ``lease`` end then if it is not renewed."""
+        assert isinstance(lease, TaskGrant)
+        await self.hub.manager.renewals.extend(lease.process_grant, ttl)
+        lease.extended(ttl)
+        self.hub.manager.renewals.writer_follows(lease.process_grant)
+
+    def release(self, lease: Grant) -> None:
+        """End ``lease``, with a command unless another task gets the grant."""
+        assert isinstance(lease, TaskGrant)
+        grant = lease.process_grant
+        grant.tighten(lease)
+        if self.thread and self.passed_on(lease):
+            lease.release_ended(None)
+            return
+        grant.shares.remove(lease)
+        grant.one_left()
+        lease.leave()
+        if grant.everybody():
+            lease.release_ended(None)
+            return
+        grant.releasers = [*(grant.releasers or ()), LastShare(lease)]
+        self.give_back(grant)
+
+    def forget(self, lease: Grant) -> None:
+        """Forget ``lease``, which is lost. If it ended by itself it is not handed on: its task may go on writing."""
+        assert isinstance(lease, TaskGrant)
+        grant = lease.process_grant
+        grant.tighten(lease)
+        lease.leave()
+        if lease not in grant.shares:
+            return  # the grant is lost
+        grant.shares.remove(lease)
+        grant.one_left()
+        if now() >= grant.deadline:
+            grant.lose("expired")
+        elif grant.everybody():
+            self.part_with(grant)
+        else:
+            self.give_back(grant)
