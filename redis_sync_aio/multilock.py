@@ -34,7 +34,7 @@ class MultiGrant(GroupGrant):
     @property
     def name(self) -> str:
         """Names of the locks as one text."""
-        return ", ".join(one.name for one in self.bundle.members)
+        return ", ".join(one.name for one in self.lease_group.members)
 
 
 class MultiLease(Lease):
@@ -52,7 +52,7 @@ class MultiLease(Lease):
     def __init__(self, grant: MultiGrant) -> None:
         """Show ``grant``."""
         super().__init__(grant)
-        self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.bundle.members})
+        self.fences: Mapping[str, int] = MappingProxyType({one.name: one.fence for one in grant.lease_group.members})
 
     @property
     def names(self) -> tuple[str, ...]:

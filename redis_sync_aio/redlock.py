@@ -43,11 +43,11 @@ AGAIN = Backoff(initial=0.02, cap=0.5)
 class RedlockGrant(GroupGrant):
     """A grant of a majority of servers."""
 
-    bundle: QuorumGroup
+    lease_group: QuorumGroup
     reports_loss = True
 
     def _report_loss(self) -> None:
-        logs.lease_lost(self.bundle.loss())
+        logs.lease_lost(self.lease_group.loss())
 
 
 class RedlockLease(Lease):
@@ -60,7 +60,7 @@ class RedlockLease(Lease):
     def __init__(self, grant: RedlockGrant) -> None:
         """Show ``grant``."""
         super().__init__(grant)
-        self._group = grant.bundle
+        self._group = grant.lease_group
 
     @property
     def held_on(self) -> int:
@@ -370,14 +370,14 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         if sum(lease.fence <= fence for lease in held.values()) < self._quorum:
             return None
         again = partial(self._ask, ttl=ttl, wait=False)
-        bundle = QuorumGroup(self._key(), held, len(self._locks), fence, within, again)
-        if bundle.lost is not None:  # some were about to end
+        group = QuorumGroup(self._key(), held, len(self._locks), fence, within, again)
+        if group.lost is not None:  # some were about to end
             return None
         for bid in bids.all:
             bid.used = bid.server in held
             if bid.used and (task := asyncio.current_task()) is not None:
                 bid.resource.leases.acquired(held[bid.server], task)
-        return RedlockLease(bundle.enter(RedlockGrant))
+        return RedlockLease(group.enter(RedlockGrant))
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         raise AcquireTimeout(

@@ -184,16 +184,16 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     def _enter(self, key: Hashable, owner: Hashable | None, ttl: Seconds | None) -> Lease | None:
         """Return one lease more if the owner holds the lock."""
-        bundle = LeaseGroup.find(key)
-        if bundle is None:
+        group = LeaseGroup.find(key)
+        if group is None:
             return None
         if ttl is not None:
             ttl_ms(ttl)  # not used, but checked
-        return self._owned(bundle, owner)
+        return self._owned(group, owner)
 
-    def _owned(self, bundle: LeaseGroup, owner: Hashable | None) -> Lease:
+    def _owned(self, group: LeaseGroup, owner: Hashable | None) -> Lease:
         """Return one lease more. What a named owner holds is not the task's that acquires it."""
-        share = bundle.enter(GroupGrant)
+        share = group.enter(GroupGrant)
         if owner is not None:
             share.acquirer = None
         return Lease(share)

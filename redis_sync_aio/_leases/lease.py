@@ -1,4 +1,4 @@
-"""The face of a grant: what users have of a lock that they hold."""
+"""Lease: what users have of a lock that they hold. It is the face of a grant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LossEvent:
         self._grant = grant
 
     def is_set(self) -> bool:
-        """Return whether the lease is lost. Looks at the clock: right also when the loop was blocked."""
+        """Return whether the lease is lost. It looks at the clock, so it is right even if the loop was blocked."""
         return self._grant.is_lost()
 
     async def wait(self) -> None:
@@ -36,11 +36,11 @@ class LossEvent:
 class Lease:
     """One acquisition of one lock: what ``acquire()`` returns. Not shared, not reused.
 
-    Guarantee: until `remaining` is 0 nobody else was granted the lock by the server, however late replies
-    arrived and whatever clocks say. What can break it: a foreign hand on the key, a failover that lost the
-    write, a server clock that jumps ahead. For those there is `fence`: an integer greater than that of every
-    earlier grant of this name, to be checked by the resource that the lock protects. (The permits of a semaphore that
-    tasks share are the exception: docs/local-sharing.md. Readers have the fence of the last writer.)
+    Guarantee: until `remaining` is 0 the server has granted the lock to nobody else, however late replies arrive and
+    whatever clocks say. Three things can break it: another client writes the key, a failover loses the write, or the
+    clock of the server jumps ahead. That is what `fence` is for: an integer greater than that of every earlier grant of
+    this name, to be checked by the resource that the lock protects. (Permits of a semaphore that tasks share are the
+    exception, see docs/local-sharing.md. Readers have the fence of the last writer.)
 
     A lease is itself an ``async with`` over one body, once. The loss of the lease cancels the body, whatever
     ``on_lost`` its primitive has, and the end of the body releases the lease.
@@ -64,7 +64,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """The value under the lock's key, unique to this acquisition, or the caller's identity.
+        """The value under the key of the lock: unique to this acquisition, or the identity of the caller.
 
         Tasks that share a lease, leases of one reentrant owner, and a reader and its upgrade have the same token.
         """
@@ -72,55 +72,55 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """A number greater than that of every earlier grant of this name; readers have that of the last writer."""
+        """A number greater than that of every earlier grant of this name. Readers have that of the last writer."""
         return self._grant.fence
 
     @property
     def identity(self) -> str | None:
-        """The caller's identity, or None."""
+        """The identity that the caller gave, or None."""
         return self._grant.identity
 
     @property
     def weight(self) -> int:
-        """How many permits of a semaphore it is; 1 for a lock and for a reader, 2,147,483,647 for a writer."""
+        """The number of permits of a semaphore; 1 for a lock and for a reader, 2,147,483,647 for a writer."""
         return self._grant.weight
 
     # -- how long it lasts -----------------------------------------------------------------------------
 
     @property
     def lost(self) -> LossEvent:
-        """An event: ``lost.is_set()``; ``await lost.wait()``, which a release ends, too."""
+        """An event for the loss: ``lost.is_set()``, and ``await lost.wait()``, which a release ends, too."""
         if self._lost is None:
             self._lost = LossEvent(self._grant)
         return self._lost
 
     def remaining(self) -> float:
-        """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
+        """Return the seconds for which the lease is certainly valid: 0.0 when it is not, inf without a ttl."""
         return self._grant.remaining()
 
     def is_lost(self) -> bool:
-        """Return whether it ended before its holder released it."""
+        """Return whether the lease ended before its holder released it."""
         return self._grant.is_lost()
 
     def check(self) -> None:
         """Raise LeaseLost if the lease is lost, NotHeld if it was released; no command is sent.
 
-        Call it before a step that must not happen without the lock. It looks at the clock, so it is right also
-        when the event loop or the whole process was stopped and nothing could be noticed meanwhile.
+        Call it before a step that must not happen without the lock. It looks at the clock, so it is right even if the
+        event loop or the whole process was stopped and could notice nothing meanwhile.
         """
         self._grant.check()
 
     async def extend(self, ttl: Seconds) -> None:
-        """Let the lease end ``ttl`` seconds (or timedelta) from now; renewals go on with this ttl.
+        """End the lease ``ttl`` seconds (or timedelta) from now, and renew it with this ttl from then on.
 
-        It may make a lease shorter. One round trip. When the answer to that was lost with its connection, a copy may
-        still arrive at the server: for a minute the lease lasts no longer, then, than that copy lets it.
+        It may make a lease shorter. It takes one round trip. If the answer is lost with its connection, a copy of the
+        command may still arrive at the server. Then the lease lasts, for a minute, no longer than that copy lets it.
 
         Raises:
-            LeaseLost: it was gone already (this is noticed and the body is cancelled as with any loss).
+            LeaseLost: it was gone already (the body is cancelled as with any loss).
             NotHeld: it was released. ValueError: it has no end.
-            Unreachable: no answer within ``retry_for`` of the coordinator, or by the deadline (the earlier one of both)
-                if that is sooner. The lease lasts until the earlier one.
+            Unreachable: no answer within ``retry_for`` of the coordinator, or by the deadline if that is sooner: the
+                earlier one of the old and the new. The lease lasts until that one.
             CommandRefused: the server answered with an error; deadline and ttl stay as they were.
             WrongContext: in another event loop or process. TypeError, ValueError: ``ttl`` is no time, or out of range.
 
@@ -152,7 +152,7 @@ class Lease:
         Raises OutcomeUnknown when the answer was lost, PartiallyApplied when a command failed; and ValueError at the
         call when the locks of a `MultiLease` are in several hash slots of a cluster.
 
-        On cancellation nothing was written, unless EXEC was under way: then all was, or nothing.
+        On cancellation nothing was written, unless EXEC was in flight: then all was, or nothing.
 
         Example:
             async with lock as lease, lease.transaction() as tx:
@@ -177,21 +177,22 @@ class Lease:
         A body that runs under it in another task is cancelled, and ends with LeaseLost (reason "released").
 
         Raises:
-            LeaseLost: it was lost before; nothing was changed on the server, whoever holds it keeps it.
-            Unreachable: no answer, after retries; the lock then ends with its ttl.
-            CommandRefused: the server answered with an error. After these two the lease is held still, until its
-                deadline and not renewed, and may be released again (by this, not by its lock, which has forgotten it).
-                But the writer's of an upgrade is lost, and the reader's goes on.
+            LeaseLost: it was lost before. Nothing was changed on the server: its present holder keeps it.
+            Unreachable: no answer, after retries. The lock then ends with its ttl.
+            CommandRefused: the server answered with an error. After these two the lease is still held until its
+                deadline, and not renewed. It may be released again, by this method only: its lock has forgotten it. But
+                the writer's lease of an upgrade is lost, and the reader's goes on.
             CoordinatorClosed: closed before the answer. WrongContext: in another event loop or process.
 
-        On cancellation it goes on in the background, never torn in half; in a clean-up too, after ``exit_timeout``.
+        On cancellation the release goes on in the background and is never left half done. In a clean-up it is awaited
+        for ``exit_timeout``, and then goes on in the background.
         """
         await self._grant.release()
 
     async def __aenter__(self) -> Self:
         """Enter the body.
 
-        Raises RuntimeError if a body runs under this lease already, LeaseLost or NotHeld if it is no longer held.
+        Raises RuntimeError if a body already runs under this lease, LeaseLost or NotHeld if it is not held any more.
         """
         if self._grant.body is not None:
             raise RuntimeError(f"a body runs under the lease on {self.name!r} already: acquire another lease for this")

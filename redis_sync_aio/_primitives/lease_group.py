@@ -1,12 +1,12 @@
-"""Leases that stand on other leases: several shares of one lease (reentrant), one share of several (multi-lock).
+"""Leases that stand on other leases: several on one (reentrant lock), or one on several (multi-lock).
 
-The leases underneath, the *members*, are ordinary ones: the coordinator renews them, notices their loss and
-releases them. A bundle is what a coordinator's renewals are for those, the keeper, for the shares: it releases
-the members when the last share is released, and ends all shares when one member is lost.
+The grants below, the *members*, are ordinary ones. The manager of their coordinator renews them, notices their loss and
+releases them. A group is the manager of the grants above, its *shares*: it releases the members when the last share is
+released, and ends all shares when a member is lost.
 
-What holds a bundle alive. While its members are held, they do (`on_loss`), so a share that nobody refers to
-still counts. After a loss only the shares do: who is still inside must not acquire again as if nothing had
-happened, and a bundle that everybody forgot must not stay forever.
+What keeps a group alive. While the members are held, they do (`on_loss`), so a share still counts when nothing refers
+to it. After a loss only the shares do: a caller that is still inside must not acquire again as if nothing had happened,
+and a group that all callers have forgotten must not stay forever.
 """
 
 from __future__ import annotations
@@ -32,71 +32,71 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="GroupGrant")
 
-_bundles: WeakValueDictionary[Hashable, LeaseGroup] = WeakValueDictionary()
-"""By the key that their owner gave them."""
+_groups: WeakValueDictionary[Hashable, LeaseGroup] = WeakValueDictionary()
+"""All groups in use, by the key that their owner gave them."""
 
 
 class GroupGrant(Grant):
-    """A lease that is held as long as all members of its bundle are, and until it is released itself."""
+    """A grant that is held until it is released, as long as all members of its group are held."""
 
     reports_loss = False
 
-    def __init__(self, bundle: LeaseGroup) -> None:
-        self.bundle = bundle
-        first = bundle.members[0]
-        period = min(member.period for member in bundle.members)
+    def __init__(self, group: LeaseGroup) -> None:
+        self.lease_group = group
+        first = group.members[0]
+        period = min(member.period for member in group.members)
         terms = Request(first.ttl_ms, auto_renew=False)  # the members are renewed
-        super().__init__(bundle, first.keys, bundle.token, bundle.fence, bundle.deadline(), period, terms)
+        super().__init__(group, first.keys, group.token, group.fence, group.deadline(), period, terms)
         self.acquirer: TaskRef | None = current_ref()
 
     def remaining(self) -> float:
-        """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
-        self.deadline: float = self.bundle.deadline()
+        """Return the seconds for which it is certainly valid: 0.0 when it is not, inf without a ttl."""
+        self.deadline: float = self.lease_group.deadline()
         return super().remaining()
 
     def is_lost(self) -> bool:
-        """Return whether it is gone although nobody released it."""
-        self.deadline = self.bundle.deadline()
+        """Return whether it ended before its holder released it."""
+        self.deadline = self.lease_group.deadline()
         return super().is_lost()
 
     def loss(self) -> LeaseLost:
-        """Return the error that says how this lease was lost."""
+        """Return the error that explains how it was lost."""
         if self.reason == "released":
             return super().loss()
         self.loss_reported = True
-        return self.bundle.loss()
+        return self.lease_group.loss()
 
     async def release(self) -> None:
-        """Give the lease back. Idempotent. What others still hold together with it stays held.
+        """Give it back. Idempotent. Members on which other shares stand stay held.
 
         Raises:
-            LeaseLost: it was lost before; nothing that others hold by now was changed on the server.
+            LeaseLost: it was lost before. Nothing that others hold by now was changed on the server.
             Unreachable: no answer, after retries; what was held then ends with its ttl.
 
-        On cancellation the release goes on in the background: it is never torn in half.
+        On cancellation the release goes on in the background and is never left half done.
         """
-        self.deadline = self.bundle.deadline()
+        self.deadline = self.lease_group.deadline()
         try:
             await super().release()
         finally:
             if self.state is LeaseState.LOST:
-                self.bundle.left(self)
+                self.lease_group.left(self)
 
 
 class LeaseGroup:
-    """The keeper of shares. See the top of this module.
+    """The manager of shares, and the members that they stand on.
 
     Invariants: ``shares`` are those not released yet, oldest first; empty after a loss. At most one share is
     RELEASING, and then it is the last.
     """
 
     lost: Grant | None = None
-    """The member that was lost first."""
+    """The member that was lost first, if any."""
     _ending = False
-    """The members are being released, or that failed: they are not renewed any more, so nobody may join."""
+    """Whether the members are being released, or that failed. They are not renewed any more, so no share is added."""
 
     def __init__(self, key: Hashable, members: tuple[Grant, ...]) -> None:
-        """Bundle ``members``, and be found by ``key``. One that is lost already is found by `enter`."""
+        """Group ``members``, and be found by ``key``. `enter` notices a member that is already lost."""
         self.members: tuple[Grant, ...] = members
         self.shares: list[GroupGrant] = []
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
@@ -107,9 +107,9 @@ class LeaseGroup:
         self.client: Client = members[0].manager.client
         self.token: bytes = b" ".join(member.wire_token for member in members)
         self.fence: int = max(member.fence for member in members)
-        self._behind: list[ReferenceType[GroupGrant]] = []  # after a loss: shares that were not released since
+        self._behind: list[ReferenceType[GroupGrant]] = []  # shares that were not released since a loss
         self._key = key
-        _bundles[key] = self
+        _groups[key] = self
         for member in members:
             self._watch(member)
 
@@ -119,26 +119,26 @@ class LeaseGroup:
 
     @staticmethod
     def find(key: Hashable) -> LeaseGroup | None:
-        """Return the bundle of that key in which somebody is inside; not one that is being released."""
-        bundle = _bundles.get(key)
-        return None if bundle is None or (bundle._ending and bundle.lost is None) else bundle
+        """Return the group of that key, unless it is being released; None if there is none."""
+        group = _groups.get(key)
+        return None if group is None or (group._ending and group.lost is None) else group
 
     @staticmethod
     def shares_of(key: Hashable) -> list[GroupGrant]:
-        """Return what is `inside` the bundle of that key, if there is one."""
-        bundle = LeaseGroup.find(key)
-        return [] if bundle is None else bundle.inside()
+        """Return the shares of the group of that key that were not released."""
+        group = LeaseGroup.find(key)
+        return [] if group is None else group.inside()
 
     @staticmethod
     def check_waits(key: Hashable, name: str) -> None:
-        """Raise WouldDeadlock if a body of the current task holds the bundle of that key."""
+        """Raise WouldDeadlock if a body of the current task holds a share of the group of that key."""
         task = current_ref()
         for share in LeaseGroup.shares_of(key):
             if task is not None and share.bars(task):
                 raise WouldDeadlock(waits_for_itself(name, share, "go on with that lease"))
 
     def enter(self, kind: type[S]) -> S:
-        """Return one more share. Raises LeaseLost when a member is lost."""
+        """Add and return a share. Raises LeaseLost if a member is lost."""
         self.check_context()
         if self.lost is None and self.deadline() <= now():
             self._end(min(self.members, key=_deadline), "expired")
@@ -149,27 +149,27 @@ class LeaseGroup:
         return share
 
     def inside(self) -> list[GroupGrant]:
-        """Return the shares that were not released, oldest first; after a loss those somebody still refers to."""
+        """Return the shares that were not released, oldest first; after a loss those that are still referred to."""
         return self.shares or [share for behind in self._behind if (share := behind()) is not None]
 
     def ownerless(self) -> bool:
-        """Return whether the tasks that acquired the shares have ended, and no owner stands for them."""
+        """Return whether the tasks that acquired the shares have ended, and no owner holds one."""
         return all(share.acquirer is not None and ended(share.acquirer) for share in self.shares)
 
     def deadline(self) -> float:
         """Return the local time until which all members are certainly held."""
         left = self.members
-        if self._ending:  # a release that was answered in part may be tried again
+        if self._ending:  # a release that succeeded in part may be tried again
             left = tuple(member for member in left if member.state is not LeaseState.RELEASED)
         return min(map(_deadline, left), default=-math.inf)
 
     def loss(self) -> LeaseLost:
-        """Return the error that names the member that was lost, or the one that ended first."""
+        """Return the error for the member that was lost, or for the one that ended first."""
         member = self.lost or min(self.members, key=_deadline)
         others = tuple(other.name for other in self.members if other is not member)
         return member.lost_as(given_back=others)
 
-    # -- Keeper, for shares ----------------------------------------------------------------------------
+    # -- the manager of shares ------------------------------------------------------------------------
 
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, or after a fork."""
@@ -180,19 +180,19 @@ class LeaseGroup:
         self._end(min(self.members, key=_deadline), lease.reason or "expired")
 
     def stalled_since(self, time: float) -> float:
-        """Return for how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
+        """Return how many seconds, at least, the event loop stood still since ``time`` (local clock)."""
         return self.members[0].manager.stalled_since(time)
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        """Return whether the server of ``keys`` answers, or (``stalled``) its silence could not have been noticed."""
         return self.members[0].manager.answering(keys, stalled)
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
-        """Return the leases that a share stands on."""
+        """Return the members, on which every share stands."""
         return self.members
 
     async def extend(self, lease: Grant, ttl: int) -> None:
-        """Extend all members, in one write; if one is refused, let the others end as before."""
+        """Extend all members in one write. If one is refused, the others last as before."""
         if len(self.members) == 1:
             await self.members[0].extend(ttl)
             return
@@ -238,20 +238,20 @@ class LeaseGroup:
         self._end(member, member.reason or "expired")
 
     def _end(self, member: Grant, reason: LossReason) -> None:
-        """``member`` is lost: give back the others and end all shares."""
+        """End all shares because of the loss of ``member``, and give back the other members."""
         if self.lost is not None:
             return
         self.lost = member
         member.lose(reason)
         for other in self.members:
-            other.reports_loss = False  # one loss, one line
+            other.reports_loss = False  # one line in the log for one loss
             other.give_back()
         shares, self.shares = self.shares, []
         self._behind = [ref(share) for share in shares]
         interrupted: set[object] = set()
         for share in shares:
             if share.on_loss is not None:
-                if share.body in interrupted:  # a body inside another one of the same task: that one takes it along
+                if share.body in interrupted:  # an outer body of the same task is cancelled, and this one with it
                     share.on_loss = None
                 interrupted.add(share.body)
             share.lose(reason)
@@ -269,12 +269,12 @@ class LeaseGroup:
     def _forget(self) -> None:
         for member in self.members:
             member.on_loss = None
-        if _bundles.get(self._key) is self:
-            del _bundles[self._key]
+        if _groups.get(self._key) is self:
+            del _groups[self._key]
 
 
 def undo_extension(member: Grant) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Return a coroutine function that lets ``member`` last as it would now, after it was extended."""
+    """Return a coroutine function that undoes an extension of ``member`` that is about to be sent."""
     deadline, ttl, until = member.deadline, member.ttl_ms, member.until
 
     async def undo() -> None:

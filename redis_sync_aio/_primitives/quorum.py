@@ -1,14 +1,14 @@
 """A lease that stands on leases of several servers, and is held as long as a majority of them is.
 
-The leases underneath, the members, are ordinary ones of the coordinators of those servers, as those of a `LeaseGroup`
-are: renewed, lost, released and undone there.
+The grants below, the members, are ordinary ones of the coordinators of those servers, as for every `LeaseGroup`: they
+are renewed, lost, released and undone there.
 
-How long it is held. Of n servers a quorum (n // 2 + 1) has to hold it at the same moment, so it ends when all but
-quorum - 1 members may have ended: at the deadline of the member that is the quorum's last, if they are sorted by their
-deadlines, the latest first. The clocks of servers may run faster than ours: by `DRIFT` of the ttl, and `LEAST_DRIFT`.
+How long it is held. Of n servers a quorum (n // 2 + 1) must hold it at the same moment, so it ends when all but
+quorum - 1 members may have ended. With the members sorted by their deadlines, the latest first, that is the deadline of
+the last member of the quorum. The clocks of servers may run faster than ours, by `DRIFT` of the ttl and `LEAST_DRIFT`.
 
-Servers that do not hold it, since they forgot it or failed, are asked again while it is held. A member knows
-of its fence, so of any next majority one does.
+Servers that do not hold it, as they forgot it or failed, are asked again while it is held. Every member knows the
+fence, so of the next majority at least one does.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from .votes import Vote, Votes, in_time, raise_fence
 
 DRIFT = 0.01
 LEAST_DRIFT = 0.002
-"""Share of a ttl, and seconds, by which a clock may run ahead in that time, as the algorithm of Redlock has them."""
+"""The share of a ttl, and the seconds, by which a clock may run ahead meanwhile, as in the algorithm of Redlock."""
 
 
 def majority(servers: int) -> int:
-    """Return how many of them are one: any two have a server in common."""
+    """Return how many servers are a majority: any two majorities have a server in common."""
     return servers // 2 + 1
 
 
 class QuorumGroup(LeaseGroup):
-    """The keeper of one share, which is held as long as ``needed`` of its members are."""
+    """The manager of one share, which is held as long as ``needed`` of its members are."""
 
     members: tuple[Grant, ...]
     _timer: asyncio.TimerHandle | None = None
-    """Looks whether it has ended."""
+    """The timer that notices its end."""
     _rejoining: asyncio.TimerHandle | asyncio.Task[None] | None = None
-    """Asks those servers again that do not hold it."""
+    """The timer or task that asks servers again that do not hold it."""
     _releasing = False
     _had = 0
-    """How many servers still held it when it was lost."""
+    """How many servers held it when it was lost."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class QuorumGroup(LeaseGroup):
         answer_within: float,
         ask: Callable[[Votes, int], Vote],
     ) -> None:
-        """``members``: by server, of ``servers`` in all. ``fence``: what a majority of them agrees on.
+        """``members`` are by server, of ``servers`` in all. A majority of them agrees on ``fence``.
 
-        ``answer_within``: seconds that a server has for an answer. ``ask``: asks one again, without waiting in line.
+        A server has ``answer_within`` seconds for an answer. ``ask`` asks one again, without waiting in its queue.
         """
         self.servers = servers
         self.needed: int = majority(servers)
@@ -71,12 +71,12 @@ class QuorumGroup(LeaseGroup):
         self._since = min(member.since for member in self.members)
         self._look()
         first = self.members[0]
-        if self.lost is None and first.auto_renew and first.until == math.inf:  # else it would last longer than meant
+        if self.lost is None and first.auto_renew and first.until == math.inf:  # else it would outlast its limit
             self._rejoin_in(first.ttl_ms / 3000)
 
     def _watch(self, member: Grant) -> None:
         super()._watch(member)
-        member.reports_loss = False  # it may be one of a minority
+        member.reports_loss = False  # its loss may be that of a minority
 
     def held(self) -> list[Grant]:
         """Return the members that are held."""
@@ -89,19 +89,19 @@ class QuorumGroup(LeaseGroup):
 
     @property
     def _fewest(self) -> int:
-        """So many have to be held. One, after a release that failed, as it may be tried again."""
+        """The number of members that must be held: one after a failed release, which may be tried again."""
         return 1 if self._ending else self.needed
 
     def loss(self) -> LeaseLost:
-        """Return the error that says how many servers are left, and what became of the one that was missed."""
+        """Return the error that says how many servers are left, and why the decisive one was lost."""
         member = self.lost or min(self.members, key=_certain)
         had = self._had if self.lost is not None else len(self.held())
         return member.lost_as(servers=(had, self.servers, self.needed), fence=self.fence, since=self._since)
 
-    # -- Keeper, for the share -------------------------------------------------------------------------
+    # -- the manager of the share -----------------------------------------------------------------------
 
     async def extend(self, lease: Grant, ttl: int) -> None:
-        """Extend all members together; a majority has to answer."""
+        """Extend all members together. A majority must answer."""
         held = self.held()
         undos = [undo_extension(member) for member in held]
         outcomes = await asyncio.gather(*(in_time(it.extend(ttl), self._answer_within) for it in held))
@@ -117,7 +117,7 @@ class QuorumGroup(LeaseGroup):
             ) from errors[0]
 
     def release(self, lease: Grant) -> None:
-        """Release all members. It is released when another one could get a majority, and the others had their time."""
+        """Release all members; done once others could get a majority, and each server has had its time."""
         self._ending = self._releasing = True
         self._stop_looking()
         held = [member for member in self.members if member.state is HELD]
@@ -141,14 +141,14 @@ class QuorumGroup(LeaseGroup):
         held = {self._where[member] for member in self.held()}
         missing = [server for server in range(self.servers) if server not in held]
         if missing:
-            # Not by the loop's factory: an eager task may be over, and the next one due, before it is known here.
+            # Not by the task factory of the loop: an eager task may end, and the next be due, before this returns.
             asking = self._ask_again(missing, seconds)
             self._rejoining = asyncio.Task(asking, loop=self.loop, name="redis_sync_aio rejoin")
         else:
             self._rejoin_in(seconds)
 
     async def _ask_again(self, missing: list[int], seconds: float) -> None:
-        """Let the servers that grant it immediately hold it, too: so it outlives others that fail later."""
+        """Add the servers that grant it immediately, so that it outlives others that fail later."""
         with Votes(1, self._answer_within) as bids:
             for server in missing:
                 with suppress(SyncError):  # its coordinator was closed
@@ -166,10 +166,10 @@ class QuorumGroup(LeaseGroup):
     # -- the end ---------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Notice the end in time: it may come before that of a member, by the drift."""
+        """Notice the end in time. The drift lets it come before that of a member."""
         self._timer = None
         if self.lost is not None or self._ending:
-            return  # of a release that failed the members end in time by themselves
+            return  # after a failed release the members end by themselves
         left = self.deadline() - now()
         if left <= 0:
             self._end(min(self.members, key=_certain), "expired")
@@ -199,17 +199,17 @@ class QuorumGroup(LeaseGroup):
 
 
 def _if_there(quorum: ReferenceType[QuorumGroup], do: Callable[[QuorumGroup], None]) -> None:
-    """Do it, unless all who had a share forgot it: a timer must not keep it."""
+    """Do it if the group still exists: a timer must not keep a group that all callers have forgotten."""
     found = quorum()
     if found is not None:
         do(found)
 
 
 class _Releasing:
-    """The release of members, each by its server; ``done`` is told once how it ended, and how many had been held.
+    """The release of members, each by its server. ``done`` is called once, with its error and how many were held.
 
-    ``spared`` of them may have no answer ``within`` so many seconds: that goes on in the background. When fewer than
-    ``needed`` were held the lease had been lost before.
+    ``spared`` of them may be unanswered after ``within`` seconds and go on in the background. If fewer than ``needed``
+    were held, the lease had been lost before.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class _Releasing:
 
 
 def _certain(member: Grant) -> float:
-    """Return until when a member is certainly held, whatever the clocks do (local clock)."""
+    """Return until when a member is certainly held, whatever the clock of its server does (local clock)."""
     if member.state is LeaseState.HELD:
         return member.deadline - member.period * DRIFT - LEAST_DRIFT
     return -math.inf

@@ -1,4 +1,4 @@
-"""Readers that become the writer, and back: two leases on one permit of the server."""
+"""Upgrade a reader to the writer, and downgrade it again: two leases on one permit of the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .base import PermitPrimitive
 
 
 class Upgrader:
-    """Readers that become the writer. The writer's lease has the reader's token, and its release is a downgrade."""
+    """Upgrades readers. The lease of the writer has the token of the reader, and its release is a downgrade."""
 
     def __init__(self, read: PermitPrimitive, keys: PermitKeys, on_lost: OnLost) -> None:
         self._read = read
@@ -44,18 +44,18 @@ class Upgrader:
             except BaseException:
                 permit.upgrader = None
                 raise
-            # One permit: it ends with the reader's lease, and what the writer renews lasts for the reader, too.
+            # They have one permit. It ends with the reader's lease, and renewals of the writer are the reader's, too.
             self._read._at_work().manager.renewals.upgraded(lease, upgraded)
-            if lease.is_lost() or lease.state is not HELD:  # in the very turn of the grant
+            if lease.is_lost() or lease.state is not HELD:  # in the same turn of the loop as the grant
                 upgraded.give_back()
                 self._check(lease, 1, "reader")
-            lease.fence = upgraded.fence  # what it goes on to read is what is written now
+            lease.fence = upgraded.fence  # it goes on to read what is written now
             return Lease(upgraded)
 
         return Hold(enter, self._on_lost)
 
     def _check_alone(self, lease: Grant, permit: Grant) -> None:
-        """Raise if the permit is upgraded: the first of two writers on it to leave would make a reader of both."""
+        """Raise WouldDeadlock if the permit is upgraded: the release of one writer would turn both into readers."""
         first = permit.upgrader
         writer = None if first is None else first.above
         if first is not None and (writer is None or writer.state is LeaseState.RELEASING or writer.remaining()):
@@ -68,7 +68,7 @@ class Upgrader:
 
     async def _acquire(self, lease: Grant, limit: float | None) -> UpgradedGrant:
         if isinstance(lease, TaskGrant):
-            # Tasks of this process that read by the same permit have to leave, as readers elsewhere have to.
+            # Tasks of this process that read by the same permit must leave, as other readers must.
             begin = now()
             if not await lease.alone(limit):
                 raise self._in_use(lease, None)
@@ -99,7 +99,7 @@ class Upgrader:
         return upgraded
 
     def _in_use(self, lease: Grant, remaining: float | None, answered: bool = True) -> AcquireTimeout:
-        why = "others read it; wait longer, or look at statistics()"
+        why = "other readers hold it; wait longer, or look at statistics()"
         if not answered:
             why = "Redis has not answered yet; allow more time"
         elif any(other is not lease for other in self._read._held()):
@@ -118,10 +118,10 @@ class Upgrader:
         if lease.keys == self._keys and lease.permit is not lease:
             lease.check_context()
             lease.check()
-            await lease.release()  # which is a downgrade: the reader's lease is underneath
+            await lease.release()  # this is a downgrade: the reader's lease goes on
             return
         self._check(lease, WRITER_WEIGHT, "writer")
-        lease.become_reader()  # immediately, and whatever happens: from here on the caller must not write
+        lease.become_reader()  # immediately, and in any case: from here on the caller must not write
         resource = self._read._known()
         here = None if resource is None else resource.namesakes
         if here is not None:
@@ -133,8 +133,8 @@ class Upgrader:
             if here is not None:
                 here.release_answered(lease.wire_token)
             if call.error is not None:
-                # Its renewals as a reader would keep what may still be the writer's forever. Not when it is over: the
-                # same identity may have been granted the writer's again.
+                # On the server it may still be the writer's, and the renewals of the reader would keep that forever.
+                # Not after its end: the same identity may have become the writer again.
                 if lease.state is HELD:
                     manager.releases.undo(self._keys, lease.wire_token, expires=lease.deadline)
                 return call.error
@@ -152,7 +152,7 @@ class Upgrader:
         lease.check()
         if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
             use = "upgrade() takes one of read()" if weight == 1 else "downgrade() takes one of write() or upgrade()"
-            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or held no more: {lease!r}; {use}")
+            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or not held any more: {lease!r}; {use}")
 
     def _refused(self, answer: Answer, lease: Grant) -> SyncError:
         if answer.outcome is not Outcome.GONE:

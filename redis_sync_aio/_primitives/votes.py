@@ -1,4 +1,4 @@
-"""Requests to several servers at the same time, of which some may have no answer in time."""
+"""Requests to several servers at the same time, some of which may not answer in time."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..errors import SyncError, Unreachable
 T = TypeVar("T")
 
 CHECK_INTERVAL = 0.01
-"""So often, in seconds, it is looked whether those that have not answered are out of reach."""
+"""Seconds between checks for servers that are out of reach."""
 
 
 class Vote:
-    """One of them, on its way."""
+    """A request to one server, in flight or answered."""
 
     used = False
-    """Somebody has its lease: it is not withdrawn."""
+    """Whether its grant is in use, so that it is not withdrawn."""
 
     def __init__(self, server: int, resource: Resource, request: Request) -> None:
-        self.server = server  # which of them it is, from 0 on
+        self.server = server  # its number, from 0 on
         self.resource = resource
         self.future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
         self._acquisition = Acquisition(resource, request, self.future)
@@ -37,7 +37,7 @@ class Vote:
 
     @property
     def error(self) -> SyncError | None:
-        """Why there is no answer, if that is certain."""
+        """The error of the request, if it has failed."""
         failed = self.future.done() and not self.future.cancelled()
         error = self.future.exception() if failed else None
         assert error is None or isinstance(error, SyncError)
@@ -45,27 +45,27 @@ class Vote:
 
     @property
     def answered(self) -> bool:
-        """Whether the server said who has it."""
+        """Whether the server has granted or refused it."""
         return self.future.done() and not self.future.cancelled() and self.future.exception() is None
 
     @property
     def lease(self) -> Grant | None:
-        """What was granted, as long as it is held."""
+        """The grant, as long as it is held."""
         lease = self.future.result() if self.answered else None
         return lease if lease is not None and lease.remaining() > 0 else None
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why there is no connection to the server, so that an answer is not to be expected."""
+        """Why there is no connection to the server, so that no answer is expected."""
         return self.resource.hub.connection_error_of(self.resource.keys)
 
     def withdraw(self) -> None:
-        """Undo what is not needed any more, in the background."""
+        """Undo the request in the background."""
         undo_in(self.resource.hub.loop, partial(self._acquisition.task_cancelled, self.future))
 
 
 async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
-    """Return the answer of one server, or why there is none ``within`` so many seconds: others may do without it."""
+    """Return the answer of one server, or the error if there is none ``within`` so many seconds."""
     try:
         async with asyncio.timeout(within):
             return await answer
@@ -75,20 +75,20 @@ async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
         return error
 
 
-async def raise_fence(bid: Vote, lease: Grant, fence: int, within: float) -> bool:
-    """Let the server of ``bid``, whose lease it is, grant none but higher fences; return whether it will.
+async def raise_fence(vote: Vote, lease: Grant, fence: int, within: float) -> bool:
+    """Raise the fences of the server of ``vote``, so that its next is higher than ``fence``; return whether it did.
 
     It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
     """
     if lease.fence < fence:
-        reserving = bid.resource.hub.manager.renewals.reserve(lease, fence - lease.fence)
+        reserving = vote.resource.hub.manager.renewals.reserve(lease, fence - lease.fence)
         if await in_time(reserving, within) is not None:
             return False
-    return bid.lease is lease
+    return vote.lease is lease
 
 
 class Votes:
-    """All of one attempt. When its ``with`` ends, those that are not used are withdrawn, and nothing stays of them."""
+    """The votes of one attempt. At the end of its ``with`` those that are not used are withdrawn."""
 
     def __init__(self, quorum: int, answer_within: float) -> None:
         self.all: list[Vote] = []
@@ -101,33 +101,35 @@ class Votes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for bid in self.all:
-            if not bid.used:
-                bid.withdraw()
+        for vote in self.all:
+            if not vote.used:
+                vote.withdraw()
 
     def ask(self, server: int, resource: Resource, request: Request) -> Vote:
-        """Ask one server more."""
-        bid = Vote(server, resource, request)
-        self.all.append(bid)
-        return bid
+        """Ask one more server."""
+        vote = Vote(server, resource, request)
+        self.all.append(vote)
+        return vote
 
     @property
     def granted(self) -> list[tuple[Vote, Grant]]:
-        """Those that have a lease, and that."""
-        return [(bid, lease) for bid in self.all if (lease := bid.lease) is not None]
+        """The votes that were granted, each with its grant."""
+        return [(vote, lease) for vote in self.all if (lease := vote.lease) is not None]
 
     @property
     def suffice(self) -> bool:
-        """Whether those are a majority."""
+        """Whether the granted votes are a majority."""
         return len(self.granted) >= self._quorum
 
     async def answers(self, ends: float) -> None:
-        """Wait for all answers; not for longer than a server has, nor for those out of reach if the others suffice."""
+        """Wait for all answers, as long as a server may take; not for servers out of reach if the others suffice."""
         ends = min(ends, now() + self._answer_within)
-        while missing := [bid for bid in self.all if not bid.future.done()]:
+        while missing := [vote for vote in self.all if not vote.future.done()]:
             left = ends - now()
-            if left <= 0 or (self.suffice and all(bid.connection_error is not None for bid in missing)):
+            if left <= 0 or (self.suffice and all(vote.connection_error is not None for vote in missing)):
                 return
             await asyncio.wait(
-                [bid.future for bid in missing], timeout=min(left, CHECK_INTERVAL), return_when=asyncio.FIRST_COMPLETED
+                [vote.future for vote in missing],
+                timeout=min(left, CHECK_INTERVAL),
+                return_when=asyncio.FIRST_COMPLETED,
             )

@@ -1,14 +1,15 @@
-"""What a robust lock adds to a lease: a record that outlives its holder (the model is the robust mutex, EOWNERDEAD).
+"""What a robust lock adds to a lease: a record that outlives its holder (modelled on robust mutexes and EOWNERDEAD).
 
-The record stands beside the lock: whose it is, the progress and the undo steps of the work. After each grant one more
-command *adopts* it: if it is another's, that holder ended without a release; our record takes its place and keeps
-the progress until we record our own, so a second crash loses nothing. A crash between grant and adoption did no work:
-the older record stays, as is right. A clean release deletes the record in the same script.
+The record stands next to the lock. It says who holds it, and has the progress and the undo steps of the work. After
+each grant one more command *adopts* it. If the record belongs to another holder, that one ended without a release. Our
+record takes its place and keeps the progress until we record our own, so a second crash loses nothing. A crash between
+grant and adoption did no work, so it is right that the older record stays. A clean release deletes the record in the
+same script.
 
-What is recorded is sent whole each time, with a number that rises, so that a late copy cannot overwrite what came
-after it. An identity may have several leases at a time, in one process or in many, and none of them knows what the
-others record. So the server decides: each adoption names its lease as the writer of the record, and what an earlier
-writer sends is refused (`StaleWriter`).
+The record is sent as a whole each time, with a number that rises, so that a late copy cannot overwrite a later one. An
+identity may have several leases at a time, in one process or in many, and none of them knows what the others record. So
+the server decides: each adoption names its lease as the writer of the record, and the writes of earlier writers are
+refused (`StaleWriter`).
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from .._leases.manager import GrantManager
 
 MAX_BYTES = 65_536
-"""Of progress, and of undo steps, as JSON."""
+"""Most bytes of progress as JSON, and of undo steps."""
 MAX_DEPTH = 100
-"""Levels of dicts and lists within each other: far fewer than any Python can read back."""
+"""Most levels of nested dicts and lists: far fewer than any Python can read back."""
 MAX_BITS = 14_000
-"""Of a whole number: every Python reads its decimal digits back."""
+"""Most bits of a whole number: every Python reads its decimal digits back."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -50,8 +51,8 @@ class Abandoned:
         token: the token of that holder (it begins with its host and process), or its identity.
         fence: the fence of its lease.
         at: when it last wrote its record, by the server's clock: when it got the lock, or recorded something.
-        progress: what was last recorded, by it or by one before it that was abandoned, too; None: nothing was.
-        steps: names of the undo steps that are recorded and were not run, in order.
+        progress: what was recorded last, by it or by an abandoned holder before it; None if nothing was.
+        steps: the names of the recorded undo steps that were not run, in order.
     """
 
     token: str
@@ -72,24 +73,24 @@ class Step:
 class WorkRecord:
     """The record as its holder knows it.
 
-    Invariant: what is here was sent, or is sent by the next write.
+    Invariant: all of it was sent, or is sent by the next write.
     """
 
     abandoned: Abandoned | None = None
     progress: dict[str, Json] | None = None
     superseded: bool = False
-    """Another lease of the same identity writes the record now."""
+    """Whether another lease of the same identity writes the record now."""
     _seq = 0  # of our latest write
 
     def __init__(self, manager: GrantManager) -> None:
         self._manager = manager
         self.writer: bytes = os.urandom(6).hex().encode()
-        """What tells this lease from others of the same identity."""
+        """A name that tells this lease from others of the same identity."""
         self.steps: list[Step] = []
-        self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without what was refused
+        self._sound: tuple[dict[str, Json] | None, list[Step]] = None, []  # without writes that were refused
 
     async def adopt(self, lease: Grant, by: float) -> None:
-        """Take the place of the record that is there. It has until ``by`` (local clock)."""
+        """Replace the record that is there, by ``by`` (local clock)."""
 
         def answered(call: Call) -> SyncError | None:
             error = self._connection_error(lease, 0, None, call)
@@ -139,9 +140,9 @@ class WorkRecord:
         return self._write(lease, self.progress, [*self.steps, step])
 
     async def drop(self, lease: Grant, done: Iterable[Step]) -> None:
-        """Record that some steps are not needed any more: the work they undo is complete.
+        """Record that some steps are not needed any more, as the work that they undo is complete.
 
-        If that fails they are recorded again by the next write, since nobody knows that it is complete.
+        If that fails, the next write records them again, since the record does not say that the work is complete.
         """
         gone = dict.fromkeys(done)
         try:
@@ -152,18 +153,18 @@ class WorkRecord:
             raise
 
     def undone(self, lease: Grant, step: Step) -> Awaitable[None]:
-        """Record that a step was run. With the last one all work is undone, and so there is no progress."""
+        """Record that a step was run. After the last one all work is undone, so the progress is cleared, too."""
         left = [other for other in self.steps if other is not step]
         return self._write(lease, self.progress if left else None, left)
 
     def clear(self, lease: Grant) -> Awaitable[None]:
-        """Record that there is nothing."""
+        """Record neither progress nor undo steps."""
         return self._write(lease, None, [])
 
     def _write(self, lease: Grant, progress: dict[str, Json] | None, steps: list[Step]) -> Awaitable[None]:
-        # Not a coroutine up to here: what can not be recorded is refused by the call, and changes nothing.
+        # This part runs in the call itself, so that a value that cannot be recorded is refused and changes nothing.
         words = (_dump(progress, "progress"), _dump([[step.name, step.arguments] for step in steps], "undo steps"))
-        # At once: what another task records next goes behind this on the wire, and includes it.
+        # Without an await: the next write of another task follows this one on the wire, and includes it.
         self.progress, self.steps = progress, steps
         self._seq += 1
         number = self._seq
@@ -175,7 +176,7 @@ class WorkRecord:
             error = self._connection_error(lease, ttl, sent, call)
             if not isinstance(error, (CommandRefused, StaleWriter)) or call.ambiguous:
                 self._sound = progress, steps
-            elif number == self._seq:  # nothing was changed, and nothing that includes this was sent
+            elif number == self._seq:  # it changed nothing, and no later write includes it
                 self.progress, self.steps = self._sound
             return error
 
@@ -184,7 +185,7 @@ class WorkRecord:
         )
 
     def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
-        """Return what went wrong with a command about the record of ``lease``, which renewed it for ``ttl``."""
+        """Return the error of a command about the record of ``lease``, which renewed it by ``ttl`` milliseconds."""
         if sent is not None:
             self._manager.renewals.heard(lease, sent, call)
         if lease.state is LeaseState.LOST:
@@ -204,7 +205,7 @@ class WorkRecord:
 
 
 def checked(value: Mapping[str, object], what: str) -> dict[str, Json]:
-    """Return a copy of ``value`` as JSON has it. Raises TypeError or ValueError for what JSON can not say."""
+    """Return a copy of ``value`` that went through JSON. Raises TypeError or ValueError if JSON cannot express it."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{what} must be a dict with text as keys, not {value!r}")
     given = dict(value)
@@ -217,7 +218,7 @@ def checked(value: Mapping[str, object], what: str) -> dict[str, Json]:
 
 
 def read_json(progress: bytes, undo: bytes) -> tuple[dict[str, Json] | None, list[Step]]:
-    """Return what a record says. Raises for what we cannot have written, and so could not write again."""
+    """Return progress and steps of a record. Raises if we cannot have written it, and so could not write it again."""
     found = json.loads(progress) if progress else None
     steps = [Step(name, arguments) for name, arguments in (json.loads(undo) if undo else ())]
     for step in steps:
@@ -234,7 +235,7 @@ def read_json(progress: bytes, undo: bytes) -> tuple[dict[str, Json] | None, lis
 
 
 def _check_limits(value: object, what: str) -> None:
-    """Raise ValueError for what another Python could not read. ``value`` does not contain itself."""
+    """Raise ValueError if another Python could not read ``value``, which does not contain itself."""
     level = [value]
     for _ in range(MAX_DEPTH + 2):
         if not level:
@@ -258,7 +259,7 @@ def _dump(value: object, what: str) -> bytes:
     except RecursionError as error:
         raise ValueError(f"{what} is nested too deeply for JSON") from error
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{what} can not be recorded: {error}") from error
+        raise type(error)(f"{what} cannot be recorded: {error}") from error
     if len(found) > MAX_BYTES:
         raise ValueError(
             f"{what} must have at most {MAX_BYTES:,} bytes as JSON, not {len(found):,}: record a reference"

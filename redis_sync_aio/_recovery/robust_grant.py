@@ -1,4 +1,4 @@
-"""The lease of a robust lock: one that keeps a record of the work done under it. See `_recovery.record`."""
+"""Grants and leases of robust locks, with a record of the protected work. See `_recovery.record`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class RobustGrant(Grant):
-    """A grant of a robust lock, with the record of the work that is done under it."""
+    """A grant of a robust lock, with the record of the protected work."""
 
     record: WorkRecord | None = None
-    """None until its adoption is sent, which is before the acquisition returns."""
+    """The record; None until its adoption is sent, which is before the acquisition returns."""
 
     def writable(self) -> WorkRecord:
         """Return the record for a write. Raises LeaseLost, NotHeld or StaleWriter."""
-        assert self.record is not None  # it was adopted before anybody got the lease
+        assert self.record is not None  # it was adopted before the lease was handed out
         self.record.check_writer(self)
         return self.record
 
     def closing(self) -> tuple[Argument, ...]:
-        """Return what its release says of the record."""
+        """Return the trailing arguments of its release: the writer of the record, and whether it must be kept."""
         return super().closing() if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
 
 
@@ -63,7 +63,7 @@ class RobustLease(Lease):
 
     @property
     def progress(self) -> dict[str, Json] | None:
-        """What was last recorded under this lock, by this lease or by abandoned ones before; None: nothing was."""
+        """What was recorded last, by this lease or by an abandoned one before it; None if nothing was."""
         record = self._robust.record
         return None if record is None else record.progress
 
@@ -97,10 +97,10 @@ class RobustLease(Lease):
     async def compensate(self, steps: Mapping[str, UndoStep], *, timeout: Seconds = 10.0) -> None:
         """Run the undo steps that an abandoned holder has recorded, in reverse, and clear the record.
 
-        Each step is removed from the record after it ran, and with the last one the progress. So a crash, or a loss
-        of the lease, in the middle leaves the rest to the next holder. A step may be run when what it undoes did
-        not happen, and it may be run twice: write steps that do no harm then. A step that fails stays in the
-        record, also after a release, and the others are run. When nothing is recorded nothing is run.
+        Each step is removed from the record after it ran, and the progress with the last one. So a crash or a loss of
+        the lease in the middle leaves the rest to the next holder. A step may be run although what it undoes did not
+        happen, and it may be run twice: write steps that do no harm then. A step that fails stays in the record, even
+        after a release, and the others are run. If nothing is recorded, nothing is run.
 
         Call it before the work of this lease itself begins: it would undo that, too.
 
@@ -114,7 +114,7 @@ class RobustLease(Lease):
             TypeError, ValueError: a bad argument; nothing was run.
             LeaseLost, NotHeld, StaleWriter, CommandRefused, Unreachable: as `record`.
 
-        On cancellation the step under way is finished (within ``timeout``) and recorded; then the cancellation goes on.
+        On cancellation the present step is finished (within ``timeout``) and recorded; then the cancellation goes on.
         """
         grant = self._robust
         await compensate(grant, grant.writable(), steps, positive_seconds(timeout, "timeout"))
@@ -130,9 +130,9 @@ def robust_grant_of(lease: RobustLease) -> RobustGrant:
 
 
 async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeout: float | None) -> RobustGrant | None:
-    """Await a grant of a robust lock, and adopt its record. A grant without adoption is given back.
+    """Await a grant of a robust lock, and adopt its record. A grant that is not adopted is given back.
 
-    ``timeout`` seconds for both; but who was granted the lock in time has time for one more answer.
+    Both have ``timeout`` seconds. A grant that came in time has the time of one more answer.
     """
     ends = math.inf if timeout is None else now() + timeout
     lease = await granting
@@ -149,19 +149,19 @@ async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeou
 
 
 def _not_adopted(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
-    """Give back a lease whose adoption was cancelled, refused or lost, or had no answer.
+    """Give back a grant whose adoption was cancelled, refused or lost, or got no answer.
 
-    The release follows the adoption on the wire, and puts back what that may have replaced: nobody has seen it.
+    The release follows the adoption on the wire, and puts back the record that the adoption may have replaced.
     """
     lease.interrupted = True
-    lease.joined |= record.superseded  # by another one of the identity, which has it still
+    lease.joined |= record.superseded  # by another lease of the identity, which still has it
     if lease.identity is not None:
         _withdraw(resource, lease, record)
     resource.decline(lease)
 
 
 def _withdraw(resource: Resource, lease: RobustGrant, record: WorkRecord) -> None:
-    """Let the lease of the identity that adopted the record before this one write it again, if there is one."""
+    """Make the lease that adopted the record before this one its writer again, if the identity has one."""
     manager, time = resource.hub.manager, now()
     words = (lease.fence, lease.ttl_ms, record.writer, 1)
     delivery = Delivery(time, time + manager.retry_for, manager.releases.in_flight.finished)

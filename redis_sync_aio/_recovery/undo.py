@@ -1,8 +1,8 @@
-"""Running undo steps: to their end, whatever happens to the task that waits for them; within a time; errors kept.
+"""Undo steps, run to their end within a time, whatever happens to the task that waits for them; errors are collected.
 
-Each step runs in a task of its own, so a cancellation reaches only who waits. That one remembers it, goes on waiting,
-and passes it on afterwards. An anyio scope that is cancelled repeats its cancellation at every await; a shielded scope
-around the wait keeps it from keeping the loop busy. Native cancellations come through a shield, each once.
+Each step runs in a task of its own, so a cancellation only reaches the waiting task, which keeps waiting and re-raises
+it afterwards. A cancelled anyio scope repeats its cancellation at every await; a shielded scope around the wait keeps
+that from spinning the loop. Native cancellations pass through a shield, each once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ UndoStep: TypeAlias = Callable[..., Awaitable[object]]
 F = TypeVar("F", bound=UndoStep)
 
 GRACE = 1.0
-"""A step that is out of time is cancelled, and left behind if it has not ended so many seconds later."""
+"""Seconds for a step to end after it ran out of time and was cancelled. After that it is left behind."""
 
 _left_behind: set[asyncio.Task[object]] = set()
-"""Steps that did not end although they were cancelled; the event loop itself does not keep them alive."""
+"""Steps that did not end although they were cancelled. The event loop itself does not keep them alive."""
 
 
 class UndoSteps(Mapping[str, UndoStep]):
@@ -81,26 +81,26 @@ class UndoSteps(Mapping[str, UndoStep]):
 
 
 def check_function(function: F, what: str) -> F:
-    """Return ``function``, or raise TypeError unless it is a coroutine function, or an object called as one."""
+    """Return ``function``; raise TypeError unless it is a coroutine function, or an object that is called as one."""
     if not is_async(function):
         raise TypeError(f"the undo step {what} must be a coroutine function (async def), not {shown(function)}")
     return function
 
 
 def check_arguments(function: Callable[..., object], what: str, /, *args: object, **kwargs: object) -> None:
-    """Raise TypeError unless ``function`` can be called so: when it has to run there is nobody left to tell."""
+    """Raise TypeError unless ``function`` takes these arguments. Once it has to run it is too late for that."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # of C: nobody knows
+        return  # written in C, so its arguments are unknown
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"the undo step {what} can not be called so: {error}") from None
+        raise TypeError(f"the undo step {what} cannot be called like this: {error}") from None
 
 
 def check_registry(registry: Mapping[str, UndoStep]) -> Mapping[str, UndoStep]:
-    """Return ``registry``, or raise TypeError unless it maps names to coroutine functions."""
+    """Return ``registry``; raise TypeError unless it maps names to coroutine functions."""
     if not isinstance(registry, Mapping):
         raise TypeError(f"expected UndoSteps, or a dict of names and coroutine functions, not {shown(registry)}")
     for name, function in registry.items():
@@ -109,7 +109,7 @@ def check_registry(registry: Mapping[str, UndoStep]) -> Mapping[str, UndoStep]:
 
 
 def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: str) -> None:
-    """Raise UnknownStep unless all ``names`` are registered. ``lock``: whose record it is."""
+    """Raise UnknownStep unless all ``names``, which the record of ``lock`` has, are registered."""
     unknown = tuple(dict.fromkeys(name for name in names if name not in registry))
     if unknown:
         known = ", ".join(sorted(registry)) or "nothing"
@@ -123,7 +123,7 @@ def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: st
 class UndoRunner:
     """Runs steps one after the other for the current task, which may be cancelled meanwhile.
 
-    ``cancelled`` is the first cancellation that arrived; ``errors`` are those of the steps.
+    ``cancelled`` is the first cancellation that arrived, ``errors`` are those of the steps.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -154,10 +154,10 @@ class UndoRunner:
             try:
                 await asyncio.wait([task], timeout=left)
             except asyncio.CancelledError as error:
-                self.cancelled = self.cancelled or error  # bounded, and passed on by who called
+                self.cancelled = self.cancelled or error  # the wait is bounded, and the caller re-raises it
 
     def failure(self, about: str) -> UndoFailed | None:
-        """Return the errors as one, and log it; None if there are none."""
+        """Return the errors as one error, and log it; None if there are none."""
         if not self.errors:
             return None
         failed = UndoFailed(f"{len(self.errors)} of {self.count} undo steps {about} failed", self.errors)
@@ -189,24 +189,24 @@ def _ended_late(task: asyncio.Task[object]) -> None:
 
 
 async def undo_recorded(lease: Grant, record: WorkRecord, function: UndoStep, step: Step) -> None:
-    """Run a recorded step, and record that it was run. A crash in between runs it once more."""
+    """Run a recorded step, and record that it was run. After a crash in between it is run once more."""
     await function(**step.arguments)
     await record.undone(lease, step)
 
 
 async def compensate(lease: Grant, record: WorkRecord, registry: Mapping[str, UndoStep], timeout: float) -> None:
-    """See `RobustLease.compensate`."""
+    """Run the recorded steps in reverse and clear the record; see `RobustLease.compensate`."""
     check_names((step.name for step in record.steps), check_registry(registry), lease.name)
     undoing = UndoRunner(timeout)
     for step in reversed(tuple(record.steps)):
         if undoing.cancelled is not None or not lease.remaining() or record.superseded:
-            break  # what is left is recorded: the next holder goes on
+            break  # the rest stays recorded for the next holder
         await undoing.run(step.name, undo_recorded(lease, record, registry[step.name], step))
     failure = undoing.failure(f"for {lease.name!r}")
     if undoing.cancelled is not None:
         if failure is not None:
             undoing.cancelled.add_note(f"redis_sync_aio: {failure}")
-        raise undoing.cancelled  # that very one: anyio knows its own by their message
+        raise undoing.cancelled  # the same object: anyio knows its own by the message
     lease.check()
     if failure is not None:
         raise failure

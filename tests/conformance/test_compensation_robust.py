@@ -401,7 +401,7 @@ async def test_what_can_not_be_recorded_is_refused_and_not_run(lock: AsyncRobust
                 await undo.push("restock", order=1)
             with pytest.raises(TypeError, match="set"):
                 await undo.push("refund", order={1})
-            with pytest.raises(TypeError, match=r"refund can not be called so: missing .*'order'"):
+            with pytest.raises(TypeError, match=r"refund cannot be called like this: missing .*'order'"):
                 await undo.push("refund", orders=1)
             with pytest.raises(ValueError, match="65,536"):
                 await undo.push("refund", order="x" * 65_536)

@@ -206,7 +206,7 @@ async def test_a_record_that_was_refused_is_not_believed(server: EmbeddedServer)
 async def test_what_json_can_not_say_is_named(redis: Redis) -> None:
     async with AsyncRobustLock(redis, "job") as lease:
         for bad in ({"at": object()}, {"share": math.nan}):
-            with pytest.raises((TypeError, ValueError), match="progress can not be recorded"):
+            with pytest.raises((TypeError, ValueError), match="progress cannot be recorded"):
                 await lease.record(bad)
         await lease.clear_record()
 

@@ -574,11 +574,11 @@ async def test_p5_released_while_a_server_is_asked_again(
     one: list[Coordinator], servers: list[EmbeddedServer], number: int
 ) -> None:
     lease = await redlock(one, ttl=0.3).acquire()
-    bundle = lease._group
+    group = lease._group
     with at(servers[0]) as client:
         client.delete(NAME)
     async with asyncio.timeout(3):
-        while not isinstance(bundle._rejoining, asyncio.Task):
+        while not isinstance(group._rejoining, asyncio.Task):
             await asyncio.sleep(0)
     for _ in range(number):
         await asyncio.sleep(0)

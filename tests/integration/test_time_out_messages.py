@@ -147,7 +147,7 @@ async def test_an_upgrade_beside_another_reader(
     lock, elsewhere = (AsyncReadWriteLock(one, NAME, share=share) for one in (sync, other))
     async with lock.read() as first:
         async with elsewhere.read():
-            with pytest.raises(AcquireTimeout, match="could not be upgraded in time: others read it; wait longer"):
+            with pytest.raises(AcquireTimeout, match="could not be upgraded in time: other readers hold it"):
                 await lock.upgrade(first, timeout=timeout).__aenter__()
         async with lock.read():
             with pytest.raises(AcquireTimeout, match="this process reads by another lease, too"):
