@@ -114,15 +114,15 @@ async def test_p6_lost_in_the_very_turn_of_its_grant(
     lock: AsyncReentrantLock, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is inside of what never began: the owner may try again at once."""
-    acquire = lock._lock.acquire
+    acquire = lock._lock._grant
 
-    async def acquire_and_lose(**options: Any) -> Lease:
-        lease = await acquire(**options)
-        lease._grant.lose("taken")
-        return lease
+    async def acquire_and_lose(*request: Any) -> Any:
+        grant = await acquire(*request)
+        grant.lose("taken")
+        return grant
 
     with monkeypatch.context() as patch:
-        patch.setattr(lock._lock, "acquire", acquire_and_lose)
+        patch.setattr(lock._lock, "_grant", acquire_and_lose)
         with pytest.raises(LeaseLost) as caught:
             await lock.acquire()
     assert caught.value.reason == "taken"

@@ -174,6 +174,7 @@ async def test_p5_a_release_by_identity_that_is_cancelled_goes_on(sync: Coordina
 MANY = 8000
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("one_name", [False, True])
 async def test_p9_a_release_of_an_identity_costs_the_same_however_many_there_are(
     other: Coordinator, one_name: bool

@@ -84,7 +84,7 @@ async def test_sweep_of_the_push(server: EmbeddedServer, kind: Kind) -> None:
 async def test_sweep_of_the_whole(server: EmbeddedServer, mode: str) -> None:
     """C1-C5: the 1st, 2nd, … command of connecting, acquiring and releasing: 220 faults in the 3 modes."""
     faults = WIRE | {"LOADING": ANSWERS["LOADING"]}
-    async with wired(server, mode) as w:
+    async with wired(server, mode, response_timeout=5, client={"socket_timeout": 5}) as w:  # so that it repeats nothing
         await hold(w, lambda _: w.proxy.on(anything, PASS))
         commands = sum(w.proxy.commands.values())
     cases = [Case(hold, mode, fault, faults[fault], skip) for skip in range(commands) for fault in faults]

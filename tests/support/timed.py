@@ -13,7 +13,7 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 TICK = 0.01
-LATE = 0.05
+LATE = 0.02
 """By so many seconds a timer is late only if the event loop did not run in between."""
 
 
@@ -63,7 +63,7 @@ class Timed:
         self.seconds = now() - self._began
 
 
-async def assert_within(most: float, what: Callable[[], Awaitable[float]], again: int = 2) -> None:
+async def assert_within(most: float, what: Callable[[], Awaitable[float]], again: int = 4) -> None:
     """Assert that ``what()``, which returns seconds, returns ``most`` of them at most.
 
     If it is more and the event loop stood still meanwhile, ``what()`` is measured ``again``. The last time counts.
@@ -76,7 +76,7 @@ async def assert_within(most: float, what: Callable[[], Awaitable[float]], again
         assert seconds <= most, f"{seconds:.3f} seconds; the event loop stood still for {took.stood:.3f} of them"
 
 
-async def timed(what: Callable[[], Awaitable[T]], again: int = 2) -> tuple[float, T]:
+async def timed(what: Callable[[], Awaitable[T]], again: int = 4) -> tuple[float, T]:
     """Return how many seconds ``what()`` took, and what it returned; after a stall it is done ``again``."""
     async with Timed() as took:
         found = await what()
