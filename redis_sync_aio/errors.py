@@ -127,8 +127,37 @@ class AcquireTimeout(SyncError, TimeoutError):
     ``Retry-After``. ``answered`` is False if Redis had not answered yet, so that it may be free.
     """
 
-    def __init__(self, message: str, *, name: str, remaining: float | None, answered: bool = True) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        failed: str,
+        *,
+        name: str,
+        remaining: float | None = None,
+        answered: bool = True,
+        held_here: bool = False,
+        it: str = "it",
+        use: str = "",
+        why: str = "",
+    ) -> None:
+        """Word the message.
+
+        Args:
+            failed: what was not done, and in what time.
+            name, remaining, answered: the attributes.
+            held_here: this process holds it; else others do.
+            it: what is held, for the sentence about that.
+            use: what to do if the task waits for itself.
+            why: another reason, with advice; then nothing is said about holders.
+        """
+        longer = "wait longer, or look at statistics() for the holders"
+        if not answered:
+            why = f"Redis has not answered yet about {name!r}; allow more time"
+        elif not why and held_here:
+            itself = "If it is the very task that asks, it waits for itself"
+            why = f"this process holds {it}. {itself}{f': {use}' if use else ''}; else {longer}"
+        elif not why:
+            why = f"others hold {it} or wait for {'them' if it.endswith('them') else 'it'}; {longer}"
+        super().__init__(f"{failed}: {why}")
         self.name = name
         self.remaining = remaining
         self.answered = answered

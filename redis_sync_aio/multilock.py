@@ -142,19 +142,13 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
                 return self._lease(await self._all_or_none(ttl))
             return self._lease(await self._acquire_all(within, ttl))
         except AcquireTimeout as error:
-            look = "wait longer, or look at statistics() for the holders"
-            if not error.answered:
-                why = f"Redis has not answered yet about {error.name!r}; allow more time"
-            elif any(lock._leases() for lock in self._locks if lock.name == error.name):
-                itself = "If it is the very task that asks, it waits for itself"
-                why = f"this process holds {error.name!r}. {itself}; else {look}"
-            else:
-                why = f"others hold {error.name!r} or wait for it; {look}"
             raise AcquireTimeout(
-                f"the locks {self._shown()} were not to be had together {shown_within(within)}: {why}",
+                f"could not acquire all of {self._shown()} {shown_within(within)}",
                 name=error.name,
                 remaining=error.remaining,
                 answered=error.answered,
+                held_here=any(lock._leases() for lock in self._locks if lock.name == error.name),
+                it=repr(error.name),
             ) from error
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:
@@ -236,7 +230,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             return leases
         _give_back(leases)
         name = self._locks[len(leases) + free]._resource()
-        error = AcquireTimeout(f"{name.name!r} is taken", name=name.name, remaining=name.holder_remaining())
+        error = AcquireTimeout(f"{name.name!r} was not free", name=name.name, remaining=name.holder_remaining())
         name.forget_if_idle()
         raise error
 

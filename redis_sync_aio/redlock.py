@@ -381,8 +381,6 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         raise AcquireTimeout(
-            f"{self.name!r} was not free on {self._quorum} of {len(self._locks)} servers {shown_within(within)}: wait "
-            "longer, or look at statistics() for the holders",
+            f"{self.name!r} was not free on {self._quorum} of {len(self._locks)} servers {shown_within(within)}",
             name=self.name,
-            remaining=None,
         )

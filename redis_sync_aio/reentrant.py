@@ -200,8 +200,9 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     def _held_here(self, error: AcquireTimeout) -> AcquireTimeout:
         return AcquireTimeout(
-            f"{self.name!r} was not granted in time: another task, or owner, of this process holds it. If "
-            "that waits for this one, let both have the same owner: acquire(owner=...); else wait longer",
+            f"{self.name!r} was not granted in time",
+            why="another task, or owner, of this process holds it. If that waits for this one, let both have the same "
+            "owner: acquire(owner=...); else wait longer",
             name=error.name,
             remaining=error.remaining,
         )

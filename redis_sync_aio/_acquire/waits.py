@@ -174,24 +174,25 @@ def timeout_error(
     """
     in_time = shown_within(within)
     own = sum(lease.weight for lease in resource.leases.all())
-    itself = "If it is the very task that asks, it waits for itself"
-    why = f"was not free {in_time}: "
+    failed, it, use, why = f"was not free {in_time}", "it", "", ""
     if not answered:
-        why = f"was not granted {in_time}; Redis has not answered yet: allow more time"
-    elif own and not isinstance(resource.keys, PermitKeys):
-        why += f"this process holds it. {itself}: use AsyncReentrantLock; else wait longer"
+        failed = f"was not granted {in_time}"
     elif weight and permits != WRITER_WEIGHT:
         of = f"of its {permits} permits" if permits else "of its permits"
-        why = f"did not have {weight} {of} free {in_time}: "
-        whose = f"this process holds {own} of them. {itself}; else" if own else "others hold them or wait for them;"
-        why += f"{whose} wait longer, or look at statistics() for the holders"
+        failed, it = f"did not have {weight} {of} free {in_time}", f"{own} of them" if own else "them"
+    elif own and not isinstance(resource.keys, PermitKeys):
+        use = "use AsyncReentrantLock"
     elif own:
         use = "upgrade() that lease" if weight == WRITER_WEIGHT > own else "go on with that lease"
-        why += f"this process holds it. {itself}: {use}; else wait longer"
     elif resource.waits is not None and resource.waits.data is not None:
-        why += data_instead(resource.waits.data)
-    else:
-        why += "others hold it or wait for it; wait longer, or look at statistics() for the holder"
+        why = data_instead(resource.waits.data)
     return AcquireTimeout(
-        f"{resource.name!r} {why}", name=resource.name, remaining=resource.holder_remaining(), answered=answered
+        f"{resource.name!r} {failed}",
+        name=resource.name,
+        remaining=resource.holder_remaining(),
+        answered=answered,
+        held_here=own > 0,
+        it=it,
+        use=use,
+        why=why,
     )

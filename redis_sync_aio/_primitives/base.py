@@ -322,10 +322,12 @@ class Primitive(LeaseContext[L]):
 
     def _taken(self, request: Request, data: str | None) -> NoReturn:
         permits = request.weight and request.limit != WRITER_WEIGHT
-        why = f"did not have {request.weight} of its permits free" if permits else "is taken"
-        more = "timeout=0 does not wait: give it a timeout, or use try_acquire()"
+        failed = f"did not have {request.weight} of its permits free" if permits else "is taken"
+        if data is None:
+            failed += ", and timeout=0 does not wait"
         raise AcquireTimeout(
-            f"{self.name!r} {why}: {data_instead(data)}" if data is not None else f"{self.name!r} {why}, and {more}",
+            f"{self.name!r} {failed}",
+            why="give it a timeout, or use try_acquire()" if data is None else data_instead(data),
             name=self.name,
             remaining=None if self._latest_resource is None else self._latest_resource.holder_remaining(),
         )

@@ -99,19 +99,15 @@ class Upgrader:
         return upgraded
 
     def _in_use(self, lease: Grant, remaining: float | None, answered: bool = True) -> AcquireTimeout:
-        why = "other readers hold it; wait longer, or look at statistics()"
-        if not answered:
-            why = "Redis has not answered yet; allow more time"
-        elif any(other is not lease for other in self._read._held()):
-            why = (
-                "this process reads by another lease, too. If it is of the task that asks, that waits for itself; else "
-                "wait longer, or look at statistics()"
-            )
+        here = any(other is not lease for other in self._read._held())
         return AcquireTimeout(
-            f"{lease.name!r} could not be upgraded in time: {why}",
+            f"{lease.name!r} could not be upgraded in time",
             name=lease.name,
             remaining=remaining,
             answered=answered,
+            held_here=here,
+            it="another lease that reads it",
+            why="" if here else "other readers hold it; wait longer, or look at statistics()",
         )
 
     async def downgrade(self, lease: Grant) -> None:

@@ -238,7 +238,7 @@ async def test_in_vain(one: list[Coordinator], two: list[Coordinator], servers: 
     lease = await redlock(one).acquire()
     other = redlock(two)
     assert await other.try_acquire() is None
-    with pytest.raises(AcquireTimeout, match="not free on 3 of 5 servers at once"):
+    with pytest.raises(AcquireTimeout, match="not free on 3 of 5 servers immediately"):
         await other.acquire(timeout=0)
     with pytest.raises(AcquireTimeout, match=r"not free on 3 of 5 servers within 0\.1 seconds"):
         await other.acquire(timeout=0.1)

@@ -77,7 +77,7 @@ async def test_an_upgrade_without_an_answer(sync: Coordinator, redis: Redis) -> 
     config = AsyncReadWriteLock(sync, NAME)
     async with config.read() as lease:
         await redis.execute_command("CLIENT", "PAUSE", 300)  # type: ignore[no-untyped-call]
-        with pytest.raises(AcquireTimeout, match="Redis has not answered yet; allow more time") as caught:
+        with pytest.raises(AcquireTimeout, match=r"Redis has not answered yet about .*; allow more time") as caught:
             async with config.upgrade(lease, timeout=0.05):
                 raise AssertionError("not granted")
         assert not caught.value.answered
@@ -150,7 +150,7 @@ async def test_an_upgrade_beside_another_reader(
             with pytest.raises(AcquireTimeout, match="could not be upgraded in time: other readers hold it"):
                 await lock.upgrade(first, timeout=timeout).__aenter__()
         async with lock.read():
-            with pytest.raises(AcquireTimeout, match="this process reads by another lease, too"):
+            with pytest.raises(AcquireTimeout, match="this process holds another lease that reads it"):
                 await lock.upgrade(first, timeout=timeout).__aenter__()
 
 
