@@ -153,7 +153,7 @@ class Commands:
         return self._send(self._gate, keys, (fence, ttl_ms), delivery)
 
     def force(self, keys: Keys, delivery: Delivery) -> Call:
-        """Take the lock away from whoever holds it. Not repeated when its answer is lost."""
+        """Take the lock away from its holder. Not repeated when its answer is lost."""
         call = Call(keys, self._force, (), delivery.sent, delivery.expires, delivery.done)
         call.at_most_once = True
         self.executor.send(call)

@@ -11,7 +11,7 @@ Nothing here talks to a server, and nothing but the snapshot enters a decision.
     POLLS   polls                the first ticket in the queue          its own, those dropped
 
 The order of every decision: first a lock that is free goes to those who wait, in their order (`LockDraft.settle`), and
-only then comes the request itself. So nobody barges, whoever calls first after an expiry.
+only then comes the request itself. So no request barges, whichever comes first after an expiry.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Decision: TypeAlias = AnyDecision[LockSnapshot]
 
 class _Turn(Enum):
     GRANTED = 1  # somebody who waited has it now
-    RESERVED = 2  # somebody who waits takes it himself: he polls, or could not be told
+    RESERVED = 2  # its waiter takes it itself: it polls, or could not be reached
     FREE = 3  # nobody is ahead
 
 
@@ -230,7 +230,7 @@ def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = 
 
 
 def force(before: LockSnapshot) -> Decision:
-    """Take the lock away from whoever holds it."""
+    """Take the lock away from its holder."""
     draft = LockDraft(before)
     held = draft.holder
     if draft.settle() is not _Turn.GRANTED:

@@ -15,7 +15,7 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
     POLLS     polls                   the first ticket in the queue           its own, those dropped
     (inboxes) deaf, mute              of those tickets                        a message is published
 
-Whoever executes a decision with WATCH watches all four keys, as each decision settles the queue: it may grant.
+A decision with WATCH watches all four keys, since each decision settles the queue and may grant.
 
 The order of every decision: first expired permits go (`PermitDraft`), then waiters get what is free, in their order
 (`PermitDraft.settle`), and only then comes the request itself. So no request barges in after an expiry.

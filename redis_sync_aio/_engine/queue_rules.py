@@ -44,7 +44,7 @@ class QueueDraft:
         return listens
 
     def tell_contended(self, token: bytes) -> None:
-        """Tell whoever holds it, if its process shares it among its tasks, that somebody waits."""
+        """Tell the holder, if its process shares it among its tasks, that another request waits."""
         sharer = Sharer.of(token)
         if sharer is not None:
             self.publish(sharer.inbox, sharer.number, b"%d %016d 0" % (CONTENDED, self.now))

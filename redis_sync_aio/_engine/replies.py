@@ -114,7 +114,7 @@ class Pushed(NamedTuple):
     number: int
     fence: int
     server_time: float  # seconds
-    duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = for ever
+    duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = forever
     wanted: bool  # somebody waits for what is granted
     following: int  # the number of our ticket that is next after a grant; 0 = it is not ours, or none
     next_duration: float  # for how long what that ticket waits for is taken

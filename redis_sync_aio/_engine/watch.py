@@ -1,21 +1,21 @@
-"""The decisions of the scripts, executed by WATCH, MULTI and EXEC: for servers and users that may not run scripts.
+"""The decisions of the scripts, executed with WATCH, MULTI and EXEC: for servers and users without scripts.
 
 A *talk* is what is said to the server for one call, as a generator without any input or output of its own: it yields
-commands that leave in one write, is sent their replies, and returns what the script would have replied. Whoever
-carries it must not let another talk begin on the same connection meanwhile, since EXEC ends every WATCH.
+commands that leave in one write, is sent their replies, and returns what the script would have replied. No
+other talk may begin on the same connection meanwhile, since EXEC ends every WATCH.
 
     1. WATCH all keys of the name, TIME, and read.
     2. Read more if need be: what those who wait hold, and which of their inboxes anybody hears.
     3. Decide, by the pure rules (`lock_rules`, `permit_rules`).
     4. MULTI, what the decision changed, PUBLISH, EXEC. Nothing may have changed since 1, else the talk ends in CONFLICT
-       and is begun anew. Where nothing is to be written, an empty MULTI and EXEC prove that what was read was so.
+       and begins again. Where nothing is to be written, an empty MULTI and EXEC prove that what was read was so.
 
 **Time.** A decision is as old as its TIME, and its process may be stopped before EXEC. That does no harm: as long as
 nobody changed a key, nobody else decided anything; a ttl counts from EXEC on, the end of a permit from TIME on, and
-whoever is granted something counts from before the WATCH.
+the client counts a grant from before the WATCH.
 
-**Replay.** The decisions are idempotent for a token, as those of the scripts, so a talk whose EXEC was not answered is
-begun anew.
+**Replay.** The decisions are idempotent for a token, as those of the scripts, so a talk whose EXEC was not answered
+begins again.
 
 **Messages to ourselves** are not published but delivered when EXEC has succeeded: before Redis 7.2 what a connection
 publishes to itself in a transaction arrives in the midst of the reply to EXEC, which nobody could read then.

@@ -38,7 +38,7 @@ class WritePlan:
     writes: list[Words]
     messages: tuple[Message, ...] = ()
     without: Reply = None
-    """The reply if nothing can be written now, to one who waits already."""
+    """The reply to a request that waits already, if nothing can be written now."""
     more: bool = False
     """This was only a part, without a reply: when it is written the rest is decided."""
 

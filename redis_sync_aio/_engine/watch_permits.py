@@ -20,7 +20,7 @@ WireKeys: TypeAlias = tuple[bytes, ...]
 Decision: TypeAlias = rules.Decision
 
 BATCH = 1000
-"""So many permits that are over are dropped at once."""
+"""So many permits that are over are dropped together."""
 UNREAD = 1
 """Stands for a weight that no decision needs."""
 

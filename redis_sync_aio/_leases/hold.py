@@ -204,7 +204,7 @@ def _ambiguous(what: str) -> RuntimeError:
 
 
 class LeaseContext(ABC, Generic[L]):
-    """An ``async with`` over one lease, any number of times at once, and a decorator: every primitive is one."""
+    """An ``async with`` over one lease, any number of times in parallel, and a decorator: every primitive is one."""
 
     def __init__(self, on_lost: OnLost) -> None:
         self._on_lost: OnLost = check_on_lost(on_lost)

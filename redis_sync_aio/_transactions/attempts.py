@@ -1,7 +1,7 @@
 """The attempts at one transaction: what is tried again, when it gives up, and what is known of the outcome.
 
-Tried again is what certainly did nothing: EXEC that found a change, and trouble before EXEC was sent. An EXEC whose
-answer was lost may have been executed; then it depends on what the caller declared.
+An attempt that certainly did nothing is tried again: EXEC found a change, or an error came before EXEC was
+sent. An EXEC whose answer was lost may have been executed; then it depends on what the caller declared.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ..errors import TransactionMisuse
 class Queued:
     """The result of a queued command. Its reply comes with EXEC, so whatever looks at it raises TransactionMisuse.
 
-    Awaiting that of a write does nothing, since redis-py's types ask for an ``await``. Whoever awaits a read wants to
+    Awaiting that of a write does nothing, since redis-py's types ask for an ``await``. Code that awaits a read wants to
     decide by what it says, and cannot.
     """
 

@@ -1,7 +1,7 @@
 """Taking turns: after some conflicts a transaction queues up with the others instead of racing them.
 
-The turn decides nothing: EXEC does. So whoever knows of no turns mixes with those who do, and a turn whose lease was
-lost does no harm. It only makes it likely that the one whose turn it is meets nobody.
+The turn decides nothing: EXEC does. So transactions without turns mix with those that take turns, and a turn whose
+lease was lost does no harm. A turn only makes conflicts unlikely.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class WatchSession:
 
     Args:
         client: of the server that has the keys.
-        keys: the keys to watch, beside those of ``precheck``.
+        keys: the keys to watch, next to those of ``precheck``.
         also_watched: more of them, which the caller did not name.
         first: commands that are executed before the queued ones; their replies are not returned.
         precheck: what has to be true at the first WATCH.
