@@ -56,7 +56,7 @@ class Side(PermitPrimitive):
     _limit = WRITER_WEIGHT
     _keys: PermitKeys
 
-    async def _ticket(self, resource: Resource, request: Request) -> Grant | None:
+    async def _acquire_alone(self, resource: Resource, request: Request) -> Grant | None:
         lease = await acquire(resource, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             resource.decline(lease)

@@ -44,27 +44,27 @@ class Acquisition:
 
     # Rarely changed; as class attributes they cost nothing to set up.
     _attempt = b""
-    """What tells this request from others to upgrade the same token."""
+    """What tells this request from other ones that upgrade the same token."""
     _clock_offset: float | None = None
     """Local minus server time, at the request that queued us."""
     _queued = False
-    """Whether a request of this ticket may have left it in the queue."""
+    """Whether an earlier request may have left a ticket in the queue."""
     _placed = False
-    """The server said that this ticket, by its present number, is in the queue."""
+    """Whether the server said that the ticket of the present number is in the queue."""
     _timer: asyncio.TimerHandle | None = None
     withdrawn = False
-    """Nobody wants it any more, and its clean-up waits for an answer. Asking again would queue it behind that."""
+    """Whether it was given up, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Grant | None = None
     _late_since: float | None = None
     """When a grant was over before it got here, first of some in a row (local clock)."""
     _replayed = False
-    """Whether a copy of a request of ours may still be on its way to the server, beside the one that was answered."""
+    """Whether a copy of a request of ours may still be in flight, besides the one that was answered."""
     _pushed_fence = 0
     """The fence of a grant that this ticket got, if the server has to be asked how long it lasts."""
     contended = False
-    """Somebody else waits behind us."""
+    """Whether others wait behind us."""
     unheard = False
-    """It was granted before this answer: word that somebody waits may have been lost since."""
+    """Whether it was granted before this answer, so that a contention notice may have been lost since."""
 
     def __init__(self, resource: Owner[Acquisition], request: Request, taker: FutureLike[Grant | None]) -> None:
         self._resource = resource
@@ -113,7 +113,7 @@ class Acquisition:
         )
 
     def answered(self, call: Call) -> None:
-        """The request was answered, or failed."""
+        """Take the answer to the request, or its failure."""
         self.call = None
         if call.attempts > 1:
             self._replayed = True
@@ -158,20 +158,20 @@ class Acquisition:
                 self.taker.set_result(None)
 
     def recheck(self) -> None:
-        """The connection was replaced: find out where we stand."""
+        """Ask again what became of the request: the connection was replaced."""
         # It may be another server now, with another clock: a push counts from the answer to this request on.
         self._clock_offset = None
         if self.call is None and not self.withdrawn:
             self.ask()
 
     def place_lost(self) -> None:
-        """The queue was lost: ask for another place in it."""
+        """Ask for another place in the queue, which was lost."""
         if self._placed and self.call is None and not self.withdrawn:
             self._placed = False
             self.ask()
 
     def reroute(self) -> None:
-        """The way to the server changed, and with it how a grant reaches us: queue anew."""
+        """Queue again: the way to the server changed, and with it how a grant reaches us."""
         if self.withdrawn:
             return
         executed = self._queued or (self.call is not None and self.call.attempts > 0)
@@ -181,7 +181,7 @@ class Acquisition:
         self._again()
 
     def _again(self) -> None:
-        """Queue anew, under another number."""
+        """Queue again, under another number."""
         old = self.number
         self._name_request()  # first: a name without tickets and leases is forgotten
         self._resource.remove(old)
@@ -190,7 +190,7 @@ class Acquisition:
     # -- its end ---------------------------------------------------------------------------------------
 
     def pushed(self, push: Pushed) -> None:
-        """A message for this ticket: the grant, or word of the present holder."""
+        """Take a push: the grant, or news of the present holder."""
         if self.withdrawn:
             if push.fence > 0:
                 self._decline(push.fence)
@@ -213,7 +213,7 @@ class Acquisition:
                 self.recheck()
 
     def announced(self, server_time: float, duration: float) -> None:
-        """We are next; what we wait for is taken for ``duration`` seconds from ``server_time`` on (0: for ever)."""
+        """Note that we are next, and that the holder's lease lasts ``duration`` seconds (0: forever)."""
         if self._clock_offset is not None and duration:
             self._resource.announced(min(self._clock_offset + server_time, now()) + duration)
 
@@ -224,7 +224,7 @@ class Acquisition:
             self.call = None
 
     def _granted(self, fence: int, since: float, duration: float, new: bool = True) -> None:
-        """The server holds the lock for us since ``since`` (local clock, or earlier), and for so many seconds.
+        """Take a grant, which began at ``since`` (local clock, or earlier) and lasts ``duration`` seconds.
 
         An identity may have it for another time than it asked for: it joins what another request was granted.
         """
@@ -264,7 +264,7 @@ class Acquisition:
             self.taker.set_result(lease)
 
     def _too_late(self) -> bool:
-        """Another grant took longer to get here than it lasts: return whether to give up."""
+        """Return whether to give up: another grant took longer to get here than it lasts."""
         if self._late_since is None:
             self._late_since = now()
             return False  # it may have been a pause of this process
@@ -296,14 +296,14 @@ class Acquisition:
             self.withdraw(self.timeout_error(self._request.timeout))
 
     def timeout_error(self, within: float | None) -> SyncError:
-        """Return the error for whoever waited ``within`` seconds, most recently for this ticket."""
+        """Return the error for a task that waited ``within`` seconds, most recently for this acquisition."""
         resource, request = self._resource, self._request
         if self.call is not None and self.call.connection_error is not None:
             return self.call.connection_error
         unheard = not self._queued and now() - self.sent > resource.hub.manager.response_timeout - EARLY
-        trouble = resource.hub.connection_error_of(resource.keys)
-        if trouble is not None or unheard:
-            return unanswered(resource.keys.name, trouble, within=within)
+        cause = resource.hub.connection_error_of(resource.keys)
+        if cause is not None or unheard:
+            return unanswered(resource.keys.name, cause, within=within)
         return timeout_error(resource, within, request.weight, request.limit, answered=self._queued)
 
     def withdraw(self, error: SyncError) -> None:
@@ -313,7 +313,7 @@ class Acquisition:
             self.taker.set_exception(error)
 
     def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
-        """The task does not await ``future``, our taker, any more. Undo whatever was done for it."""
+        """Undo whatever was done for ``future``, our taker, which its task does not await any more."""
         future.cancel()  # that is done already if it was the task that was cancelled, not if its coroutine was closed
         if self._lease is not None:
             self._resource.decline(self._lease)
@@ -332,7 +332,7 @@ class Acquisition:
                 self._undo_all()
             return
         # The token may be in use elsewhere: only what is known to be new is undone. Until the server's
-        # answer is here the ticket stays known, so that a grant under way to it is given back.
+        # answer is here the ticket stays known, so that a grant in flight to it is given back.
         self.withdrawn = True
         self._stop_timer()
         if call is None:
@@ -355,7 +355,7 @@ class Acquisition:
             self._resource.namesakes.settle(self.token)
 
     def _decline(self, fence: int) -> None:
-        """It was granted what nobody wants any more."""
+        """Give back a grant to a request that was given up."""
         if self._request.identity is not None and self._resource.by_identity().pass_on(self.token, fence):
             self._withdraw_ticket()
         else:

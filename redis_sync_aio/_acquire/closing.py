@@ -56,7 +56,7 @@ class Closing:
         self._hub = hub
         self._task: asyncio.Task[None] | None = None
         self._client_is_closed = False
-        self.on_close: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] | None = None
         """Called once the hub cannot be used any more; perhaps twice."""
         self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
         self._unclosed = Unclosed(self, repr(hub), hub.link)
@@ -78,8 +78,12 @@ class Closing:
     def retire(self, why: str) -> None:
         """Close the hub in the background. It cannot be used from now on, since locks remember it."""
         self._hub.why_closed = self._hub.why_closed or why
-        self.on_close()
+        self._tell()
         self._start()
+
+    def _tell(self) -> None:
+        if self.on_close is not None:
+            self.on_close()
 
     def _start(self) -> asyncio.Task[None]:
         if self._task is None or self._task.cancelled():  # `asyncio.run` cancels all tasks at its end
@@ -92,7 +96,7 @@ class Closing:
 
     async def _close(self) -> None:
         hub = self._hub
-        self.on_close()
+        self._tell()
         self._end_all()
         await hub.manager.slices.done()
         hub.manager.stop()
@@ -122,7 +126,7 @@ class Closing:
     def _end_all(self) -> None:
         hub = self._hub
         hub.manager.slices.stop()
-        hub.manager.slices.run(self._give_up(f"the coordinator can not be used any more: {hub.why_closed}"))
+        hub.manager.slices.run(self._give_up(f"the coordinator cannot be used any more: {hub.why_closed}"))
 
     def _give_up(self, why: str) -> Iterator[None]:
         """End all that wait, and take all leases from those who have them."""
@@ -136,7 +140,7 @@ class Closing:
             lease.lose("closed")
             yield
 
-    # -- ends that nobody asked for --------------------------------------------------------------------
+    # -- ends without a call of close --------------------------------------------------------------------
 
     async def loop_ends(self) -> None:
         """Close at the end of the event loop. Nothing runs after it, so a closing that has begun ends first."""

@@ -65,7 +65,7 @@ class Healing:
     def queued(self, left: float | None, look: int) -> None:
         """Plan the next look, after an answer: the holder's lease ends in ``left`` seconds; ``look`` is a `Look`."""
         delay = self.look_every
-        if look == Look.SOON or not self._hub.pushes:  # nobody will wake us: poll, with back-off
+        if look == Look.SOON or not self._hub.pushes:  # no push will wake us: poll, with back-off
             if self._polls is None:
                 self._polls = iter(self._hub.poll)
             delay = min(delay, next(self._polls, self._hub.poll.cap))
@@ -84,7 +84,7 @@ class Healing:
     def look_last(self, then: Callable[[], None]) -> None:
         """Look once more at the end of a timeout, and call ``then`` when that was answered.
 
-        Only where nobody wakes the waiters: they poll, or are behind a holder that knows no queue. Else ``then`` is
+        Only where no push wakes the waiters: they poll, or are behind a holder that knows no queue. Else ``then`` is
         called immediately.
         """
         if self._polls is None:
@@ -128,7 +128,7 @@ class Healing:
                 return
 
     def stop(self) -> None:
-        """Look no more: nobody waits."""
+        """Look no more."""
         self._polls, self.look_every = None, self._hub.poll_cap
         if self._timer is not None:
             self._timer.cancel()

@@ -67,7 +67,7 @@ class Hub:
         self.acquisitions: dict[int, Acquisition] = {}
         self.queued_tickets = QueuedTickets()
         self.listeners: dict[int, ContentionListener] = {}
-        """What is told that others wait at the server, by the number of the ticket that it was granted to."""
+        """Receivers of contention notices, by the number of the ticket that they were granted to."""
         self.resources: dict[bytes, Resource] = {}  # by the id of their keys
         self.why_closed: str | None = None
         """Why it cannot be used any more; None while it can."""
@@ -217,12 +217,12 @@ class Hub:
         return resource
 
     def known(self, keys: Keys) -> Resource | None:
-        """Return the name as this process sees it; None when nobody here waits for it or holds it."""
+        """Return the name as this process sees it; None when it is neither waited for nor held here."""
         self.check()
         return self.resources.get(keys.id)
 
     def forget(self, resource: Resource) -> None:
-        """Forget a name nobody waits for or holds."""
+        """Forget a name that is neither waited for nor held."""
         if self.resources.get(resource.keys.id) is resource:
             del self.resources[resource.keys.id]
             if self.emptied is not None and not self.resources:
@@ -268,4 +268,4 @@ class Hub:
 
 def closed_error(why: str) -> CoordinatorClosed:
     """Return the error for the use of a coordinator that is closed."""
-    return CoordinatorClosed(f"this coordinator can not be used any more, make another one: {why}")
+    return CoordinatorClosed(f"this coordinator cannot be used any more, make another one: {why}")

@@ -2,15 +2,14 @@
 
 On the server they have one grant among them, so undoing one of them must not take from another what it has joined:
 
-- Who asks while the answer to a cancelled one is on its way asks behind what undoes that.
-- What another one has joined, or may have because it was under way already, is passed on to it instead of undone. If
-  no lease comes of that it is undone then.
+- While the answer to a cancelled request is in flight, the next request is sent after the undo.
+- A grant that another request has joined, or may have joined because it was in flight already, is passed on to that
+  request instead of undone. If no lease comes of that it is undone then.
+- A grant from before a release of the identity is gone once the release is executed. Replies and pushes come in the
+  order of execution, so such grants arrive between the sending of a release and its answer. They are asked for again.
 
-- What was granted before a release of the identity was executed is gone with it. Replies and pushes come in the order
-  of execution, so that is what arrives between the sending of a release and its answer: it is asked for again.
-
-Of other processes nothing is known here. What a cancelled request was granted is undone also when another process has
-joined it meanwhile.
+Requests of other processes are not known here. The grant to a cancelled request is undone also when another process
+has joined it meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class IdentityRequest(Protocol):
 
 
 class IdentityRequests:
-    """Of one name, for all identities. What it does for one of them costs nothing for the others."""
+    """The requests for one name, by identity. Its work for one identity costs nothing for the others."""
 
     def __init__(self, undo: Callable[[bytes], None]) -> None:
         """``undo`` takes back on the server what an identity has."""
@@ -87,7 +86,7 @@ class IdentityRequests:
                 lease.lose("expired")
 
     def release_answered(self, identity: bytes) -> None:
-        """Note that a release was executed, or that nobody waits for that any more."""
+        """Note that a release was executed, or that its answer is not awaited any more."""
         self._releases[identity] -= 1
         if not self._releases[identity]:
             del self._releases[identity]
@@ -113,7 +112,7 @@ class IdentityRequests:
             if lease.fence == fence and lease is not but and lease.state is LeaseState.HELD:
                 lease.joined = False
                 return True
-        if not self._under_way(token):
+        if not self._in_flight(token):
             return False
         self._passed_on.add(token)
         return True
@@ -121,7 +120,7 @@ class IdentityRequests:
     def inherits(self, acquisition: IdentityRequest) -> bool:
         """Return whether ``acquisition``, which has a lease now, is the only one that stands for the grant.
 
-        Who else waits by the same identity has it, too, and is not told by the server: they ask again.
+        Other requests by the same identity have it, too, without a message of the server: they ask again.
         """
         for other in self._of(acquisition.token):
             if other is not acquisition:
@@ -136,13 +135,13 @@ class IdentityRequests:
             known = self._acquisitions.get(identity, {}).get(acquisition.number) is acquisition
             if known and acquisition.call is None and not acquisition.withdrawn:
                 acquisition.ask()
-        if identity in self._passed_on and not self._under_way(identity):
+        if identity in self._passed_on and not self._in_flight(identity):
             self._passed_on.discard(identity)
             self._undo(identity)
 
     def _of(self, identity: bytes) -> list[IdentityRequest]:
         return list(self._acquisitions.get(identity, {}).values())
 
-    def _under_way(self, identity: bytes) -> bool:
-        """Return whether the answer to a request of this identity is on its way, and wanted."""
+    def _in_flight(self, identity: bytes) -> bool:
+        """Return whether a request of this identity is in flight and was not given up."""
         return any(it.call is not None and not it.withdrawn for it in self._of(identity))

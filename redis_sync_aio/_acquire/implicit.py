@@ -50,7 +50,7 @@ def _implicit(client: Client) -> Hub:
     loop = running_loop()
     found = hubs.get((id(client), id(loop)))
     if found is None:
-        _close_those_of_closed_loops()
+        _close_orphans()
         found = Hub(hub_options(client))
         hubs[id(client), id(loop)] = found
         _Idle(client, found)
@@ -59,8 +59,8 @@ def _implicit(client: Client) -> Hub:
     return found
 
 
-def _close_those_of_closed_loops() -> None:
-    """End hubs whose loop was closed by itself, not by `asyncio.run` or another that lets generators end before."""
+def _close_orphans() -> None:
+    """Close hubs whose event loop was closed without letting its asynchronous generators end first."""
     for key, found in list(hubs.items()):  # a copy: other threads have loops and hubs, too
         if found.loop.is_closed() and (dead := hubs.pop(key, None)) is not None:
             dead.closing.close_without_loop()
@@ -80,7 +80,7 @@ class _Idle:
         self._timer = self._hub.loop.call_later(IDLE, self._look)
 
     def _look(self) -> None:
-        _close_those_of_closed_loops()
+        _close_orphans()
         hub = self._hub
         if hub.resources or hub.asking or hub.next_number() > self._number + 1:
             self._look_later()

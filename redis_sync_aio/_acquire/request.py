@@ -14,8 +14,8 @@ from ..errors import SyncError
 
 
 def never_refused(answer: Answer, weight: int) -> SyncError:
-    """For what the server always admits: locks, readers and writers."""
-    raise AssertionError(f"a request of weight {weight} can not be refused: {answer}")
+    """Fail: the server always admits locks, readers and writers."""
+    raise AssertionError(f"a request of weight {weight} cannot be refused: {answer}")
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Request:
     grant_type: type[Grant] = Grant
     linger: float = 0.0  # for so long a shared lease that no task has is kept
     closing: tuple[Argument, ...] = ()  # what its release says in the end, unless there is a record
-    look_every: float = math.inf  # while it waits somebody looks so often, in seconds; `poll_cap` if that is less
+    look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
     refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
 
     reusable: bool = field(init=False)
@@ -56,5 +56,5 @@ class Request:
 
     @property
     def reads(self) -> bool:
-        """Whether it is for a reader: any number of them have the same at once."""
+        """Whether it is for a reader: any number of them have the same together."""
         return self.limit == WRITER_WEIGHT and self.weight == 1

@@ -98,7 +98,7 @@ class LocalSharing(Protocol):
         ...
 
     def reroute(self) -> None:
-        """Hand nothing on any more: word of who waits at the server would not reach us."""
+        """Hand nothing on any more: contention notices of the server would not reach us."""
         ...
 
     def stop(self) -> None:
@@ -135,7 +135,7 @@ class Resource:
         self.name = text(keys.name)
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases = HeldLeases()
-        self.namesakes: IdentityRequests | None = None  # once somebody asked by an identity
+        self.namesakes: IdentityRequests | None = None  # from the first request by an identity on
         self.sharing: LocalSharing | None = None  # once tasks shared something
         self._healing = Healing(hub, self.acquisitions)
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
@@ -174,7 +174,7 @@ class Resource:
         if self.waits is None:
             self.waits = Waits(self)
         if left is None and any(one.look_every == math.inf for one in self.acquisitions.values()):
-            self.waits.endless()  # unless nobody would hear of it: `compat.Lock` just answers False
+            self.waits.endless()  # unless no waiter would report it: `compat.Lock` just answers False
         self._healing.queued(left, look)
 
     def queue_lost(self) -> None:
@@ -250,7 +250,7 @@ class Resource:
         return lease
 
     def decline(self, lease: Grant) -> None:
-        """Give back a lease that nobody wants, unless its identity held it before, or others of it take it over."""
+        """Give back a lease that is not needed, unless its identity held it before, or others of it take it over."""
         if lease.joined or (
             lease.identity is not None and self.by_identity().pass_on(lease.wire_token, lease.fence, lease)
         ):
@@ -336,7 +336,7 @@ class Resource:
             self.hub.manager.releases.undo(self.keys, token, ticket, pending=pending, closing=closing, done=done)
 
     def forget_if_idle(self) -> None:
-        """Let the hub forget this name when nobody waits for it or holds it."""
+        """Let the hub forget this name when it is neither waited for nor held."""
         sharing = self.sharing
         if not self.acquisitions and not self.leases and self.leases.empty and (sharing is None or not sharing.waits):
             self.hub.forget(self)

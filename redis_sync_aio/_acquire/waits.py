@@ -1,4 +1,4 @@
-"""What is said of a wait: to the log when it is long, and to the waiter when its time is up.
+"""What is reported of a wait: to the log when it is long, and to the waiter when its time is up.
 
 No waiter pays for it with a timer, or a look at the clock, of its own. While anybody waits for a name, its `Waits` mark
 the latest waiter every few seconds. As long as a marked waiter is there, it has been waiting for at least that long.
@@ -29,7 +29,7 @@ Waiter: TypeAlias = "asyncio.Future[Any]"
 """What a task awaits until it has a grant."""
 
 LONG = 10.0
-"""Seconds of waiting after which the log is told."""
+"""Seconds of waiting after which it is logged."""
 EVERY = 2.5
 """Seconds between two looks at the waiters."""
 SILENCE = 60.0
@@ -38,7 +38,7 @@ LISTED = 5
 
 
 class Mark(NamedTuple):
-    """A waiter, and since when it has been known to wait (local clock)."""
+    """A waiter, and since when it has waited at least (local clock)."""
 
     since: float
     waiter: Waiter

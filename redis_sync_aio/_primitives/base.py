@@ -232,7 +232,7 @@ class Primitive(LeaseContext[L]):
 
     @abstractmethod
     async def _holders(self) -> str:
-        """Return who holds it, for an error message; empty when nobody does."""
+        """Return the holders, for an error message; empty when there is none."""
 
     @property
     def name(self) -> str:
@@ -341,16 +341,16 @@ class Primitive(LeaseContext[L]):
         if resource.leases and request.wait and request.identity is None:
             resource.check_waits(request)
         if not request.shared:
-            return self._ticket(resource, request)
+            return self._acquire_alone(resource, request)
         if not (resource.hub.pushes and resource.hub.burst):
-            return self._ticket(resource, replace(request, shared=False))
+            return self._acquire_alone(resource, replace(request, shared=False))
         cohort = cohort_of(resource, request)
         if request is self._default:
             self._cohort = cohort
         return acquire_shared(cohort, request, current_task(cohort.loop))
 
-    def _ticket(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
-        """Acquire by a ticket of its own."""
+    def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
+        """Acquire for one task, which shares nothing."""
         return acquire(resource, request)
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[L]:

@@ -28,15 +28,15 @@ def majority_fence(fences: Sequence[int], quorum: int) -> int | None:
     return next((first for first, last in pairs if first - last <= APART * 1_000_000), None)
 
 
-def report_ahead(name: str, hubs: Sequence[Hub], bids: Votes, fence: int) -> None:
+def report_ahead(name: str, hubs: Sequence[Hub], votes: Votes, fence: int) -> None:
     """Log, once for each server, that its fences are far ahead of ``fence``, which a majority agrees on."""
-    for bid, lease in bids.granted:
-        ahead, hub = (lease.fence - fence) / 1_000_000, hubs[bid.server]
+    for vote, lease in votes.granted:
+        ahead, hub = (lease.fence - fence) / 1_000_000, hubs[vote.server]
         if ahead <= APART:
             hub.ahead_reported = False
         elif not hub.ahead_reported:
             hub.ahead_reported = True
-            logs.fence_ahead(name, bid.server + 1, len(bids.all), ahead)
+            logs.fence_ahead(name, vote.server + 1, len(votes.all), ahead)
 
 
 def no_majority(name: str, answered: int, servers: int, quorum: int, within: float, more: str) -> Unreachable:
@@ -46,35 +46,35 @@ def no_majority(name: str, answered: int, servers: int, quorum: int, within: flo
     )
 
 
-def why_no_answer(name: str, bids: Votes, quorum: int, within: float) -> SyncError:
+def why_no_answer(name: str, votes: Votes, quorum: int, within: float) -> SyncError:
     """Return why no majority answered."""
-    errors = [error for bid in bids.all if (error := bid.error) is not None]
+    errors = [error for vote in votes.all if (error := vote.error) is not None]
     for error in errors:
         if isinstance(error, (CoordinatorClosed, WrongContext)):
             return error
     refused = [error for error in errors if isinstance(error, CommandRefused)]
-    if len(refused) > len(bids.all) - quorum:
+    if len(refused) > len(votes.all) - quorum:
         return refused[0]
-    answered = sum(bid.answered for bid in bids.all)
-    shown = "; ".join(f"{bid.server + 1}: {_said(bid)}" for bid in bids.all if not bid.answered)
-    return no_majority(name, answered, len(bids.all), quorum, within, f". No. {shown}")
+    answered = sum(vote.answered for vote in votes.all)
+    shown = "; ".join(f"{vote.server + 1}: {_said(vote)}" for vote in votes.all if not vote.answered)
+    return no_majority(name, answered, len(votes.all), quorum, within, f". No. {shown}")
 
 
-def _said(bid: Vote) -> str:
-    error = bid.error or bid.connection_error
+def _said(vote: Vote) -> str:
+    error = vote.error or vote.connection_error
     return "no answer" if error is None else message_of(error)
 
 
-def why_no_fence(name: str, bids: Votes, quorum: int) -> Unreachable | None:
+def why_no_fence(name: str, votes: Votes, quorum: int) -> Unreachable | None:
     """Return the error for clocks that are far apart; None if that is not why there is no lease."""
-    granted = bids.granted
-    if len(granted) < sum(bid.answered for bid in bids.all):
+    granted = votes.granted
+    if len(granted) < sum(vote.answered for vote in votes.all):
         return None  # the others may agree, once they are free
     if len(granted) < quorum or majority_fence([lease.fence for _, lease in granted], quorum) is not None:
         return None
     last = min(lease.fence for _, lease in granted)
-    shown = ", ".join(f"no. {bid.server + 1}: {(lease.fence - last) / 1_000_000:+.0f} s" for bid, lease in granted)
+    shown = ", ".join(f"no. {vote.server + 1}: {(lease.fence - last) / 1_000_000:+.0f} s" for vote, lease in granted)
     return Unreachable(
         f"the fences for {name!r} of the servers that answered differ by more than {APART:g} seconds ({shown}), and "
-        f"{quorum} of {len(bids.all)} servers have to agree: set their clocks, or bring the other servers back"
+        f"{quorum} of {len(votes.all)} servers have to agree: set their clocks, or bring the other servers back"
     )

@@ -1,4 +1,6 @@
-"""Tasks of this process that want the same: they share few tickets at the server, and hand on what it granted.
+"""Local sharing: tasks of one process queue behind few tickets, and hand on what the server granted.
+
+The technique is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012).
 
 The rule. A *process grant* is what the server granted to this process. It goes from task to task in the order in which
 they asked, without a command, for as long as nobody else waits at the server. The server reports the first other waiter
@@ -38,7 +40,7 @@ from .pending_grant import PendingGrant
 from .shared_grant import ProcessGrant, Task, TaskGrant
 
 IN_ONE_TURN = 64
-"""A grant is taken without waiting so often before the loop gets a chance to hear what others want."""
+"""Immediate grants per turn of the event loop, before contention notices are processed."""
 
 
 class Cohort(Holdings):
@@ -161,11 +163,11 @@ class Cohort(Holdings):
                 return
             self._open(first, None)
 
-    def _open(self, wanted: Request, only: Awaited | None) -> None:
+    def _open(self, request: Request, only: Awaited | None) -> None:
         self._asked += 1
         self._room -= 1
         self._trying += only is not None
-        pending = PendingGrant(self, wanted, only, self._asked)
+        pending = PendingGrant(self, request, only, self._asked)
         self.pending.append(pending)
         pending.acquisition.ask()
 

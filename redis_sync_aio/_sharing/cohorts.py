@@ -16,7 +16,7 @@ from .cohort import Cohort
 from .shared_grant import ProcessGrant, Task, TaskGrant
 
 MANY = 16
-"""So many cohorts are kept before those that nobody uses are forgotten."""
+"""So many cohorts are kept before unused ones are forgotten."""
 
 
 class Cohorts:
@@ -44,7 +44,7 @@ class Cohorts:
         found = self.all.get(key)
         if found is not None and found is not cohort and found.in_use:
             return False
-        # A new dict: somebody goes through this one.
+        # A new dict: a caller iterates over this one.
         self.all = {known: other for known, other in self.all.items() if other not in (cohort, found)}
         self.all[key] = cohort
         return True
@@ -103,7 +103,7 @@ class Cohorts:
         return bool(resting)
 
     def reroute(self) -> None:
-        """Hand nothing on any more: word of who waits at the server would not reach us."""
+        """Hand nothing on any more: contention notices of the server would not reach us."""
         for cohort in list(self.all.values()):
             for grant in list(cohort.resting):
                 cohort.give_back(grant)

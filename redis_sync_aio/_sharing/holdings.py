@@ -16,7 +16,7 @@ from .shared_grant import ProcessGrant, TaskGrant
 from .task_grant_manager import TaskGrantManager
 
 UNKNOWN_LIMIT = 16
-"""So many permits are asked for at once when only the server knows the limit; what was granted does not count."""
+"""So many permits are asked for together when only the server knows the limit; granted ones do not count."""
 
 FEW = 64
 """So many shares are looked through for those of a task. To list them by task costs each grant in the process 10 %."""
@@ -29,7 +29,7 @@ Waiting: TypeAlias = tuple[Awaited, Request, int]
 class Holdings(TaskGrantManager):
     """The process grants of a cohort.
 
-    Invariant: nobody is in ``line`` while a grant rests, but for the rest of a turn in which it was taken often.
+    Invariant: no task is in ``line`` while a grant rests, but for the rest of a turn in which it was taken often.
     """
 
     def __init__(self, resource: Resource, request: Request) -> None:
@@ -64,7 +64,7 @@ class Holdings(TaskGrantManager):
         """Send as many requests as there are tasks in the line, or as are of use."""
 
     def _keep(self, grant: ProcessGrant, number: int) -> None:
-        """Begin with what was granted to the ticket of that number."""
+        """Start to share what was granted to the ticket of that number."""
         grant.cohort, grant.number = self, number
         grant.sound = self.hub.pushes  # else we would not hear that others wait
         self.grants[grant] = None
@@ -161,7 +161,7 @@ class Holdings(TaskGrantManager):
             self.give_back(grant)
 
     def part_with(self, grant: ProcessGrant) -> None:
-        """Hand ``grant`` on no more: tasks that come now have to ask the server."""
+        """Hand ``grant`` to no further task: newcomers queue at the server."""
         grant.sound = False
         self._leave_room(grant)
         self._ask()

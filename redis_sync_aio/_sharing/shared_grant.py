@@ -113,7 +113,7 @@ class ProcessGrant(Grant):
             self.manager.renewals.renew(self, ttl_ms)
 
     def asks(self) -> tuple[Argument, ...]:
-        """Ask for more fences once half of them are used, and whether somebody waits."""
+        """Ask for more fences once half of them are used, and whether others wait."""
         if self.next_fence <= self.half:
             return (0,)
         self._range = min(self._range * 2, MOST_FENCES)

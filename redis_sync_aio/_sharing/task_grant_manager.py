@@ -75,7 +75,7 @@ class TaskGrantManager(ABC):
         return self.hub.manager.stalled_since(time)
 
     def answering(self, keys: Keys, stalled: bool) -> bool:
-        """Return whether the server that has ``keys`` answers; ``stalled``: or nobody could have noticed."""
+        """Return whether the server that has ``keys`` answers; ``stalled``: or silence could not be noticed."""
         return self.hub.manager.answering(keys, stalled)
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:

@@ -350,7 +350,7 @@ async def test_e4_a_closed_coordinator_refuses_and_sends_nothing(redis: Redis, m
             lock.hold().__aenter__, lock.__aenter__, coordinator.__aenter__,
         ]  # fmt: skip
         for use in uses:
-            with pytest.raises(CoordinatorClosed, match="can not be used any more"):
+            with pytest.raises(CoordinatorClosed, match="cannot be used any more"):
                 await use()
         with pytest.raises(LeaseLost, match="closed"):
             await lease.extend(5)

@@ -71,7 +71,7 @@ MUTANTS: Mapping[str, Mutant] = {
         IdentityRequests, "defer", "it.withdrawn and it.call is not None", "False"
     ),
     "what a namesake is about to join is undone": Mutant(
-        IdentityRequests, "pass_on", "not self._under_way(token)", "True"
+        IdentityRequests, "pass_on", "not self._in_flight(token)", "True"
     ),
     "what no namesake got is kept": Mutant(IdentityRequests, "settle", "self._undo(identity)", "pass"),
     "a ticket stays when its time is up": Mutant(Acquisition, "withdraw", "self.undo()"),
