@@ -268,7 +268,7 @@ class Lock(RedisLock):
             if not outcome.done():
                 outcome.set_result(call)
 
-        resource.undo(token, b"", closing=(GAP_MS,), done=answered)
+        resource.undo(token, b"", release_args=(GAP_MS,), done=answered)
         call, limit = None, resource.hub.retry_for
         with suppress(TimeoutError):
             exit_timeout = resource.hub.manager.exit_timeout

@@ -113,7 +113,7 @@ class AsyncLock(PlainLock):
         if polled_every is not None:
             if share:
                 raise ValueError("polled_every does not go with share=True")
-            self._leave_open = self._closing = (gap_ms(polled_every),)
+            self._leave_open = self._release_args = (gap_ms(polled_every),)
         super().__init__(
             client,
             name,

@@ -48,7 +48,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
 
     _grant_type = RobustGrant
     _lease_type = RobustLease
-    _closing = (b"*", b"0")  # released by its identity: whichever of its leases wrote the record
+    _release_args = (b"*", b"0")  # released by its identity: whichever of its leases wrote the record
 
     @explains_words_of_redis_py
     def __init__(

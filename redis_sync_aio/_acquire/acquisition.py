@@ -339,8 +339,8 @@ class Acquisition:
             self._withdraw_ticket()
 
     def _undo_all(self) -> None:
-        closing = (self._attempt,) if self._request.upgrade else ()
-        self._resource.undo(self.token, self._member, pending=True, closing=closing)
+        release_args = (self._attempt,) if self._request.upgrade else ()
+        self._resource.undo(self.token, self._member, pending=True, release_args=release_args)
 
     def _undo_answered(self, call: Call) -> None:
         if call.error is not None:

@@ -78,8 +78,8 @@ class LinkEvents:
         resource = self._hub.resources.get(queued.keys.id)
         leases = () if resource is None else resource.leases.all()
         if not any(lease.wire_token == queued.token and lease.attempt == queued.attempt for lease in leases):
-            closing = (queued.attempt,) if queued.attempt else ()
-            self._hub.manager.releases.undo(queued.keys, queued.token, closing=closing)
+            release_args = (queued.attempt,) if queued.attempt else ()
+            self._hub.manager.releases.undo(queued.keys, queued.token, release_args=release_args)
 
     # -- another connection, or another server ---------------------------------------------------------
 

@@ -55,6 +55,6 @@ class Owner(WaitedName, Protocol[A_contra]):
         ticket: bytes,
         *,
         pending: bool = False,
-        closing: tuple[Argument, ...] = (),
+        release_args: tuple[Argument, ...] = (),
         done: Callable[[Call], None] | None = None,
     ) -> None: ...

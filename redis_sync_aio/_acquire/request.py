@@ -36,7 +36,7 @@ class Request:
     shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
     grant_type: type[Grant] = Grant
     linger: float = 0.0  # for so long a shared lease that no task has is kept
-    closing: tuple[Argument, ...] = ()  # what its release says in the end, unless there is a record
+    release_args: tuple[Argument, ...] = ()  # the trailing arguments of its release, unless there is a record
     look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
     refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
 

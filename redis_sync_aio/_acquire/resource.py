@@ -324,16 +324,18 @@ class Resource:
         ticket: bytes,
         *,
         pending: bool = False,
-        closing: tuple[Argument, ...] = (),
+        release_args: tuple[Argument, ...] = (),
         done: Callable[[Call], None] | None = None,
     ) -> None:
         """Take back on the server what a request may have left there: its grant, its ticket.
 
         ``pending``: the request itself may still be in flight, and its token, or its attempt, is never used again.
-        ``closing``: as `Grant.closing`.
+        ``release_args``: as `Grant.release_args`.
         """
         if token or ticket:
-            self.hub.manager.releases.undo(self.keys, token, ticket, pending=pending, closing=closing, done=done)
+            self.hub.manager.releases.undo(
+                self.keys, token, ticket, pending=pending, release_args=release_args, done=done
+            )
 
     def forget_if_idle(self) -> None:
         """Let the hub forget this name when it is neither waited for nor held."""

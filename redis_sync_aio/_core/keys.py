@@ -74,7 +74,7 @@ class Keys:
 
     family: ClassVar[Family]
     """Which scripts take them."""
-    closing: ClassVar[tuple[bytes, ...]] = ()
+    release_args: ClassVar[tuple[bytes, ...]] = ()
     """The last arguments of a release that ends no lease (it only withdraws a ticket)."""
 
     name: bytes  # as users know it
@@ -122,7 +122,7 @@ class RobustKeys(LockKeys):
 
     __slots__ = ()
     family: ClassVar[Family] = "robust"
-    closing: ClassVar[tuple[bytes, ...]] = (b"", b"0")
+    release_args: ClassVar[tuple[bytes, ...]] = (b"", b"0")
 
     @property
     def record(self) -> bytes:

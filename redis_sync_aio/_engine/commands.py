@@ -102,18 +102,18 @@ class Commands:
         ticket: bytes = b"",
         about: object = None,
         pending: bool = False,
-        closing: tuple[Argument, ...] = (),
+        release_args: tuple[Argument, ...] = (),
         undoes: bool = False,
     ) -> Call:
         """Give up what ``token`` holds and its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be in flight, and is to find its token spent.
-        ``closing``: who wrote the record of a robust lock, and what is to become of it; empty: it was not adopted. Of
+        ``release_args``: who wrote the record of a robust lock, and what becomes of it; empty: it was not adopted. Of
         an upgrade: the attempt. ``undoes``: as `Call.undoes`; also what is ``pending`` or has a ticket.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
-        if closing or keys.closing:
-            words += closing or keys.closing
+        if release_args or keys.release_args:
+            words += release_args or keys.release_args
         call = Call(keys, self._scripts[keys.family].release, words, delivery.sent, delivery.expires, delivery.done)
         call.context = about
         call.undoes = pending or undoes or ticket != b""

@@ -85,14 +85,14 @@ class Deadlines:
         permit = lease.permit
         if permit is not lease:
             self._follow(permit, lease)
-            lease.deadline = min(lease.deadline, lease.until)
+            lease.deadline = min(lease.deadline, lease.hold_limit)
         self.writer_follows(lease)
 
     def writer_follows(self, permit: Grant) -> None:
         """Let the writer's grant of an upgraded ``permit`` last as long as both the permit and the reader's grant."""
         writer = permit.above
         if writer is not None and writer.state is LeaseState.HELD:
-            writer.until = writer.latest_end()
+            writer.hold_limit = writer.latest_end()
             self._follow(writer, permit)
 
     def upgraded(self, lease: Grant, writer: UpgradedGrant) -> None:
@@ -100,7 +100,7 @@ class Deadlines:
         permit = lease.permit
         writer.stand_on(lease)
         # A renewal in flight may be executed after the grant.
-        writer.deadline = min(writer.deadline, writer.until, self._unanswered.bound(permit))
+        writer.deadline = min(writer.deadline, writer.hold_limit, self._unanswered.bound(permit))
         if writer.deadline > permit.deadline:
             self._follow(permit, writer)
 

@@ -142,10 +142,10 @@ class Grant:
         self.auto_renew: bool = terms.auto_renew
         # Nothing is renewed without an end, also if an identity joins a lease that has none.
         self.renew_at: float = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
-        self.until: float = _ENDLESS
+        self.hold_limit: float = _ENDLESS
         if terms.max_hold is not None:
-            self.until = self.since + terms.max_hold
-            self.deadline = min(deadline, self.until)
+            self.hold_limit = self.since + terms.max_hold
+            self.deadline = min(deadline, self.hold_limit)
             self.renew_at = min(self.renew_at, self.deadline)
 
     @property
@@ -278,7 +278,7 @@ class Grant:
 
     def latest_end(self) -> float:
         """Return until when it may last, however it is renewed (local clock)."""
-        return self.until
+        return self.hold_limit
 
     def shares_end(self) -> bool:
         """Return whether extending it extends its permit, too."""
@@ -287,11 +287,11 @@ class Grant:
     def follow(self, other: Grant) -> None:
         """Last as long as ``other``, a grant on the same permit."""
         self.period, self.renew_at = other.period, other.renew_at
-        self.deadline = min(other.deadline, self.until)
+        self.deadline = min(other.deadline, self.hold_limit)
 
     def ends_by(self) -> float:
         """Return when it ends at the latest, unless it is extended (local clock)."""
-        return max(self.until, self.deadline) if self.auto_renew else self.deadline
+        return max(self.hold_limit, self.deadline) if self.auto_renew else self.deadline
 
     def asks(self) -> tuple[Argument, ...]:
         """Return what its renewals ask for in addition to time."""
@@ -306,9 +306,9 @@ class Grant:
     def look_at_shares(self, time: float) -> None:
         """End the shares of tasks whose own time is up."""
 
-    def closing(self) -> tuple[Argument, ...]:
+    def release_args(self) -> tuple[Argument, ...]:
         """Return the trailing arguments of its release."""
-        return self._terms.closing
+        return self._terms.release_args
 
     def give_back(self) -> None:
         """Start the release unless it has begun; do not wait for it."""

@@ -189,7 +189,7 @@ class GrantManager:
         if lease.permit is lease and lease.reason != "closed" and not lease.reusable and perhaps:
             # It is lost here, but the server may have prolonged it, or may still do so. Others would wait for nothing.
             lease.interrupted = True
-            self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
+            self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
 
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return the grants that must hold on the server for ``lease`` to hold."""

@@ -18,7 +18,7 @@ class UpgradedGrant(Grant):
 
     def stand_on(self, reader: Grant) -> None:
         """Stand on ``reader``, which was upgraded, and last no longer than that may."""
-        self._reader, self.until = reader, reader.ends_by()
+        self._reader, self.hold_limit = reader, reader.ends_by()
         reader.permit.above = reader.above = self
 
     @property
@@ -32,7 +32,7 @@ class UpgradedGrant(Grant):
 
     def latest_end(self) -> float:
         """Return until when the reader's grant may last (local clock)."""
-        return self.until if self._reader is None else self._reader.ends_by()
+        return self.hold_limit if self._reader is None else self._reader.ends_by()
 
     def shares_end(self) -> bool:
         """Return whether an extension is one of the permit: not if the reader's is a share of it."""
@@ -42,7 +42,7 @@ class UpgradedGrant(Grant):
         """Return what else goes by the identity of the reader here, if it has one."""
         return self.namesakes if self._reader is None else self._reader.namesakes
 
-    def closing(self) -> tuple[Argument, ...]:
+    def release_args(self) -> tuple[Argument, ...]:
         """Return what its release says: which upgrade it ends."""
         return (self.attempt,)
 

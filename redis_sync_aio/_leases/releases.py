@@ -41,8 +41,10 @@ class Releases:
         """Send the release of ``lease``, and repeat it until it is answered or the lease has expired."""
         time, pending, undoes = now(), lease.replayed, lease.reusable
         told = Delivery(time, min(lease.deadline, time + self._retry_for), self._answered)
-        keys, token, closing = lease.keys, lease.wire_token, lease.closing()
-        call = self._commands().release(keys, token, told, about=lease, pending=pending, closing=closing, undoes=undoes)
+        keys, token, release_args = lease.keys, lease.wire_token, lease.release_args()
+        call = self._commands().release(
+            keys, token, told, about=lease, pending=pending, release_args=release_args, undoes=undoes
+        )
         # A command that is alone is on its way already (see `Connection`), so the rest adds no latency.
         self.in_flight.started(call)
         self._forget(lease)
@@ -59,7 +61,7 @@ class Releases:
         ticket: bytes = b"",
         *,
         pending: bool = False,
-        closing: tuple[Argument, ...] = (),
+        release_args: tuple[Argument, ...] = (),
         done: Callable[[Call], None] | None = None,
         expires: float | None = None,
     ) -> None:
@@ -78,7 +80,7 @@ class Releases:
             expires = time + max(self._retry_for, 60.0)
         told, undoes = Delivery(time, expires, answered), not pending
         call = self._commands().release(
-            keys, token, told, ticket=ticket, pending=pending, closing=closing, undoes=undoes
+            keys, token, told, ticket=ticket, pending=pending, release_args=release_args, undoes=undoes
         )
         self.in_flight.started(call)
 
@@ -92,7 +94,7 @@ class Releases:
         if lease.permit is not lease:
             self._keep(lease.permit)  # from now on it is renewed itself
         if lease.attempt:
-            self.undo(lease.keys, lease.wire_token, pending=lease.replayed, closing=lease.closing())
+            self.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
 
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)

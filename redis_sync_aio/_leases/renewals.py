@@ -49,7 +49,7 @@ class Renewals(Deadlines):
         if not lease.auto_renew:
             return 0
         time = now()
-        left = lease.until - time
+        left = lease.hold_limit - time
         ttl = min(lease.ttl_ms, math.floor(left * 1000)) if left < math.inf else lease.ttl_ms
         return 0 if time + ttl / 1000 <= lease.deadline else ttl  # max_hold
 
@@ -118,7 +118,7 @@ class Renewals(Deadlines):
                 return
             if lease.shares_end():  # else it ends with the share of that task, as before
                 for extended in (lease, permit):  # also past `max_hold`
-                    extended.until = max(extended.until, call.sent + ttl / 1000)
+                    extended.hold_limit = max(extended.hold_limit, call.sent + ttl / 1000)
 
         await self._renew_now(lease, ttl, executed)
 

@@ -59,7 +59,7 @@ class Primitive(LeaseContext[L]):
     _limit = 0
     _whose_limit = b""
     _leave_open: tuple[Argument, ...] = ()  # what the release of a lock says of clients that poll for it
-    _closing: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
+    _release_args: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Primitive(LeaseContext[L]):
                 delivery.done(call)
 
             told = Delivery(delivery.sent, delivery.expires, answered)
-            call = commands.release(self._keys, token, told, closing=self._closing, undoes=True)
+            call = commands.release(self._keys, token, told, release_args=self._release_args, undoes=True)
             if here is not None:
                 here.release_sent(token)
             sent.append(call)
@@ -293,7 +293,7 @@ class Primitive(LeaseContext[L]):
             weight=weight,
             limit=self._limit,
             whose_limit=self._whose_limit,
-            closing=self._leave_open,
+            release_args=self._leave_open,
             refused=self._refusal(),
             shared=self._share and identity is None and ms != FOREVER,
             linger=self._linger,

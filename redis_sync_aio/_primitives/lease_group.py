@@ -275,13 +275,13 @@ class LeaseGroup:
 
 def undo_extension(member: Grant) -> Callable[[], Coroutine[Any, Any, None]]:
     """Return a coroutine function that undoes an extension of ``member`` that is about to be sent."""
-    deadline, ttl, until = member.deadline, member.ttl_ms, member.until
+    deadline, ttl, hold_limit = member.deadline, member.ttl_ms, member.hold_limit
 
     async def undo() -> None:
         left = math.floor((deadline - now()) * 1000)
         if member.state is HELD and left > 0:
             await member.manager.extend(member, left)
-            member.ttl_ms, member.until = ttl, until
+            member.ttl_ms, member.hold_limit = ttl, hold_limit
 
     return undo
 

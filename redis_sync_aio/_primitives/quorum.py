@@ -71,7 +71,7 @@ class QuorumGroup(LeaseGroup):
         self._since = min(member.since for member in self.members)
         self._look()
         first = self.members[0]
-        if self.lost is None and first.auto_renew and first.until == math.inf:  # else it would outlast its limit
+        if self.lost is None and first.auto_renew and first.hold_limit == math.inf:  # else it would outlast its limit
             self._rejoin_in(first.ttl_ms / 3000)
 
     def _watch(self, member: Grant) -> None:

@@ -33,9 +33,11 @@ class RobustGrant(Grant):
         self.record.check_writer(self)
         return self.record
 
-    def closing(self) -> tuple[Argument, ...]:
+    def release_args(self) -> tuple[Argument, ...]:
         """Return the trailing arguments of its release: the writer of the record, and whether it must be kept."""
-        return super().closing() if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
+        return (
+            super().release_args() if self.record is None else (self.record.writer, b"1" if self.interrupted else b"0")
+        )
 
 
 class RobustLease(Lease):

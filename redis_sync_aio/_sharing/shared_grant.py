@@ -206,7 +206,7 @@ class TaskGrant(Grant):
 
     # As class attributes they cost nothing to set up: it is made for every grant.
     renew_at = math.inf
-    until = math.inf
+    hold_limit = math.inf
     ends = math.inf
     """When it ends, whether its grant is renewed or not (local clock)."""
     weight = 1
@@ -241,7 +241,7 @@ class TaskGrant(Grant):
         if not request.auto_renew:
             self.end_in(request.ttl_ms / 1000)
         elif request.max_hold is not None:
-            self.until = now() + request.max_hold
+            self.hold_limit = now() + request.max_hold
             self.end_in(request.max_hold)
 
     @property
@@ -312,7 +312,7 @@ class TaskGrant(Grant):
     def extended(self, ttl: int) -> None:
         """Let it last longer, as its process grant does; without renewals for ``ttl``, or until `max_hold` if later."""
         if self.ends < math.inf and self.state is HELD:
-            left = self.until - now() if self.auto_renew else 0.0
+            left = self.hold_limit - now() if self.auto_renew else 0.0
             self.end_in(max(ttl / 1000, left))
 
     def ends_by(self) -> float:
