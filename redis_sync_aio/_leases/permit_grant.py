@@ -18,7 +18,8 @@ class UpgradedGrant(Grant):
 
     def stand_on(self, reader: Grant) -> None:
         """Stand on ``reader``, which was upgraded, and last no longer than that may."""
-        self._reader, self.hold_limit = reader, reader.ends_by()
+        self._reader = reader
+        self.hold_limit: float = reader.ends_by()
         reader.permit.above = reader.above = self
 
     @property
