@@ -23,7 +23,7 @@ Name: TypeAlias = str | bytes
 """A name or an identity: text is encoded as the client encodes keys; bytes are taken as they are."""
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-"""What JSON can say."""
+"""Any value that JSON can represent."""
 
 MIN_TTL_MS = 10
 MAX_TTL_MS = 10 * 365 * 86_400_000

@@ -47,7 +47,7 @@ async def outcome_of(outcome: asyncio.Future[T]) -> T:
 
 
 GOES_ON = "has no answer yet and goes on"
-"""What the note says of a release for which an error waits no longer."""
+"""The note on an error that does not wait for a release any longer."""
 
 
 def leaving() -> BaseException | None:
@@ -67,7 +67,7 @@ def give_up_on(release: str, error: BaseException) -> None:
 
 
 class Limited(Protocol):
-    """What knows how long an error waits for a release."""
+    """The source of the time that an error waits for a release."""
 
     exit_timeout: float
 
@@ -157,7 +157,7 @@ class Cancelling:
             self.cancel(*why)
 
     def take_back(self) -> None:
-        """Not again; and what was requested so does not count any more."""
+        """Stop cancelling, and take back the request, which counts no more."""
         if self._timer is not None:
             self._timer.cancel()
         for _ in range(self._count):
@@ -273,4 +273,4 @@ def redeliver_cancellation(cancelled: asyncio.CancelledError, before: int) -> No
 
 
 _BY_ANYIO = re.compile("Cancelled (by|via) cancel scope ")
-"""How anyio knows its own."""
+"""The message by which anyio recognizes its own cancellations."""

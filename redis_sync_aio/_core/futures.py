@@ -1,4 +1,4 @@
-"""What takes an outcome as an `asyncio.Future` does."""
+"""The protocol of receivers of an outcome, such as `asyncio.Future`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class FutureLike(Protocol[T_contra]):
-    """Takes a result or an error, once, unless it is done already."""
+    """A receiver of one result or one error, unless it is done already."""
 
     def done(self) -> bool: ...
     def set_result(self, result: T_contra, /) -> None: ...

@@ -36,14 +36,14 @@ Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
 
 
 class Endpoint(NamedTuple):
-    """What a server knows this process as."""
+    """The name by which a server knows this process."""
 
-    inbox: bytes  # where grants are pushed to; empty: nowhere, it polls
+    inbox: bytes  # receives pushed grants; empty: none, the process polls
     token_prefix: bytes
 
     @classmethod
     def new(cls, process: str, unique: str) -> Endpoint:
-        """Make one for a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
+        """Make the endpoint of a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
         return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
 
     def at(self, shard: int) -> Endpoint:
@@ -56,7 +56,7 @@ class Endpoint(NamedTuple):
         return Endpoint(self.inbox + mark, self.token_prefix[:-1] + mark + b":")
 
     def again(self) -> Endpoint:
-        """Return what the same server may know us as from now on: nobody listens to the former inbox."""
+        """Return a new endpoint for the same server: the former inbox has no listener any more."""
         former = self.inbox.removeprefix(INBOX_PREFIX)
         unique, mark, shard = former.partition(CLUSTER_MARK)
         now = secrets.token_hex(len(unique) // 2).encode() + mark + shard
@@ -73,7 +73,7 @@ class Keys:
     """The keys of one name, as bytes on the wire."""
 
     family: ClassVar[Family]
-    """Which scripts take them."""
+    """The family of scripts that take them."""
     release_args: ClassVar[tuple[bytes, ...]] = ()
     """The last arguments of a release that ends no lease (it only withdraws a ticket)."""
 
@@ -82,9 +82,9 @@ class Keys:
     heads: dict[bytes, bytes] = field(default_factory=dict, repr=False, compare=False)
     """Cache of the sender: packed beginnings of commands on these keys, which end with them."""
     engine: Engine = "auto"
-    """How decisions about them are executed."""
+    """The engine that executes decisions about them."""
     id: bytes = field(init=False, repr=False, compare=False)
-    """What tells them from everything else in this process."""
+    """The identifier of these keys in this process."""
 
     def __post_init__(self) -> None:
         kind = f"{self.engine} {self.family} "  # neither has a space, so no key can look like another's id
@@ -103,17 +103,17 @@ class LockKeys(Keys):
 
     @property
     def queue(self) -> bytes:
-        """Tickets of those who wait."""
+        """The key of the queue: the tickets of waiters."""
         return self.all[1]
 
     @property
     def fence(self) -> bytes:
-        """The last fence, and whose it is."""
+        """The key of the last fence, and the token that has it."""
         return self.all[2]
 
     @property
     def polls(self) -> bytes:
-        """Until when polled-for tickets are alive."""
+        """The key of the times until which polled-for tickets are alive."""
         return self.all[3]
 
 
@@ -126,7 +126,7 @@ class RobustKeys(LockKeys):
 
     @property
     def record(self) -> bytes:
-        """How far the work of the last holder has come."""
+        """The key of the record: how far the work of the last holder has come."""
         return self.all[4]
 
 

@@ -108,7 +108,7 @@ class _Reader(string.Formatter):
 
 
 class _Anything:
-    """Stands for an argument: it has every attribute and every item."""
+    """A placeholder for an argument: it has every attribute and every item."""
 
     def __getattribute__(self, name: str) -> Any:
         return self

@@ -1,4 +1,4 @@
-"""Work that may concern everything that is held or waited for, done in slices: the event loop goes on in between."""
+"""Long work in slices, between which the event loop goes on."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How long the event loop stood still, as a timer sees it that fires late."""
+"""Stalls of the event loop, measured by a timer that fires late."""
 
 from __future__ import annotations
 
 from collections import deque
 
 SHORTEST = 0.02
-"""Seconds: less is not worth a note."""
+"""Seconds; shorter stalls are not noted."""
 
 
 class Stalls:

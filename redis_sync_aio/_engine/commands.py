@@ -1,4 +1,4 @@
-"""The decisions about locks and permits, executed by scripts on the server: builds the calls. See `replies`."""
+"""Calls that run the scripts for locks and permits. `replies` decodes the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._transport.executor import Executor
 
 @dataclass(slots=True)  # not frozen: one is made for each command
 class Delivery:
-    """When a command is sent, for how long, and who gets the answered call."""
+    """The time at which a command is sent, the time at which it expires, and the receiver of the answered call."""
 
     sent: float
     """Local time, not later than now."""
@@ -70,7 +70,7 @@ class Commands:
         poll_ms: int,
         more: tuple[Argument, ...],
     ) -> Call:
-        """Ask for what ``keys`` stand for; with a ``ticket`` (not empty) also for a place in its queue.
+        """Request the lock or permit of ``keys``; with a ``ticket`` (not empty) also a place in its queue.
 
         ``more``: weight, limit and perhaps whose limit for permits, the attempt for upgrades; for locks 1 if the token
         may be used again.
@@ -89,7 +89,7 @@ class Commands:
         *,
         ttl_ms: int,
     ) -> Call:
-        """Ask for all of `joined_keys` together, each for the token of ``prefix`` and its number. Does not queue."""
+        """Request all of `joined_keys` together, each for the token of ``prefix`` and its number. Does not queue."""
         words = (ttl_ms, prefix, b" ".join(b"%d" % number for number in numbers))
         return self._send(self._all, keys, words, delivery)
 
@@ -105,9 +105,9 @@ class Commands:
         release_args: tuple[Argument, ...] = (),
         undoes: bool = False,
     ) -> Call:
-        """Give up what ``token`` holds and its ``ticket``; either may be empty.
+        """Release what ``token`` holds, and withdraw its ``ticket``; either may be empty.
 
-        ``pending``: a copy of the acquire that this ends may still be in flight, and is to find its token spent.
+        ``pending``: a copy of the acquire that this ends may still be in flight, and must find its token spent.
         ``release_args``: who wrote the record of a robust lock, and what becomes of it; empty: it was not adopted. Of
         an upgrade: the attempt. ``undoes``: as `Call.undoes`; also what is ``pending`` or has a ticket.
         """
@@ -132,13 +132,13 @@ class Commands:
     ) -> Call:
         """Let the lease of ``token`` end ``ttl_ms`` from now; ``more``: how many fences a process that shares needs.
 
-        ``weight``: of a permit; one that weighs less is not the one that is meant.
+        ``weight``: the weight of a permit. A permit that weighs less is another one, and is not renewed.
         """
         size: tuple[Argument, ...] = (weight,) if isinstance(keys, PermitKeys) else ()
         return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms, *size, *more), delivery)
 
     def adopt(self, keys: Keys, token: bytes, words: tuple[Argument, ...], delivery: Delivery) -> Call:
-        """Look what the last holder of a robust lock left behind, and put the record of ``token`` in its place.
+        """Read what the last holder of a robust lock left behind, and put the record of ``token`` in its place.
 
         ``words`` as in robust/adopt.lua, from the fence on.
         """
@@ -149,7 +149,7 @@ class Commands:
         return self._send(self._record, keys, (token, *words), delivery)
 
     def gate(self, keys: Keys, fence: bytes, ttl_ms: int, delivery: Delivery) -> Call:
-        """Accept a fence, unless a higher one was accepted before; look, if it is empty."""
+        """Accept a fence, unless a higher one was accepted before. With an empty fence only read the highest."""
         return self._send(self._gate, keys, (fence, ttl_ms), delivery)
 
     def force(self, keys: Keys, delivery: Delivery) -> Call:
@@ -160,7 +160,7 @@ class Commands:
         return call
 
     def inspect(self, keys: Keys, shown: int, delivery: Delivery) -> Call:
-        """Look, and see the first ``shown`` of each list."""
+        """Read the state, with the first ``shown`` entries of each list."""
         return self._send(self._scripts[keys.family].inspect, keys, (shown,), delivery)
 
     def resize(self, keys: Keys, limit: int, delivery: Delivery) -> Call:
@@ -169,4 +169,4 @@ class Commands:
 
 
 Send: TypeAlias = Callable[[Commands, Delivery], Call]
-"""Sends one command."""
+"""A function that sends one command."""

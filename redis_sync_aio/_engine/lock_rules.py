@@ -1,4 +1,4 @@
-"""What is decided about a lock, as pure functions: a snapshot of the keys -> reply, messages, the snapshot after.
+"""Decisions about a lock, as pure functions: from a snapshot of the keys to a reply, messages and the next snapshot.
 
 The scripts lock/*.lua decide the same on the server; property tests compare the two, reply by reply and key by key.
 Nothing here talks to a server, and nothing but the snapshot enters a decision.
@@ -42,9 +42,9 @@ Decision: TypeAlias = AnyDecision[LockSnapshot]
 
 
 class _Turn(Enum):
-    GRANTED = 1  # somebody who waited has it now
+    GRANTED = 1  # a waiter holds it now
     RESERVED = 2  # its waiter takes it itself: it polls, or could not be reached
-    FREE = 3  # nobody is ahead
+    FREE = 3  # no waiter is ahead
 
 
 def remembered(ms: int) -> int:
@@ -108,7 +108,7 @@ class LockDraft(QueueDraft):
             if self.before.full:
                 self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
                 return _Turn.RESERVED
-            fence = self.next_fence(ticket.token, ticket.claim_ms)  # it is spent on the dead, too
+            fence = self.next_fence(ticket.token, ticket.claim_ms)  # a dead waiter uses one up, too
             if self.before.mute:
                 return _Turn.RESERVED
             self.queue.pop(0)
@@ -117,7 +117,7 @@ class LockDraft(QueueDraft):
         return _Turn.FREE
 
     def hand_over(self, ticket: Ticket, fence: int) -> bool:
-        """Tell the owner of a ticket, if he lives, that it is his now, and the one behind him when to look."""
+        """Tell the owner of a ticket, if it lives, that it holds the lock, and the next waiter when to look."""
         following = Ticket.of_lock(self.queue[0]) if self.queue else None
         told = b"%016d %016d %d" % (fence, self.now, ticket.claim_ms)
         if self.queue:
@@ -130,7 +130,7 @@ class LockDraft(QueueDraft):
         return True
 
     def leave_open(self, gap_ms: int) -> bool:
-        """Leave the lock free for so long, if it has been handed over without a break for BUSY_MS."""
+        """Leave the lock free for ``gap_ms``, if it has been handed over without a break for BUSY_MS."""
         ms, since = self.now // 1000, self.polls.get(POLLERS_TICKET)
         if self.before.full:
             return False
@@ -154,7 +154,7 @@ class LockDraft(QueueDraft):
         return (Outcome.OWN, fence, self.left, self.now, 0)
 
     def tell_holder(self) -> None:
-        """Tell a holder that shares that somebody waits, if somebody does."""
+        """Tell a holder that shares its lease among tasks that the lock is contended, if there is a queue."""
         if self.queue and self.holder is not None:
             self.tell_contended(self.holder)
 
@@ -175,7 +175,7 @@ def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll
         draft.leave(member)
         fence = draft.next_fence(token, ttl_ms)
         draft.hold(token, ttl_ms)
-        draft.tell_holder()  # who was behind it in the queue
+        draft.tell_holder()  # the waiters behind it in the queue
         return draft.decide(fence)
     new = bool(member) and member not in draft.queue
     if new:
@@ -189,9 +189,9 @@ def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll
 
 
 def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, gap_ms: int = 0) -> Decision:
-    """Give up the lock and a ticket; ``pending``: a late copy of the request is to find its token spent.
+    """Give up the lock and a ticket; ``pending``: a late copy of the request must find its token spent.
 
-    ``gap_ms``: for so long a busy lock is left free now and then, for clients that poll for it; 0: never.
+    ``gap_ms``: how long a busy lock is left free now and then, for clients that poll for it; 0: never.
     """
     draft = LockDraft(before)
     draft.leave(member)
@@ -211,7 +211,7 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
 
 
 def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
-    """Let the lease end ``ttl_ms`` from now; ``fences``: so many more are needed by a process that shares it."""
+    """Let the lease end ``ttl_ms`` from now; ``fences``: how many more a process needs that shares it."""
     draft = LockDraft(before)
     if draft.holder == token:
         shorter = draft.left == FOREVER_MS or draft.left > ttl_ms

@@ -1,4 +1,4 @@
-"""What is decided about permits, as pure functions: a snapshot of the keys -> reply, messages, the snapshot after.
+"""Decisions about permits, as pure functions: from a snapshot of the keys to a reply, messages and the next snapshot.
 
 The scripts permits/*.lua decide the same on the server; property tests compare the two, reply by reply and key by
 key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` included, enters a decision.
@@ -52,9 +52,9 @@ Decision: TypeAlias = AnyDecision[PermitSnapshot]
 
 
 class _Turn(Enum):
-    RESERVED = 1  # somebody ahead takes what is free himself: he polls, or could not be told
-    FULL = 2  # the first one waits for more than is free
-    FREE = 3  # nobody is ahead
+    RESERVED = 1  # a waiter ahead takes what is free by itself: it polls, or could not be told
+    FULL = 2  # the first waiter needs more than is free
+    FREE = 3  # no waiter is ahead
 
 
 class PermitDraft(QueueDraft):
@@ -63,7 +63,7 @@ class PermitDraft(QueueDraft):
     read_ticket = staticmethod(Ticket.parse)
 
     def __init__(self, before: PermitSnapshot) -> None:
-        """Drop what is over."""
+        """Drop expired permits."""
         super().__init__(before)
         self.before = before
         self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
@@ -99,7 +99,7 @@ class PermitDraft(QueueDraft):
         return self.used - had + weight <= self.limit
 
     def left(self, until: int | None = None) -> int:
-        """Milliseconds until then (None: until the first permit is over by itself; 0 when there is none).
+        """Return the milliseconds until then (None: until the first permit expires; 0 when there is none).
 
         A tombstone frees nothing when it is over. (The scripts look at 64 of them, and take the last one's end then.)
         """
@@ -108,14 +108,14 @@ class PermitDraft(QueueDraft):
         return 0 if until is None else max(1, -((self.now - until) // 1000))
 
     def fenced(self, weight: int) -> bool:
-        """Return whether that gets a fence of its own: readers have the one of the last writer."""
+        """Return whether a permit of this weight gets a fence of its own: readers have the fence of the last writer."""
         return self.limit != WRITER_WEIGHT or weight == WRITER_WEIGHT
 
     def next_fence(self, weight: int) -> int:
         return max(self.fence + 1, self.now) if self.fenced(weight) or self.fence == 0 else self.fence
 
     def reserve(self, weight: int, fences: int) -> int:
-        """Return the first of so many fences more for what is held already, 0 if there are none."""
+        """Reserve ``fences`` more fences for what is held already; return the first, 0 if there are none."""
         if not fences or not self.fenced(weight):
             return 0
         first = self.next_fence(weight)
@@ -143,12 +143,12 @@ class PermitDraft(QueueDraft):
         return self.publish(inbox, number, b"%d %016d %d%b" % (fence, self.now, ms, more))
 
     def tell_holders(self) -> None:
-        """Tell those who share what they hold that somebody waits, each process once."""
+        """Tell processes that share their permits among tasks that others wait, each process once."""
         held = nsmallest(MAX_NOTIFIED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
         whom: dict[bytes, bytes] = {}
         for token, permit in held if self.shared else ():
             sharer = Sharer.of(token)
-            if sharer is not None and permit.weight:  # not what was undone
+            if sharer is not None and permit.weight:  # a tombstone holds nothing
                 whom.setdefault(sharer.inbox, token)
         for token in whom.values():
             self.tell_contended(token)
@@ -169,7 +169,7 @@ class PermitDraft(QueueDraft):
             had, weight = self.weight(ticket.token), ticket.weight
             # An identity that holds already; or a reader that was to become the writer, and reads no more.
             odd = (had > 0) != (member == self.ahead)
-            if weight > self.limit or odd:  # or the limit was lowered: its owner asks again
+            if weight > self.limit or odd:  # or the limit was lowered: its owner requests again
                 self.leave(member)
                 if ticket.inbox:
                     self.tell(ticket.inbox, ticket.number, ASK_AGAIN, 0)
@@ -178,7 +178,7 @@ class PermitDraft(QueueDraft):
                 if alive > self.now:
                     return _Turn.RESERVED, alive
                 self.leave(member)
-            elif not self.fits(weight, had):  # a dead one must not keep out those who would fit
+            elif not self.fits(weight, had):  # a dead waiter must not block waiters that fit
                 if self.used >= self.limit:
                     return _Turn.FULL, None
                 if self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
@@ -190,7 +190,7 @@ class PermitDraft(QueueDraft):
             else:
                 self.hand_over(member, ticket, weight, had)
             self.moved = True
-        return _Turn.FULL, None  # nobody knows the limit: the next request brings it
+        return _Turn.FULL, None  # the limit is unknown: the next request brings it
 
     def watch_over(self, inbox: bytes, mine: bytes) -> None:
         """Let the ticket behind the first, which waits for more permits, look from time to time: the first may die."""
@@ -199,14 +199,14 @@ class PermitDraft(QueueDraft):
             self.tell(following.inbox, following.number, ASK_AGAIN, 0)
 
     def hand_over(self, member: bytes, ticket: Ticket, weight: int, had: int) -> None:
-        """Grant the first ticket, if its owner lives, and tell the one behind when to look."""
+        """Grant the first ticket, if its owner lives, and tell the next waiter when to look."""
         behind = self.queue[1:2]
         following = Ticket.parse(behind[0]) if behind else None
         self.leave(member)
         fence = self.next_fence(weight)
         then = min(self.left() or ticket.claim_ms, ticket.claim_ms)
         together = following is not None and following.inbox == ticket.inbox
-        number = following.number if following is not None and together else 0  # 0: somebody else waits
+        number = following.number if following is not None and together else 0  # 0: another process waits
         more = b" %d %d" % (number, then) if behind else b""
         if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more):
             attempt = ticket.inbox + b"|%d" % ticket.number if had else b""
@@ -261,7 +261,7 @@ def acquire(
     """
     draft = PermitDraft(before)
     draft.limit = before.limit or limit
-    turn, reserved = draft.settle(member)  # first: it may be this token that gets something, by another ticket
+    turn, reserved = draft.settle(member)  # first: this token may be granted something by another ticket
     queued = member in draft.queue
     differs = bool(limit) and limit != draft.limit and not queued
     idle = not draft.used and turn is _Turn.FREE
@@ -285,7 +285,7 @@ def acquire(
         fence = draft.next_fence(weight)
         draft.hold(token, weight, ttl_ms, fence)
         if queued:
-            draft.settle()  # who is behind may fit, too
+            draft.settle()  # the next waiter may fit, too
         if draft.queue:
             draft.tell_contended(token)
         return draft.decide(fence)
@@ -318,7 +318,7 @@ def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, po
 def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> Decision:
     """Let what ``attempt`` made a writer be a reader again (empty: what was acquired for writing), or withdraw it.
 
-    ``pending``: a late copy of the attempt is to find it spent.
+    ``pending``: a late copy of the attempt must find it spent.
     """
     draft = PermitDraft(before)
     draft.leave(member)
@@ -333,7 +333,7 @@ def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool
 
 
 def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
-    """Give up a permit and a ticket; ``pending``: a late copy of the request is to find its token spent."""
+    """Give up a permit and a ticket; ``pending``: a late copy of the request must find its token spent."""
     draft = PermitDraft(before)
     draft.leave(member)
     held = draft.weight(token) > 0
@@ -348,7 +348,7 @@ def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) 
 def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> Decision:
     """Let a permit of that weight at ``least`` end ``ttl_ms`` from now.
 
-    ``fences``: so many more are needed by a process that shares it.
+    ``fences``: how many more a process needs that shares it.
     """
     draft = PermitDraft(before)
     draft.settle()
@@ -366,7 +366,7 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
 
 
 def resize(before: PermitSnapshot, limit: int) -> Decision:
-    """Set the limit, until it is set again. Those who fit now are granted; nothing is taken away."""
+    """Set the limit, until it is set again. Waiters that fit now are granted; nothing is taken away."""
     draft = PermitDraft(replace(before, resized=True))
     draft.limit = draft.known_limit = limit
     draft.settle()

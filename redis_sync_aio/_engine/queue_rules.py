@@ -33,7 +33,7 @@ class QueueDraft:
         self.polls.pop(member, None)
 
     def publish(self, inbox: bytes, number: int, payload: bytes) -> bool:
-        """Tell an inbox what begins with that number; return whether somebody listens, as far as we know."""
+        """Send the payload for ticket ``number`` to an inbox; return whether it has a listener, as far as is known."""
         if self._mute:
             return True
         listens = inbox not in self._deaf
@@ -50,7 +50,7 @@ class QueueDraft:
             self.publish(sharer.inbox, sharer.number, b"%d %016d 0" % (CONTENDED, self.now))
 
     def tell_sooner(self, ms: int) -> None:
-        """Tell the first waiter that listens, of two, that something is free in ``ms``, sooner than it was told."""
+        """Tell a waiter that something is free in ``ms``, sooner than it was told: the first of two that listens."""
         for member in self.queue[:SOONER_TRIES]:
             ticket = self.read_ticket(member)
             told = b"0 %016d %d" % (self.now, ms)

@@ -1,4 +1,4 @@
-"""What the scripts reply, and what arrives in our inbox, decoded."""
+"""Decoded replies of the scripts, and decoded messages of our inbox."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ class Pushed(NamedTuple):
     fence: int
     server_time: float  # seconds
     duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = forever
-    wanted: bool  # somebody waits for what is granted
-    following: int  # the number of our ticket that is next after a grant; 0 = it is not ours, or none
-    next_duration: float  # for how long what that ticket waits for is taken
+    wanted: bool  # other requests wait for what is granted
+    following: int  # the number of our ticket that is next after a grant; 0: it is not ours, or there is none
+    next_duration: float  # of the lease that this ticket waits for
 
 
 def read_push(payload: bytes) -> Pushed:

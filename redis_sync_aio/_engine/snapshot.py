@@ -1,4 +1,4 @@
-"""What a decision starts from and comes to: the keys of one name as plain values. See `lock_rules`, `permit_rules`."""
+"""Snapshots: the keys of one name as plain values, before and after a decision. See `lock_rules`, `permit_rules`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._scripts.constants import ASK_AGAIN, FREE_MS
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """What a token holds. A weight of 0: nothing any more, it was undone (a tombstone)."""
+    """The permit of a token. A weight of 0 is a tombstone: it was undone."""
 
     weight: int
     fence: int
@@ -31,7 +31,7 @@ class Ticket:
 
     inbox: bytes  # empty: its owner polls
     number: int
-    claim_ms: int  # for how long it is granted at first
+    claim_ms: int  # how long the lease lasts that a hand-over grants
     weight: int
     token: bytes
 
@@ -61,14 +61,14 @@ _SHARER = re.compile(rb":([0-9A-Fa-f]+):(\d+)~\Z")
 
 
 class Sharer(NamedTuple):
-    """A process whose tasks share what it holds; its tokens say so."""
+    """A process whose tasks share its leases; its tokens say so."""
 
     inbox: bytes
     number: int
 
     @classmethod
     def of(cls, token: bytes) -> Sharer | None:
-        """Return whose token it is, None if nobody shares what it holds."""
+        """Return the process that shares the lease of ``token``; None if its lease is not shared."""
         found = _SHARER.search(token)
         return None if found is None else cls(INBOX_PREFIX + found[1], int(found[2]))
 
@@ -83,13 +83,13 @@ class PermitSnapshot:
     fence: int = 0  # the last one
     permits: Mapping[bytes, Permit] = field(default_factory=dict)  # by token
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
-    ahead: bytes = b""  # the first of them, if it is that of a reader that is to become the writer (score < 0)
+    ahead: bytes = b""  # the first of them, if it is of a reader that waits to become the writer (score < 0)
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
-    shared: bool = False  # a process that shares what it holds was granted something
-    deaf: frozenset[bytes] = frozenset()  # the inboxes that nobody hears: their waiters are dead
+    shared: bool = False  # a process that shares its leases was granted something
+    deaf: frozenset[bytes] = frozenset()  # inboxes without a listener: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
     resized: bool = False  # the limit was set by a resize: no other request changes it
-    packed: bool = False  # nothing was free before what is over was dropped, of which this is the rest
+    packed: bool = False  # nothing was free before the expired permits were dropped, a part of which is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class LockSnapshot:
     kept: int = FREE_MS  # for how many milliseconds it is remembered
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
-    deaf: frozenset[bytes] = frozenset()  # the inboxes that nobody hears: their waiters are dead
+    deaf: frozenset[bytes] = frozenset()  # inboxes without a listener: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
     full: bool = False  # the server is out of memory: nothing can be granted
 
@@ -120,19 +120,19 @@ class Message(NamedTuple):
 
     @classmethod
     def astray(cls, inbox: bytes, number: int) -> Message:
-        """Return what is said to an inbox of a cluster that nobody hears here: perhaps somebody does elsewhere."""
+        """Return the message to an inbox of a cluster that has no listener here, and may have one at another node."""
         return cls(inbox, b"%d %d 0 0" % (number, ASK_AGAIN))
 
 
 ScriptReply: TypeAlias = int | tuple[int, ...]
-"""As the script's header says."""
+"""A reply as the header of the script describes it."""
 
 
 S = TypeVar("S", PermitSnapshot, LockSnapshot)
 
 
 class Decision(NamedTuple, Generic[S]):
-    """What one request comes to."""
+    """The outcome of one request."""
 
     reply: ScriptReply
     after: S

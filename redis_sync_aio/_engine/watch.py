@@ -1,29 +1,29 @@
 """The decisions of the scripts, executed with WATCH, MULTI and EXEC: for servers and users without scripts.
 
-A *talk* is what is said to the server for one call, as a generator without any input or output of its own: it yields
-commands that leave in one write, is sent their replies, and returns what the script would have replied. No
-other talk may begin on the same connection meanwhile, since EXEC ends every WATCH.
+A *dialogue* is the conversation with the server for one call, as a generator without input or output of its own. It
+yields commands that leave in one write, receives their replies, and returns what the script would have replied. No
+other dialogue may begin on the same connection meanwhile, since EXEC ends every WATCH.
 
     1. WATCH all keys of the name, TIME, and read.
-    2. Read more if need be: what those who wait hold, and which of their inboxes anybody hears.
+    2. Read more if need be: what the waiters hold, and which of their inboxes have a listener.
     3. Decide, by the pure rules (`lock_rules`, `permit_rules`).
-    4. MULTI, what the decision changed, PUBLISH, EXEC. Nothing may have changed since 1, else the talk ends in CONFLICT
-       and begins again. Where nothing is to be written, an empty MULTI and EXEC prove that what was read was so.
+    4. MULTI, what the decision changed, PUBLISH, EXEC. If a key has changed since 1, the dialogue ends in CONFLICT and
+       begins again. When there is nothing to write, an empty MULTI and EXEC prove that what was read was true.
 
-**Time.** A decision is as old as its TIME, and its process may be stopped before EXEC. That does no harm: as long as
-nobody changed a key, nobody else decided anything; a ttl counts from EXEC on, the end of a permit from TIME on, and
-the client counts a grant from before the WATCH.
+**Time.** A decision is as old as its TIME, and its process may be stopped before EXEC. That does no harm. As long as no
+key has changed, no other decision was made. A ttl counts from EXEC on, the end of a permit from TIME on, and the client
+counts a grant from before the WATCH.
 
-**Replay.** The decisions are idempotent for a token, as those of the scripts, so a talk whose EXEC was not answered
+**Replay.** The decisions are idempotent for a token, as those of the scripts. So a dialogue whose EXEC was not answered
 begins again.
 
 **Messages to ourselves** are not published but delivered when EXEC has succeeded: before Redis 7.2 what a connection
-publishes to itself in a transaction arrives in the midst of the reply to EXEC, which nobody could read then.
+publishes to itself in a transaction arrives in the middle of the reply to EXEC, which cannot be read then.
 
 **What differs from the scripts.** A waiter that dies after 2 keeps what EXEC has granted it until that ends by itself
 (its claim, or its ttl): to take it back would be another transaction, and by then it may be back, and use it. And when
 the server is out of memory it refuses what a script may still do: nothing is handed over then (a lock is free, and its
-first waiter is told to look again), and permits can neither be renewed nor released.
+first waiter gets word to look again), and permits can neither be renewed nor released.
 """
 
 from __future__ import annotations

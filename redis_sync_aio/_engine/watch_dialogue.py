@@ -1,6 +1,6 @@
-"""What all talks have in common: reading replies, MULTI and EXEC, and what is done when those are refused.
+"""The common part of all dialogues: reading replies, MULTI and EXEC, and refusals of those.
 
-See `watch` for what a talk is. Nothing here knows locks from permits.
+See `watch` for what a dialogue is. Nothing here distinguishes locks from permits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .._transport.dialogues import CONFLICT, Dialogue, LocalInbox
 from .snapshot import Message
 
 WINDOW = 16
-"""So many tickets at the head of a queue are looked at first; more if a decision gets to the last of them."""
+"""Tickets at the head of a queue that are read first. If a decision reaches the last of them, more are read."""
 
 
 class Refused(Exception):
@@ -40,11 +40,11 @@ class WritePlan:
     without: Reply = None
     """The reply to a request that waits already, if nothing can be written now."""
     more: bool = False
-    """This was only a part, without a reply: when it is written the rest is decided."""
+    """Whether this is only a part of the decision, without a reply: once it is written the rest is decided."""
 
 
 class Queues(Protocol):
-    """The part of a snapshot that is about those who wait."""
+    """The part of a snapshot that is about waiters."""
 
     @property
     def queue(self) -> tuple[bytes, ...]: ...
@@ -54,20 +54,20 @@ class Queues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """Those who wait, as far as they were looked at."""
+    """The queue, as far as it was read."""
 
     queue: bytes  # the keys
     polls: bytes
     tail: int  # the place of the last ticket
-    more: bool  # there are tickets behind those that were looked at
-    own: bytes  # the caller's ticket; it stands at the end of the snapshot's queue if it is one of those
+    more: bool  # there are tickets behind those that were read
+    own: bytes  # the caller's ticket; at the end of the snapshot's queue if it is among the tickets behind
 
     def ended(self, before: Queues, after: Queues) -> bool:
-        """Return whether a decision went on to the last of those that were looked at, and there are more."""
+        """Return whether a decision reached the last ticket that was read, and there are more."""
         return self.more and sum(member in after.queue for member in before.queue if member != self.own) < 2
 
     def writes(self, before: Queues, after: Queues, ahead: bytes = b"") -> list[Words]:
-        """Return the commands that make the keys what they are to be; ``ahead``: a ticket before all others."""
+        """Return the commands that bring the queue to the state ``after``; ``ahead``: a ticket before all others."""
         found: list[Words] = []
         gone = [member for member in before.queue if member not in after.queue]
         new = [member for member in after.queue if member not in before.queue]
@@ -117,7 +117,7 @@ def microseconds(time: Reply) -> int:
 
 
 def deaf(reply: Reply) -> frozenset[bytes]:
-    """Return the inboxes that nobody hears, of PUBSUB NUMSUB. Who may not ask takes all for living."""
+    """Return the inboxes without a listener, by PUBSUB NUMSUB. If that is not allowed, all count as living."""
     if isinstance(reply, ReplyError):
         return frozenset()
     listening = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
@@ -146,7 +146,7 @@ def attempt(decide: Decide, inbox: LocalInbox) -> Dialogue:
             done = yield from commit([*plan.writes, *published])
         except Refused as refused:
             if refused.command == b"PUBLISH" and refused.code == "NOPERM" and not mute:
-                mute = True  # whose turn it is finds out when it looks again
+                mute = True  # the next holder finds out when it looks again
             elif refused.code == "OOM" and plan.without is not None:
                 return plan.without
             elif refused.code == "OOM" and not full:
@@ -161,6 +161,6 @@ def attempt(decide: Decide, inbox: LocalInbox) -> Dialogue:
         for message in plan.messages:
             if message.inbox == inbox.channel:
                 inbox.deliver(message.payload)
-        # Who died between our look and its grant keeps that until it ends by itself (P1). To take it back would be
-        # another transaction: by then it may have come back, and seen that it holds the lock.
+        # A waiter that died after we looked keeps its grant until that expires (P1). To take it back would be another
+        # transaction: by then the waiter may have come back, and seen that it holds the lock.
         return plan.reply

@@ -1,4 +1,4 @@
-"""How the keys of locks are read, and a decision about them is written, by plain commands. See `watch`."""
+"""Reading the keys of locks, and writing a decision about them, by plain commands. See `watch`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LockRead:
     line: QueueView
 
     def writes(self, after: LockSnapshot) -> list[Words]:
-        """Return the commands that make the keys what they are to be."""
+        """Return the commands that bring the keys to the state ``after``."""
         name, _, fence, _ = self.keys
         before, found = self.before, list[Words]()
         if after.holder != before.holder:
@@ -114,7 +114,7 @@ def _plan(views: Sequence[LockRead], decisions: Sequence[Decision], reply: objec
 
 
 def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
-    """Decide about one lock; ``waits``: whose ticket is queued goes on waiting when nothing can be written."""
+    """Decide about one lock; ``waits``: a request whose ticket is queued goes on waiting if nothing can be written."""
 
     def decide(mute: bool, full: bool) -> Dialogue:
         window = WINDOW
@@ -132,33 +132,33 @@ def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], w
 
 
 def acquire(keys: WireKeys, words: Words) -> Decide:
-    """As lock/acquire.lua."""
+    """Decide as lock/acquire.lua does."""
     token, ttl_ms, member, poll_ms, reusable = words
     own, ttl, poll = blob(member), int(ttl_ms), int(poll_ms)
     return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, int(reusable) == 1), waits=True)
 
 
 def release(keys: WireKeys, words: Words) -> Decide:
-    """As lock/release.lua."""
+    """Decide as lock/release.lua does."""
     token, member, pending, *gap = words
     own, gap_ms = blob(member), int(gap[0]) if gap else 0
     return _one(keys, own, lambda it: rules.release(it, blob(token), own, pending == b"1", gap_ms))
 
 
 def renew(keys: WireKeys, words: Words) -> Decide:
-    """As lock/renew.lua."""
+    """Decide as lock/renew.lua does."""
     token, ttl_ms, *more = words
     fences = int(more[0]) if more else None
     return _one(keys, b"", lambda it: rules.renew(it, blob(token), int(ttl_ms), fences))
 
 
 def force(keys: WireKeys, words: Words) -> Decide:
-    """As lock/force_release.lua."""
+    """Decide as lock/force_release.lua does."""
     return _one(keys, b"", rules.force)
 
 
 def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As lock/acquire_all.lua."""
+    """Decide as lock/acquire_all.lua does."""
     ttl_ms, prefix, numbers = words
     tokens = tuple(blob(prefix) + number for number in blob(numbers).split())
     locks = [keys[first : first + 4] for first in range(0, len(keys), 4)]
@@ -177,7 +177,7 @@ def acquire_all(keys: tuple[bytes, ...], words: Words) -> Decide:
 
 
 def inspect(keys: WireKeys, words: Words) -> Decide:
-    """As lock/inspect.lua."""
+    """Decide as lock/inspect.lua does."""
     name, queue, fence, _ = keys
     (shown,) = words
 

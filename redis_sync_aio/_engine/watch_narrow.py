@@ -70,33 +70,33 @@ def _only_held(member: Argument, pending: Argument) -> None:
 
 
 def renew(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As lock/narrow_renew.lua."""
+    """Decide as lock/narrow_renew.lua does."""
     token, ttl_ms, *fences = words
     return _lock(keys[0], lambda it: lock_rules.renew(it, blob(token), int(ttl_ms)), (0, 0) if fences else ())
 
 
 def release(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As lock/narrow_release.lua."""
+    """Decide as lock/narrow_release.lua does."""
     token, member, pending, *_ = words
     _only_held(member, pending)
     return _lock(keys[0], lambda it: lock_rules.release(it, blob(token), b"", pending=False))
 
 
 def renew_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As permits/narrow_renew.lua."""
+    """Decide as permits/narrow_renew.lua does."""
     token, ttl, least, more = blob(words[0]), int(words[1]), int(words[2]), (0, 0) if words[3:] else ()
     return _permits(keys, token, lambda it: permit_rules.renew(it, token, ttl, least), more)
 
 
 def release_permit(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As permits/narrow_release.lua."""
+    """Decide as permits/narrow_release.lua does."""
     token = blob(words[0])
     _only_held(words[1], words[2])
     return _permits(keys, token, lambda it: permit_rules.release(it, token, b"", pending=False))
 
 
 def downgrade(keys: tuple[bytes, ...], words: Words) -> Decide:
-    """As permits/narrow_downgrade.lua."""
+    """Decide as permits/narrow_downgrade.lua does."""
     token, attempt = blob(words[0]), blob(words[3]) if words[3:] else b""
     _only_held(words[1], words[2])
     return _permits(keys, token, lambda it: permit_rules.downgrade(it, token, b"", False, attempt))

@@ -1,4 +1,4 @@
-"""How the keys of permits are read, and a decision about them is written, by plain commands. See `watch`."""
+"""Reading the keys of permits, and writing a decision about them, by plain commands. See `watch`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Decision: TypeAlias = rules.Decision
 BATCH = 1000
 """So many permits that are over are dropped together."""
 UNREAD = 1
-"""Stands for a weight that no decision needs."""
+"""A placeholder for a weight that no decision needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermitsRead:
-    """Permits as they were read: of `before.permits` those that a decision may need."""
+    """Permits as they were read; `before.permits` has those that a decision may need."""
 
     keys: WireKeys
     before: PermitSnapshot
     kept: int  # until when the keys last; ms, server time
     line: QueueView
-    lost: bool  # PERMITS or STATE was lost: what is left of the other is void
-    many_over: bool  # too many to be dropped with the decision
+    lost: bool  # PERMITS or STATE was lost, so the rest of the other is void
+    many_over: bool  # there are too many expired permits to drop them with the decision
     sharers: dict[bytes, int]  # of the first permits, those of processes that share what they hold: until when
 
     def writes(self, after: PermitSnapshot) -> list[Words]:
-        """Return the commands that make the keys what they are to be."""
+        """Return the commands that bring the keys to the state ``after``."""
         return self._permits(after) + self.line.writes(self.before, after, after.ahead)
 
     def swept(self) -> PermitSnapshot:
-        """Return what is left when those read that are over have been dropped."""
+        """Return the snapshot without the expired permits that were read."""
         before = self.before
         live = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in live)
@@ -164,8 +164,8 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
     seen = _overview(checked((yield _first_asked(keys, token, attempt, own, window))), [token, attempt])
     limit, used, fence, kept = seen.known
-    # Of those that are not over two are enough to know which is the first without the caller's own.
-    # Those that are not whole numbers are of tombstones.
+    # Two live permits are enough to know which is the first besides the caller's own. Ends that are not whole numbers
+    # belong to tombstones.
     live = {name: math.ceil(until) for name, until in seen.ends.items() if until > seen.now}
     worth = (name for name in live if seen.ends[name].is_integer())
     held = {name: Permit(UNREAD, 0, live[name]) for name in islice(worth, 2)}
@@ -180,7 +180,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     before = PermitSnapshot(
         seen.now,
         limit,
-        # What is left of two keys when one of them is lost tells nothing.
+        # When one of the two keys is lost, the rest of the other is meaningless.
         used=0 if seen.lost else used,
         fence=fence,
         permits={} if seen.lost else held,
@@ -198,7 +198,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
 
 
 def _with_sharers(view: PermitsRead) -> Dialogue:
-    """Return the same `PermitsRead` with the permits of those who may have to be told that somebody waits."""
+    """Return the same `PermitsRead`, with the permits of processes that may have to hear that the name is contended."""
     _, state, _, _ = view.keys
     tokens = list(view.sharers)
     listening, about = yield [
@@ -213,12 +213,12 @@ def _with_sharers(view: PermitsRead) -> Dialogue:
 
 
 def _sharing(tokens: list[bytes]) -> set[bytes]:
-    """Return the inboxes of the processes that share what they hold."""
+    """Return the inboxes of the processes that share their leases."""
     return {sharer.inbox for token in tokens if (sharer := Sharer.of(token)) is not None}
 
 
 def permits_of(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> dict[bytes, Permit]:
-    """Return the permits of ``tokens``: ``about`` them STATE says this, PERMITS when they end."""
+    """Return the permits of ``tokens`` from ``about`` (of STATE) and ``ends`` (of PERMITS)."""
     found = {}
     for token, value, end in zip(tokens, about, ends, strict=True):
         if value is not None and end is not None:
@@ -241,7 +241,7 @@ def _about(
 ) -> Decide:
     """Decide for ``token``, by that ``attempt`` if it upgrades.
 
-    ``waits``: whose ticket is queued goes on waiting when nothing can be written.
+    ``waits``: a request whose ticket is queued goes on waiting if nothing can be written.
     """
     packed = False  # over all steps of this decision
 
@@ -270,7 +270,7 @@ def _about(
 
 
 def acquire(keys: WireKeys, words: Words) -> Decide:
-    """As permits/acquire.lua."""
+    """Decide as permits/acquire.lua does."""
     token, own = blob(words[0]), blob(words[2])
     ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 4, 5))
     whose = blob(words[6]) if words[6:] else b""
@@ -279,39 +279,39 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
 
 
 def release(keys: WireKeys, words: Words) -> Decide:
-    """As permits/release.lua."""
+    """Decide as permits/release.lua does."""
     token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
     return _about(keys, token, own, lambda it: rules.release(it, token, own, pending))
 
 
 def renew(keys: WireKeys, words: Words) -> Decide:
-    """As permits/renew.lua."""
+    """Decide as permits/renew.lua does."""
     token, ttl, least, fences = blob(words[0]), int(words[1]), int(words[2]), int(words[3]) if words[3:] else None
     return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, least, fences))
 
 
 def resize(keys: WireKeys, words: Words) -> Decide:
-    """As permits/resize.lua."""
+    """Decide as permits/resize.lua does."""
     limit = int(words[0])
     return _about(keys, b"", b"", lambda it: rules.resize(it, limit))
 
 
 def upgrade(keys: WireKeys, words: Words) -> Decide:
-    """As permits/upgrade.lua."""
+    """Decide as permits/upgrade.lua does."""
     token, own, attempt = blob(words[0]), blob(words[2]), blob(words[4])
     ttl, poll = int(words[1]), int(words[3])
     return _about(keys, token, own, lambda it: rules.upgrade(it, token, ttl, own, poll, attempt), True, attempt)
 
 
 def downgrade(keys: WireKeys, words: Words) -> Decide:
-    """As permits/downgrade.lua."""
+    """Decide as permits/downgrade.lua does."""
     token, own, pending = blob(words[0]), blob(words[1]), blob(words[2]) == b"1"
     attempt = blob(words[3]) if words[3:] else b""
     return _about(keys, token, own, lambda it: rules.downgrade(it, token, own, pending, attempt), attempt=attempt)
 
 
 def inspect(keys: WireKeys, words: Words) -> Decide:
-    """As permits/inspect.lua."""
+    """Decide as permits/inspect.lua does."""
     permits, state, queue, _ = keys
     shown = int(words[0])
 

@@ -1,4 +1,4 @@
-"""The attempts at one transaction: what is tried again, when it gives up, and what is known of the outcome.
+"""The attempts at one transaction: which are repeated, when it gives up, and what is known of the outcome.
 
 An attempt that certainly did nothing is tried again: EXEC found a change, or an error came before EXEC was
 sent. An EXEC whose answer was lost may have been executed; then it depends on what the caller declared.
@@ -53,7 +53,7 @@ class Attempts:
         self._client = client
         self._response_timeout = response_timeout
         self._terms = terms
-        self._turn = turn  # of which the coroutines of this object are the only user
+        self._turn = turn  # used by the coroutines of this object only
         self._escalated = False
         self._marker: CommitMarker | None = None
         self._begun = now()
@@ -67,7 +67,7 @@ class Attempts:
         self._perhaps = False  # an EXEC had no answer, and the body ran again
         self._over = False
         self._left: SyncError | None = None
-        """What to raise if the loop goes on although its last attempt ended without a verdict."""
+        """The error to raise if the loop goes on although its last attempt ended without a verdict."""
         self._entered = True  # the attempt before this one
 
     def __aiter__(self) -> Attempts:
@@ -137,7 +137,7 @@ class Attempts:
         )
 
     def _finish(self) -> None:
-        """There will be no other attempt."""
+        """End the loop: there is no further attempt."""
         self._over = True
         self._delay = None
         if self._turn is not None:
@@ -241,7 +241,7 @@ class Attempts:
     _EARLIER = "to an earlier EXEC"
 
     def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
-        """Nothing was done in this attempt, because of ``error``: plan the next one, or raise."""
+        """Plan the next attempt, or raise: nothing was done in this one, because of ``error``."""
         if is_transient(error) and self._out_of_trouble(tx._session.asked):
             return True
         self._give_up(error)
@@ -254,7 +254,7 @@ class Attempts:
         raise self._unknown(self._EARLIER, why) from error
 
     async def _unanswered(self, outcome: ExecUnanswered, sent: float) -> None:
-        """EXEC may have been executed."""
+        """Find out, or decide, what becomes of an EXEC that may have been executed."""
         executed: bool | None = None
         if self._marker is not None:
             try:
@@ -272,7 +272,7 @@ class Attempts:
             self._perhaps = True
 
     def _out_of_trouble(self, asked: float) -> bool:
-        """Redis, ``asked`` at that time, was out of reach: plan the next attempt.
+        """Plan the next attempt after Redis was out of reach; it was asked at the time ``asked``.
 
         Without a deadline only if that has not gone on for long, counted from when the first command that failed was
         asked: redis-py may have tried to connect for seconds since then, and before that the body took its time.

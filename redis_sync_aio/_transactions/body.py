@@ -1,4 +1,4 @@
-"""The body of a transaction: one at a time for each task and pool, and what happens to the connection when it fails."""
+"""The body of a transaction: one at a time for each task and pool, and the fate of the connection when it fails."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..errors import TransactionMisuse
 from .handle import Transaction
 
 _inside: WeakKeyDictionary[asyncio.Task[Any], list[Same]] = WeakKeyDictionary()
-"""Tasks that run the body of a transaction, and the connection pools of those."""
+"""The connection pools on which each task runs the body of a transaction."""
 
 
 class BodyScope:
-    """One body, from now on, in the running task. Raises TransactionMisuse inside another one on the same pool."""
+    """One body that runs in the current task. Raises TransactionMisuse inside another body on the same pool."""
 
     def __init__(self, client: Redis) -> None:
         task = asyncio.current_task()

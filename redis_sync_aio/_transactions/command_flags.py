@@ -1,4 +1,4 @@
-"""What a command may do. Before `multi` a body only reads, or to run it twice would do more than to run it once."""
+"""Effects of commands. Before `multi` a body may only read: it may run more than once."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ _UNLESS = {
 """Commands that read unless one of these words is among their arguments. (A key of that name: refused in error.)"""
 
 _SCRIPTS = frozenset(("EVAL", "EVALSHA", "FCALL"))
-"""Commands that may do anything, and say nothing of it."""
+"""Commands that may do anything, without a flag that says so."""
 
 _UNFLAGGED = frozenset(("FUNCTION KILL", "MEMORY PURGE"))
-"""The same of parts of commands. And all of SCRIPT but EXISTS."""
+"""Subcommands of the same kind, next to all of SCRIPT but EXISTS."""
 
 _EFFECTS = frozenset(("write", "may_replicate", "admin", "blocking", "pubsub"))
 
@@ -146,7 +146,7 @@ class _About(NamedTuple):
 
     effects: bool
     parts: bool
-    """It has subcommands, which have effects of their own."""
+    """Whether it has subcommands, which have effects of their own."""
 
 
 async def _about(client: Redis, connection: CheckedOut, *names: str) -> _About | redis.exceptions.ResponseError:

@@ -1,4 +1,4 @@
-"""What EXEC answered, as the client would give it."""
+"""The answer to EXEC, as the client would return it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Replies: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class ExecUnanswered:
-    """EXEC was sent, and no answer came: it was executed, or not."""
+    """The outcome of an EXEC that was sent and got no answer: it may have been executed."""
 
     cause: Exception
 
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, redis.exceptions.RedisError)
-"""What the client's decoder, or a callback of its, raises for a reply. The command was executed."""
+"""Errors that the client's decoder, or a callback of it, raises for a reply. The command was executed."""
 
 
 async def read_replies(connection: CheckedOut, commands: Sequence[Command], raw: Sequence[Reply]) -> Replies:

@@ -91,7 +91,7 @@ class GuardedTransaction(Transaction):
             self.replies = await self._commit_while_held()
         except BaseException as failure:
             if not self._session.in_doubt:
-                self._guard.committing(-1)  # else EXEC may be on its way still: that stays noted
+                self._guard.committing(-1)  # else EXEC may still be in flight, which stays noted
             await self._end(drop=isinstance(failure, asyncio.CancelledError))
             raise
         self._guard.committing(-1)

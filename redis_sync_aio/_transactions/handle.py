@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class TransactionState(Enum):
-    """Where a transaction is in its life."""
+    """The states of a transaction."""
 
     NEW = "not entered"
     READING = "reading"
@@ -55,7 +55,7 @@ class Transaction(AsyncCoreCommands):
     _event_dispatcher: Any = None
 
     _needs_watch = True
-    """What is written may depend on what was read, and on nothing else."""
+    """Whether the writes may depend on nothing but what was read through the transaction."""
 
     def __init__(self, session: WatchSession) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""What a caller asks of a transaction, and what comes of it."""
+"""The options of a transaction, and its result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Committed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class TransactionOptions:
-    """What the caller asked for, checked."""
+    """The checked options of a transaction."""
 
     keys: tuple[bytes, ...]
     attempts: int

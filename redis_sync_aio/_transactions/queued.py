@@ -1,4 +1,4 @@
-"""What stands for the reply to a command that a transaction has queued: nothing is known before EXEC."""
+"""The placeholder for the reply to a queued command, which is not known before EXEC."""
 
 from __future__ import annotations
 

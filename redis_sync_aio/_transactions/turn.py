@@ -15,7 +15,7 @@ from .watch_session import Wait
 
 
 class Turn(Protocol):
-    """The turn on the keys of one transaction, to be taken in a fair lock."""
+    """The turn on the keys of one transaction: a lease of a fair lock."""
 
     keys: tuple[bytes, ...]
     """The keys that exist while somebody has the turn."""
@@ -29,7 +29,7 @@ class Turn(Protocol):
         """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""
 
     def give_back(self) -> None:
-        """Let the next one have it, if it was taken."""
+        """Give the turn back, if it was taken."""
 
 
 class TurnCheck:

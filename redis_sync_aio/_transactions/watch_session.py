@@ -118,7 +118,7 @@ class WatchSession:
 
     async def send(self, commands: Sequence[Encodables], raw: bool = False) -> list[Reply]:
         """Send commands, and WATCH before them for what is not watched yet, in one write; return their replies."""
-        of_body = [self.pack(words) for words in commands]  # whose bad arguments are an error of its own
+        of_body = [self.pack(words) for words in commands]  # bad arguments are an error of the body
         with self.reporting():
             connection = await self.open()
             # Without MULTI what follows it would be executed immediately, so we find out before: an EXEC ends a WATCH.
@@ -156,7 +156,7 @@ class WatchSession:
             wait = self._precheck.verify(replies)
             if wait is None:
                 return True
-            # The connection goes back first: those who wait must not keep it from the one they wait for.
+            # The connection goes back first: a waiter must not keep it from the transaction that it waits for.
             await self.begin_again()
             await wait()
         except SyncError as error:
