@@ -10,6 +10,7 @@ from ._leases.hold import OnLost
 from ._leases.lease import LossEvent
 from ._recovery.undo import UndoStep
 from ._transactions.attempts import Attempts
+from ._transactions.exec_replies import Replies
 from .coordinator import Push
 from .errors import LossReason
 from .lock import ClientSource, OnBusy, Synchronize, SynchronizeOrSkip
@@ -29,6 +30,7 @@ __all__ = [
     "OnLost",
     "OnMismatch",
     "Push",
+    "Replies",
     "Seconds",
     "Synchronize",
     "SynchronizeOrSkip",

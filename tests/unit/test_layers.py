@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType
 
 import redis_sync_aio
-from redis_sync_aio import errors
+from redis_sync_aio import errors, types
 
 ROOT = Path(redis_sync_aio.__file__).parent
 PACKAGE = "redis_sync_aio"
@@ -185,6 +185,45 @@ def raises(node: ast.AST) -> bool:
         if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             todo += ast.iter_child_nodes(part)
     return False
+
+
+NOT_MADE_BY_USERS = (
+    *("GuardedTransaction", "Lease", "MultiLease", "RedlockLease", "RobustLease", "Transaction", "WatchRetry"),
+)
+"""Classes whose objects users get and do not make."""
+
+
+def own_names(module: str) -> set[str]:
+    """What a module defines or imports from this package."""
+    found: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found.update(alias.asname or alias.name for alias in node.names)
+    found.update(node.name for node in tree(module).body if isinstance(node, ast.ClassDef))
+    return found
+
+
+def test_types_has_what_public_signatures_name() -> None:
+    known = {*redis_sync_aio.__all__, *types.__all__}
+    wrong: list[str] = []
+    for exported in known:
+        value = getattr(redis_sync_aio, exported, None)
+        for base in value.__mro__ if inspect.isclass(value) else (value,):
+            module = getattr(base, "__module__", "").removeprefix(f"{PACKAGE}.")
+            if module not in MODULES or not isinstance(base, (type, FunctionType)):
+                continue
+            node = definition(base)
+            for part in node.body if isinstance(node, ast.ClassDef) else [node]:
+                if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    continue
+                made = part.name == "__init__" and base is value and exported not in NOT_MADE_BY_USERS
+                if part.name.startswith("_") and not made:
+                    continue
+                arguments = (*part.args.posonlyargs, *part.args.args, *part.args.kwonlyargs, part.args.vararg)
+                annotations = [part.returns, *(one.annotation for one in arguments if one is not None)]
+                named = {n.id for one in annotations if one for n in ast.walk(one) if isinstance(n, ast.Name)}
+                wrong += [f"{exported}.{part.name}: {name}" for name in sorted(named & own_names(module) - known)]
+    assert_none(wrong)
 
 
 def test_what_is_public_is_documented() -> None:
