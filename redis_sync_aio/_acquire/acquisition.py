@@ -255,7 +255,7 @@ class Acquisition:
         if request.upgrade:
             lease.attempt = self._attempt
         if claimed and not lease.joined:
-            resource.hub.manager.renewals.claimed(lease)
+            resource.hub.manager.renewals.renew_claim_soon(lease)
         self._leave()  # after hold(): a name without tickets and leases is forgotten
         if self.taker.done():
             # Cancelled, and the task has not run since: its `task_cancelled` comes later and finds all done.

@@ -34,13 +34,13 @@ class Deadlines:
         """Return whether the server may prolong ``lease``, or may have done so, without an answer."""
         return self._unanswered.any(lease)
 
-    def claimed(self, lease: Grant) -> None:
+    def renew_claim_soon(self, lease: Grant) -> None:
         """Renew ``lease`` soon: it was handed over for less than its ttl, and a stall would lose it."""
         lease.claim = lease.period
         lease.renew_at = min(lease.renew_at, lease.deadline - lease.period * (1 - CLAIM_USED))
         self.keep(lease)
 
-    def sends(self, lease: Grant, ttl: int) -> Sent:
+    def begin(self, lease: Grant, ttl: int) -> Sent:
         """Note that a renewal of ``lease`` is sent now.
 
         No other renewal is due until it is answered: that would undo what this one asks for.
@@ -49,11 +49,11 @@ class Deadlines:
         if sum(span) < max(lease.deadline, permit.deadline):
             latest = lease if lease.deadline > permit.deadline else permit
             known = latest.deadline - latest.period, latest.period
-            self._last(lease, span)
+            self._last_for(lease, span)
         lease.renewing += 1
         return self._unanswered.add(permit, span, known)
 
-    def heard(self, lease: Grant, sent: Sent, call: Call) -> None:
+    def settle(self, lease: Grant, sent: Sent, call: Call) -> None:
         """Settle a renewal after its call was answered or given up."""
         if sent.given_up:  # it was settled before: only the error of giving up follows
             return
@@ -67,14 +67,14 @@ class Deadlines:
         if lease.state is LeaseState.HELD:
             known = self._unanswered.known(permit) if nothing else None
             if known is not None and sum(known) > lease.deadline:
-                self._last(lease, known)
+                self._last_for(lease, known)
             self.keep(lease)
 
-    def learned(self, lease: Grant, span: Span) -> None:
+    def apply(self, lease: Grant, span: Span) -> None:
         """Let ``lease`` last for ``span``, as the server said, unless a renewal in flight may end it sooner."""
-        self._last(lease, self._unanswered.learned(lease.permit, span))
+        self._last_for(lease, self._unanswered.learn(lease.permit, span))
 
-    def _last(self, lease: Grant, span: Span) -> None:
+    def _last_for(self, lease: Grant, span: Span) -> None:
         """Let ``lease`` last for ``span``, and with it what is on the same permit."""
         since, lease.period = span
         lease.claim = lease.permit.claim = 0.0
@@ -86,16 +86,16 @@ class Deadlines:
         if permit is not lease:
             self._follow(permit, lease)
             lease.deadline = min(lease.deadline, lease.hold_limit)
-        self.writer_follows(lease)
+        self.update_writer(lease)
 
-    def writer_follows(self, permit: Grant) -> None:
+    def update_writer(self, permit: Grant) -> None:
         """Let the writer's grant of an upgraded ``permit`` last as long as both the permit and the reader's grant."""
         writer = permit.above
         if writer is not None and writer.state is LeaseState.HELD:
             writer.hold_limit = writer.latest_end()
             self._follow(writer, permit)
 
-    def upgraded(self, lease: Grant, writer: UpgradedGrant) -> None:
+    def put_above(self, lease: Grant, writer: UpgradedGrant) -> None:
         """Put ``writer`` on the permit of ``lease``, which the server lets last at least as long."""
         permit = lease.permit
         writer.stand_on(lease)

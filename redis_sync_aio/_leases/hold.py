@@ -100,11 +100,11 @@ class Hold(Generic[L]):
         if task is asyncio.current_task():
             # The body noticed it itself: its release(), extend() or check() raises LeaseLost. That does not happen if
             # the lease ended with another one, which the body released.
-            grant.manager.loop.call_soon(self._unless_told)
+            grant.manager.loop.call_soon(self._unless_reported)
             return
         self._guard = CancelOnLoss(task, self._before, f"the lease on {grant.name!r} was lost")
 
-    def _unless_told(self) -> None:
+    def _unless_reported(self) -> None:
         if self._grant is not None and not self._grant.loss_reported:
             self._lost()
 
@@ -128,16 +128,16 @@ class Hold(Generic[L]):
             else:
                 grant.check_context()
                 await self._release_after(own, grant)
-        except SyncError as trouble:
+        except SyncError as other:
             if leaving is None:
                 raise
-            _note(leaving, trouble)
+            _note(leaving, other)
         if given_back is not None:
             if own is None:
                 raise given_back
             _note(own, given_back)
         if own is not None and self._guard is not None and self._guard.named(own):
-            await _delivered_again(own)
+            await _deliver_again(own)
 
     async def _release_after(self, error: BaseException, grant: Grant) -> None:
         """Release after a failed body, whose error waits for the answer for ``exit_timeout`` seconds (P5).
@@ -157,14 +157,14 @@ class Hold(Generic[L]):
             redeliver_cancellation(again, self._before)
 
 
-def _note(error: BaseException, trouble: Exception) -> None:
-    """Attach ``trouble`` to ``error``, which propagates, unless an inner body has done so."""
-    note = f"redis_sync_aio: {trouble}"
-    if str(trouble) != str(error) and note not in getattr(error, "__notes__", ()):
+def _note(error: BaseException, other: Exception) -> None:
+    """Attach ``other`` to ``error``, which propagates, unless an inner body has done so."""
+    note = f"redis_sync_aio: {other}"
+    if str(other) != str(error) and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
-async def _delivered_again(error: BaseException) -> None:
+async def _deliver_again(error: BaseException) -> None:
     """Let a cancellation by anyio propagate instead of ours, if both came in one turn of the loop.
 
     A scope of anyio knows its own cancellation by the message, and delivers it again.

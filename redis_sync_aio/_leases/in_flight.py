@@ -65,7 +65,7 @@ class InFlightRenewals:
             if not found:
                 del self._sent[permit]
 
-    def learned(self, permit: object, span: Span) -> Span:
+    def learn(self, permit: object, span: Span) -> Span:
         """Note that the server let ``permit`` last for ``span``; return how long it lasts if another one cuts that."""
         if permit in self._sent:
             if permit in self._known:

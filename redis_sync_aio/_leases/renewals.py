@@ -65,16 +65,16 @@ class Renewals(Deadlines):
     def renew(self, lease: Grant, ttl: int) -> None:
         """Renew ``lease`` by ``ttl`` milliseconds from now."""
         asked, weight = lease.asks(), lease.weight
-        sent = self.sends(lease, ttl)
+        sent = self.begin(lease, ttl)
 
         def done(call: Call) -> None:
-            self.heard(lease, sent, call)
-            self.renewed(lease, ttl, call, weight, asked)
+            self.settle(lease, sent, call)
+            self.apply_answer(lease, ttl, call, weight, asked)
 
         delivery = Delivery(now(), lease.deadline, done)
         self._commands().renew(lease.keys, lease.wire_token, delivery, ttl_ms=ttl, more=asked, weight=weight)
 
-    def renewed(
+    def apply_answer(
         self, lease: Grant, ttl: int, call: Call, weight: int = 1, asked: tuple[Argument, ...] = ()
     ) -> SyncError | None:
         """Apply the answer to a renewal by ``ttl`` milliseconds (0: it changed nothing); return its error, if any.
@@ -103,7 +103,7 @@ class Renewals(Deadlines):
             lease.lose(reason)
             return lease.loss()
         if ttl:
-            self.learned(lease, (call.sent, ttl / 1000))
+            self.apply(lease, (call.sent, ttl / 1000))
             lease.renewed(asked, call.reply)
         return None
 
@@ -134,13 +134,13 @@ class Renewals(Deadlines):
 
         ``executed`` is called with the answer, unless the renewal certainly changed nothing.
         """
-        weight, sent = lease.weight, self.sends(lease, ttl)
+        weight, sent = lease.weight, self.begin(lease, ttl)
 
         def answered(call: Call) -> SyncError | None:
-            self.heard(lease, sent, call)
+            self.settle(lease, sent, call)
             if not changed_nothing(call):
                 executed(call)
-            return self.renewed(lease, ttl, call, weight)
+            return self.apply_answer(lease, ttl, call, weight)
 
         def send(commands: Commands, told: Delivery) -> Call:
             return commands.renew(lease.keys, lease.wire_token, told, ttl_ms=ttl, more=more, weight=weight)

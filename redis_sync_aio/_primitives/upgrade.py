@@ -45,7 +45,7 @@ class Upgrader:
                 permit.upgrader = None
                 raise
             # They have one permit. It ends with the reader's lease, and renewals of the writer are the reader's, too.
-            self._read._at_work().manager.renewals.upgraded(lease, upgraded)
+            self._read._at_work().manager.renewals.put_above(lease, upgraded)
             if lease.is_lost() or lease.state is not HELD:  # in the same turn of the loop as the grant
                 upgraded.give_back()
                 self._check(lease, 1, "reader")

@@ -170,7 +170,7 @@ class WorkRecord:
         number = self._seq
         ttl = self._manager.renewals.due(lease)
         record: tuple[Argument, ...] = (lease.fence, ttl, lease.ttl_ms, self._seq, *words, self.writer)
-        sent = self._manager.renewals.sends(lease, ttl) if ttl else None
+        sent = self._manager.renewals.begin(lease, ttl) if ttl else None
 
         def answered(call: Call) -> SyncError | None:
             error = self._connection_error(lease, ttl, sent, call)
@@ -187,7 +187,7 @@ class WorkRecord:
     def _connection_error(self, lease: Grant, ttl: int, sent: Sent | None, call: Call) -> SyncError | None:
         """Return the error of a command about the record of ``lease``, which renewed it by ``ttl`` milliseconds."""
         if sent is not None:
-            self._manager.renewals.heard(lease, sent, call)
+            self._manager.renewals.settle(lease, sent, call)
         if lease.state is LeaseState.LOST:
             return lease.loss()
         if call.error is not None:
@@ -195,7 +195,7 @@ class WorkRecord:
         if call.reply[0] == Renewed.SUPERSEDED:
             self.superseded = True
             return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
-        error = self._manager.renewals.renewed(lease, ttl, call)
+        error = self._manager.renewals.apply_answer(lease, ttl, call)
         if error is None and lease.state is not HELD and call.reply[0] != Renewed.RENEWED:
             return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
         return error

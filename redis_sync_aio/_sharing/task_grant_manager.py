@@ -88,7 +88,7 @@ class TaskGrantManager(ABC):
         assert isinstance(lease, TaskGrant)
         await self.hub.manager.renewals.extend(lease.process_grant, ttl)
         lease.extended(ttl)
-        self.hub.manager.renewals.writer_follows(lease.process_grant)
+        self.hub.manager.renewals.update_writer(lease.process_grant)
 
     def release(self, lease: Grant) -> None:
         """End ``lease``, with a command unless another task gets the grant."""

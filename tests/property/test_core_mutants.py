@@ -42,7 +42,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Acquisition, "_name_request", "if request.auto_renew else request.ttl_ms", ""
     ),
     "a claim is renewed after a third, as a ttl": Mutant(
-        Acquisition, "_granted", "resource.hub.manager.renewals.claimed(lease)"
+        Acquisition, "_granted", "resource.hub.manager.renewals.renew_claim_soon(lease)"
     ),
     # P4 replay
     "GONE is lost, whatever happened before": Mutant(
@@ -88,14 +88,14 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a grant can come from the future": Mutant(Acquisition, "pushed", "if granted <= now():", "if True:"),
     "the renewed lease counts from the answer": Mutant(
-        Renewals, "renewed", "(call.sent, ttl / 1000)", "(now(), ttl / 1000)"
+        Renewals, "apply_answer", "(call.sent, ttl / 1000)", "(now(), ttl / 1000)"
     ),
     "a grant is one however late": Mutant(Acquisition, "_granted", "deadline <= now() + least", "False"),
     "a claim of a moment is a grant": Mutant(Acquisition, "_granted", "now() + least", "now()"),
-    "an unanswered renewal is a loss": Mutant(Renewals, "renewed", "elif now() >= lease.deadline:", "else:"),
+    "an unanswered renewal is a loss": Mutant(Renewals, "apply_answer", "elif now() >= lease.deadline:", "else:"),
     "a refused renewal is a loss": Mutant(
         Renewals,
-        "renewed",
+        "apply_answer",
         "logs.renewal_refused(lease.name, call.error, lease.remaining())",
         'lease.lose("unreachable")',
     ),
@@ -104,10 +104,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lost lease lets the body run": Mutant(Hold, "__aenter__", "grant.on_loss = self._lost"),
     "renewals go on beyond max_hold": Mutant(Renewals, "due", "left < math.inf", "False"),
     # P7 exceptions
-    "a refusal cuts a lease": Mutant(Deadlines, "heard", "self._last(lease, known)"),
+    "a refusal cuts a lease": Mutant(Deadlines, "settle", "self._last_for(lease, known)"),
     "a refusal restores what another renewal may have cut": Mutant(
         Deadlines,
-        "heard",
+        "settle",
         "self._unanswered.without_effect(permit, sent)",
         "self._unanswered.answered(permit, sent, False, True)",
     ),
