@@ -168,7 +168,7 @@ def data_instead(data: str) -> str:
 def timeout_error(
     resource: WaitedName, within: float | None, weight: int, permits: int, answered: bool = True
 ) -> AcquireTimeout:
-    """Return the error for whoever waited ``within`` seconds because others have it, as was ``answered``.
+    """Return the error for a request that waited ``within`` seconds because others have it, as was ``answered``.
 
     ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
     """

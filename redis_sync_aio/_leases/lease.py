@@ -133,10 +133,10 @@ class Lease:
     def transaction(self) -> GuardedTransaction:
         """Return an async context manager for writes that are made only if the lease still holds when they are.
 
-        What it yields is used as in `transaction`: reads at once, ``tx.multi()``, then writes, which are executed at
-        the end of the block. By then a holder that was stopped for longer than its lease has lost it, and whoever has
-        the lock now must not be overwritten: the server compares the token and executes the writes in one step. Two
-        round trips, one more than an unguarded MULTI. The lock and what is written are in one Redis.
+        What it yields is used as in `transaction`: reads immediately, ``tx.multi()``, then writes, which are executed
+        at the end of the block. By then a holder that was stopped for longer than its lease has lost it, and must not
+        overwrite the work of the next one: the server compares the token and executes the writes in one step. Two round
+        trips, one more than an unguarded MULTI. The lock and what is written are in one Redis.
 
         A renewal at that very moment is no loss: the same writes are tried again. All locks of a `MultiLease` have to
         hold. The fence is not needed for what is written so.
