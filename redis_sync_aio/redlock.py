@@ -4,50 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from redis.asyncio import Redis
 
 from ._acquire.binding import CoordinatorLike
-from ._client.settings import Same, running_loop
-from ._core import logs
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive_seconds, timeout_seconds
-from ._core.backoff import Backoff
 from ._core.clock import now
 from ._core.display import shown_within
 from ._core.keys import Engine, lock_keys
 from ._leases.choice import to_release
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
-from ._primitives.independent import check_apart, check_independent, several
-from ._primitives.lease_group import GroupGrant, LeaseGroup
+from ._primitives.independent import check_apart, several
+from ._primitives.lease_group import LeaseGroup
 from ._primitives.lock_base import LockStatistics, PlainLock
-from ._primitives.majority import majority_fence, no_majority, report_ahead, why_no_answer, why_no_fence
+from ._primitives.majority import Majority, RedlockGrant
 from ._primitives.options import LeaseOptions
-from ._primitives.quorum import QuorumGroup, majority
-from ._primitives.votes import Vote, Votes, in_time, raise_fence
 from ._transactions.guarded import GuardedTransaction
-from .errors import AcquireTimeout, CoordinatorClosed, SyncError, TransactionMisuse, WrongContext
+from .errors import AcquireTimeout, TransactionMisuse
 
 __all__ = ["AsyncRedlock", "RedlockLease", "RedlockStatistics"]
-
-T = TypeVar("T")
-
-AGAIN = Backoff(initial=0.02, cap=0.5)
-"""Between attempts of one who got no majority, or had no answer from one."""
-
-
-class RedlockGrant(GroupGrant):
-    """A grant of a majority of servers."""
-
-    lease_group: QuorumGroup
-    reports_loss = True
-
-    def _report_loss(self) -> None:
-        logs.lease_lost(self.lease_group.loss())
 
 
 class RedlockLease(Lease):
@@ -90,8 +69,7 @@ class RedlockStatistics:
     @property
     def locked(self) -> bool:
         """Whether nobody could have it now: fewer servers than the quorum say that it is free."""
-        free = sum(one is not None and not one.locked for one in self.servers)
-        return free < self.quorum
+        return Majority.free_on(self.servers) < self.quorum
 
 
 class AsyncRedlock(LeaseContext[RedlockLease]):
@@ -152,8 +130,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         self._locks = tuple(PlainLock(one, name, lock_keys, options) for one in sources)
         check_apart([lock._client for lock in self._locks])
         super().__init__(on_lost)
-        self._answer_within = positive_seconds(answer_within, "answer_within")
-        self._quorum = majority(len(self._locks))
+        self._majority = Majority(self._locks, positive_seconds(answer_within, "answer_within"))
 
     # -- acquiring -------------------------------------------------------------------------------------
 
@@ -180,27 +157,9 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         if within == 0:
             lease = await self.try_acquire(ttl=ttl)
             return self._not_in_time(within) if lease is None else lease
-        LeaseGroup.check_waits(self._key(), self.name)
-        ends = math.inf if within is None else now() + within
-        trouble_ends, delays = math.inf, iter(AGAIN)
-        beside = None  # who holds it on this server has no majority
-        while True:
-            lease, gate, trouble = await self._at_once(ttl, ends, beside)
-            if lease is None and gate is not None:
-                lease, stale = await self._in_turn(gate, ttl, ends)
-                beside = gate if stale else None
-            if lease is not None:
-                return lease
-            if trouble is None:
-                trouble_ends = math.inf
-            elif trouble_ends == math.inf:
-                trouble_ends = now() + self._locks[0]._resource().hub.retry_for
-            delay = next(delays)
-            if trouble is not None and now() + delay >= min(trouble_ends, ends):
-                raise trouble
-            if now() + delay >= ends:
-                self._not_in_time(within)
-            await asyncio.sleep(delay)
+        LeaseGroup.check_waits(self._majority.key(), self.name)
+        grant = await self._majority.acquire(ttl, math.inf if within is None else now() + within)
+        return self._not_in_time(within) if grant is None else RedlockLease(grant)
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> RedlockLease | None:
         """Return a lease, or None when it is taken or somebody waits for it. Two round trips.
@@ -208,10 +167,10 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised, and Unreachable and
         CommandRefused after one attempt. Two callers that try at the same moment may both get None.
         """
-        lease, _, trouble = await self._at_once(ttl, math.inf, None)
-        if lease is None and trouble is not None:
-            raise trouble
-        return lease
+        grant, _, error = await self._majority.ask_all(ttl, math.inf)
+        if grant is None and error is not None:
+            raise error
+        return None if grant is None else RedlockLease(grant)
 
     def hold(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, on_lost: OnLost | None = None
@@ -238,7 +197,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
         On cancellation the release goes on in the background.
         """
-        await to_release(LeaseGroup.shares_of(self._key()), repr(self.name)).release()
+        await to_release(LeaseGroup.shares_of(self._majority.key()), repr(self.name)).release()
 
     async def force_release(self) -> int:
         """Take the lock away from its holder, on all servers that answer; return on how many it was held.
@@ -246,12 +205,14 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         As `AsyncLock.force_release` on each. Raises Unreachable when no majority answers: it may have happened or not.
         Also CoordinatorClosed, WrongContext.
         """
-        return sum(self._most(await asyncio.gather(*(self._answer(lock.force_release()) for lock in self._locks))))
+        majority = self._majority
+        answers = await asyncio.gather(*(majority.answer(lock.force_release()) for lock in self._locks))
+        return sum(majority.most(answers))
 
     async def locked(self) -> bool:
         """Return `RedlockStatistics.locked`. Raises Unreachable when no majority answers; else as `statistics`."""
         found = await self.statistics()
-        self._most(found.servers)
+        self._majority.most(found.servers)
         return found.locked
 
     async def statistics(self) -> RedlockStatistics:
@@ -259,8 +220,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
         Raises CoordinatorClosed, WrongContext. On cancellation the answers are ignored.
         """
-        found = await asyncio.gather(*(self._answer(lock.statistics()) for lock in self._locks))
-        return RedlockStatistics(tuple(found), self._quorum)
+        return RedlockStatistics(tuple(await self._majority.statistics()), self._majority.quorum)
 
     @property
     def name(self) -> str:
@@ -272,115 +232,6 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _key(self) -> Hashable:
-        return running_loop(), tuple(Same(lock._client) for lock in self._locks), self._locks[0]._keys.name
-
-    async def _answer(self, asked: Awaitable[T]) -> T | None:
-        """Return what one server answers; None: nothing in time, or an error."""
-        found = await in_time(asked, self._answer_within)
-        if isinstance(found, (CoordinatorClosed, WrongContext)):
-            raise found
-        return None if isinstance(found, SyncError) else found
-
-    def _most(self, answers: Iterable[T | None]) -> list[T]:
-        """Return the answers that came; raises Unreachable unless they are those of a majority."""
-        found = [answer for answer in answers if answer is not None]
-        if len(found) < self._quorum:
-            more = "; check the servers and the network"
-            raise no_majority(self.name, len(found), len(self._locks), self._quorum, self._answer_within, more)
-        return found
-
-    async def _at_once(
-        self, ttl: Seconds | None, ends: float, beside: int | None
-    ) -> tuple[RedlockLease | None, int | None, SyncError | None]:
-        """Ask all servers: return a lease; or where to wait for it; or why there is no majority that answers."""
-        await check_independent(self.name, [lock._at_work() for lock in self._locks], self._answer_within)
-        with Votes(self._quorum, self._answer_within) as bids:
-            for server in range(len(self._locks)):
-                self._ask(bids, server, ttl, wait=False)
-            await bids.answers(ends)
-            answered = [bid.server for bid in bids.all if bid.answered]
-            if len(answered) < self._quorum:
-                return None, None, why_no_answer(self.name, bids, self._quorum, self._answer_within)
-            gate = next((server for server in answered if server != beside), answered[0])
-            if bids.suffice and bids.all[gate].lease is None:
-                # Somebody holds it there and has no majority, or it is just being handed over: not past its waiters.
-                found = await self._answer(self._locks[gate].statistics())
-                if found is not None and found.waiters:
-                    return None, gate, None
-            lease = await self._enter(bids, ttl)
-            apart = None if lease is not None else why_no_fence(self.name, bids, self._quorum)
-            return lease, None if apart is not None else gate, apart
-
-    async def _in_turn(self, gate: int, ttl: Seconds | None, ends: float) -> tuple[RedlockLease | None, bool]:
-        """Wait at one server, and behind it at all others: who is the first there gets them.
-
-        Return None when there is no majority to be had all the same, and whether who holds it at the gate has none,
-        either. Only who is through one gate waits for others, and not for long: there may be another gate, and who is
-        through that one waits for this.
-        """
-        with Votes(self._quorum, self._answer_within) as bids:
-            stale = await self._opened(self._ask(bids, gate, ttl, wait=True), ends)
-            if not bids.granted:
-                return None, stale
-            for server in range(len(self._locks)):
-                if server != gate:
-                    self._ask(bids, server, ttl, wait=True)
-            await bids.answers(ends)
-            return await self._enter(bids, ttl), False
-
-    def _ask(self, bids: Votes, server: int, ttl: Seconds | None, *, wait: bool) -> Vote:
-        lock = self._locks[server]
-        return bids.ask(server, lock._resource(), lock._request(ttl, None, None if wait else 0))
-
-    async def _opened(self, bid: Vote, ends: float) -> bool:
-        """Wait until it is our turn there, or waiting there makes no sense: return whether others would be free.
-
-        It is looked for that as often as a lease is renewed.
-        """
-        every = self._locks[bid.server]._ttl_ms / 3000
-        look = now() + every
-        while not bid.future.done() and now() < ends and bid.connection_error is None:
-            await asyncio.wait([bid.future], timeout=min(look, ends, now() + 1.0) - now())
-            if not bid.future.done() and now() >= look:
-                found = await self.statistics()
-                if found.servers[bid.server] is None:  # hung
-                    return False
-                if not found.locked:
-                    return True
-                look = now() + every
-        return False
-
-    async def _enter(self, bids: Votes, ttl: Seconds | None) -> RedlockLease | None:
-        """Make one lease of what was granted; None if that is no majority.
-
-        P8. The fence is the greatest of those granted that a majority is not far behind, and before anybody has it no
-        server of a majority grants one that is not greater: of the next majority one server is among those. The price
-        is a round trip. (A server that is far ahead holds the lock like the others, but knows of no fence.)
-        """
-        if not bids.suffice:
-            return None
-        granted, within = bids.granted, self._answer_within
-        fence = majority_fence([lease.fence for _, lease in granted], self._quorum)
-        if fence is None:
-            return None
-        report_ahead(self.name, [lock._at_work() for lock in self._locks], bids, fence)
-        raised = await asyncio.gather(*(raise_fence(bid, lease, fence, within) for bid, lease in granted))
-        held = {bid.server: lease for (bid, lease), done in zip(granted, raised, strict=True) if done}
-        if sum(lease.fence <= fence for lease in held.values()) < self._quorum:
-            return None
-        again = partial(self._ask, ttl=ttl, wait=False)
-        group = QuorumGroup(self._key(), held, len(self._locks), fence, within, again)
-        if group.lost is not None:  # some were about to end
-            return None
-        for bid in bids.all:
-            bid.used = bid.server in held
-            if bid.used and (task := asyncio.current_task()) is not None:
-                bid.resource.leases.acquired(held[bid.server], task)
-        return RedlockLease(group.enter(RedlockGrant))
-
     def _not_in_time(self, within: float | None) -> NoReturn:
-        raise AcquireTimeout(
-            f"{self.name!r} was not free on {self._quorum} of {len(self._locks)} servers {shown_within(within)}",
-            name=self.name,
-        )
+        servers = f"{self._majority.quorum} of {len(self._locks)} servers"
+        raise AcquireTimeout(f"{self.name!r} was not free on {servers} {shown_within(within)}", name=self.name)

@@ -164,7 +164,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
     """Return a `PermitsRead`. ``own`` is the caller's ticket, ``attempt`` what upgrades; or empty."""
     seen = _overview(checked((yield _first_asked(keys, token, attempt, own, window))), [token, attempt])
     limit, used, fence, kept = seen.known
-    # Two live permits are enough to know which is the first besides the caller's own. Ends that are not whole numbers
+    # Two live permits are enough to know which is the first next to the caller's own. Ends that are not whole numbers
     # belong to tombstones.
     live = {name: math.ceil(until) for name, until in seen.ends.items() if until > seen.now}
     worth = (name for name in live if seen.ends[name].is_integer())

@@ -1,4 +1,4 @@
-"""What a majority of independent servers agrees on, and the errors that say why there is none.
+"""Redlock: a lock on a majority of independent servers, and the errors that say why there is none.
 
 P8 over several servers. A fence is the clock of the server that granted it, or one more than the last one there. So a
 server whose clock is an hour ahead grants fences that the others reach an hour later. If such a fence were used, and
@@ -9,13 +9,30 @@ back with a clock that is past it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import math
+from collections.abc import Awaitable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from .._acquire.hub import Hub
+from .._client.settings import Same, running_loop
 from .._core import logs
+from .._core.arguments import Seconds
+from .._core.backoff import Backoff
+from .._core.clock import now
 from .._transport.failures import message_of
 from ..errors import CommandRefused, CoordinatorClosed, SyncError, Unreachable, WrongContext
-from .votes import Vote, Votes
+from .independent import check_independent
+from .lease_group import GroupGrant
+from .lock_base import LockStatistics, PlainLock
+from .quorum import QuorumGroup, majority
+from .votes import Vote, Votes, in_time, raise_fence
+
+T = TypeVar("T")
+
+BETWEEN_ATTEMPTS = Backoff(initial=0.02, cap=0.5)
+"""Pauses between attempts that found no majority."""
 
 APART = 10.0
 """Seconds by which the fences of servers, and so their clocks, may differ."""
@@ -78,3 +95,174 @@ def why_no_fence(name: str, votes: Votes, quorum: int) -> Unreachable | None:
         f"the fences for {name!r} of the servers that answered differ by more than {APART:g} seconds ({shown}), and "
         f"{quorum} of {len(votes.all)} servers have to agree: set their clocks, or bring the other servers back"
     )
+
+
+class RedlockGrant(GroupGrant):
+    """A grant of a majority of servers."""
+
+    lease_group: QuorumGroup
+    reports_loss = True
+
+    def _report_loss(self) -> None:
+        logs.lease_lost(self.lease_group.loss())
+
+
+class Majority:
+    """The algorithm of Redlock, over one lock on each of several independent servers.
+
+    Args:
+        locks: the lock on each server, in their order.
+        answer_within: seconds that a server has to answer.
+    """
+
+    def __init__(self, locks: tuple[PlainLock, ...], answer_within: float) -> None:
+        self.locks = locks
+        self.quorum = majority(len(locks))
+        self.name = locks[0].name
+        self._answer_within = answer_within
+
+    def key(self) -> Hashable:
+        """Return what identifies the lock in this process."""
+        return running_loop(), tuple(Same(lock._client) for lock in self.locks), self.locks[0]._keys.name
+
+    async def acquire(self, ttl: Seconds | None, ends: float) -> RedlockGrant | None:
+        """Wait for a majority until ``ends`` (local clock); None when others held it for all that time.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed or WrongContext when no majority answered.
+        """
+        unanswered_until, delays = math.inf, iter(BETWEEN_ATTEMPTS)
+        stale_server = None  # the holder on this server has no majority
+        while True:
+            grant, queue_server, error = await self.ask_all(ttl, ends, stale_server)
+            if grant is None and queue_server is not None:
+                grant, stale = await self._wait_in_turn(queue_server, ttl, ends)
+                stale_server = queue_server if stale else None
+            if grant is not None:
+                return grant
+            if error is None:
+                unanswered_until = math.inf
+            elif unanswered_until == math.inf:
+                unanswered_until = now() + self.locks[0]._resource().hub.retry_for
+            delay = next(delays)
+            if error is not None and now() + delay >= min(unanswered_until, ends):
+                raise error
+            if now() + delay >= ends:
+                return None
+            await asyncio.sleep(delay)
+
+    async def ask_all(
+        self, ttl: Seconds | None, ends: float, stale_server: int | None = None
+    ) -> tuple[RedlockGrant | None, int | None, SyncError | None]:
+        """Ask all servers: return a grant; or the server to queue at; or why there is no majority that answers."""
+        await check_independent(self.name, [lock._at_work() for lock in self.locks], self._answer_within)
+        with Votes(self.quorum, self._answer_within) as votes:
+            for server in range(len(self.locks)):
+                self._ask(votes, server, ttl, wait=False)
+            await votes.answers(ends)
+            answered = [vote.server for vote in votes.all if vote.answered]
+            if len(answered) < self.quorum:
+                return None, None, why_no_answer(self.name, votes, self.quorum, self._answer_within)
+            queue_server = next((server for server in answered if server != stale_server), answered[0])
+            if votes.suffice and votes.all[queue_server].lease is None:
+                # Its holder there has no majority, or it is just being handed over: do not pass its waiters.
+                found = await self.answer(self.locks[queue_server].statistics())
+                if found is not None and found.waiters:
+                    return None, queue_server, None
+            grant = await self._enter(votes, ttl)
+            apart = None if grant is not None else why_no_fence(self.name, votes, self.quorum)
+            return grant, None if apart is not None else queue_server, apart
+
+    async def _wait_in_turn(
+        self, queue_server: int, ttl: Seconds | None, ends: float
+    ) -> tuple[RedlockGrant | None, bool]:
+        """Wait at one server, and then at all others: the first one there gets them.
+
+        Return None when there is no majority all the same, and whether the holder at that server has none, either.
+        Only the request that was granted at one queue server waits at the others, and not for long: another request
+        may queue at another server, and wait for this one.
+        """
+        with Votes(self.quorum, self._answer_within) as votes:
+            stale = await self._granted_there(self._ask(votes, queue_server, ttl, wait=True), ends)
+            if not votes.granted:
+                return None, stale
+            for server in range(len(self.locks)):
+                if server != queue_server:
+                    self._ask(votes, server, ttl, wait=True)
+            await votes.answers(ends)
+            return await self._enter(votes, ttl), False
+
+    def _ask(self, votes: Votes, server: int, ttl: Seconds | None, *, wait: bool) -> Vote:
+        lock = self.locks[server]
+        return votes.ask(server, lock._resource(), lock._request(ttl, None, None if wait else 0))
+
+    async def _granted_there(self, vote: Vote, ends: float) -> bool:
+        """Wait until a server grants, or waiting there makes no sense. Return whether the others would be free.
+
+        They are asked as often as a lease is renewed.
+        """
+        every = self.locks[vote.server]._ttl_ms / 3000
+        look = now() + every
+        while not vote.future.done() and now() < ends and vote.connection_error is None:
+            await asyncio.wait([vote.future], timeout=min(look, ends, now() + 1.0) - now())
+            if not vote.future.done() and now() >= look:
+                found = await self.statistics()
+                if found[vote.server] is None:  # hung
+                    return False
+                if self.free_on(found) >= self.quorum:
+                    return True
+                look = now() + every
+        return False
+
+    async def _enter(self, votes: Votes, ttl: Seconds | None) -> RedlockGrant | None:
+        """Make one grant of those of the servers; None if they are no majority.
+
+        P8. The fence is the greatest of those granted that a majority is not far behind, and before anybody has it no
+        server of a majority grants one that is not greater: of the next majority one server is among those. The price
+        is a round trip. (A server that is far ahead holds the lock like the others, but knows of no fence.)
+        """
+        if not votes.suffice:
+            return None
+        granted, within = votes.granted, self._answer_within
+        fence = majority_fence([lease.fence for _, lease in granted], self.quorum)
+        if fence is None:
+            return None
+        report_ahead(self.name, [lock._at_work() for lock in self.locks], votes, fence)
+        raised = await asyncio.gather(*(raise_fence(vote, lease, fence, within) for vote, lease in granted))
+        held = {vote.server: lease for (vote, lease), done in zip(granted, raised, strict=True) if done}
+        if sum(lease.fence <= fence for lease in held.values()) < self.quorum:
+            return None
+        again = partial(self._ask, ttl=ttl, wait=False)
+        group = QuorumGroup(self.key(), held, len(self.locks), fence, within, again)
+        if group.lost is not None:  # some were about to end
+            return None
+        for vote in votes.all:
+            vote.used = vote.server in held
+            if vote.used and (task := asyncio.current_task()) is not None:
+                vote.resource.leases.acquired(held[vote.server], task)
+        return group.enter(RedlockGrant)
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    async def statistics(self) -> list[LockStatistics | None]:
+        """Return what each server knows; None: it did not answer in time."""
+        return await asyncio.gather(*(self.answer(lock.statistics()) for lock in self.locks))
+
+    @staticmethod
+    def free_on(found: Iterable[LockStatistics | None]) -> int:
+        """Return how many servers say that the lock is free."""
+        return sum(one is not None and not one.locked for one in found)
+
+    async def answer(self, asked: Awaitable[T]) -> T | None:
+        """Return what one server answers; None: nothing in time, or an error."""
+        found = await in_time(asked, self._answer_within)
+        if isinstance(found, (CoordinatorClosed, WrongContext)):
+            raise found
+        return None if isinstance(found, SyncError) else found
+
+    def most(self, answers: Iterable[T | None]) -> list[T]:
+        """Return the answers that came; raises Unreachable unless they are those of a majority."""
+        found = [answer for answer in answers if answer is not None]
+        if len(found) < self.quorum:
+            more = "; check the servers and the network"
+            raise no_majority(self.name, len(found), len(self.locks), self.quorum, self._answer_within, more)
+        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redis_sync_aio import redlock
+from redis_sync_aio._primitives import majority
 
 
 @pytest.fixture(autouse=True)
@@ -15,4 +16,4 @@ def one_server_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
         """Say nothing."""
 
     monkeypatch.setattr(redlock, "check_apart", lambda _: None)
-    monkeypatch.setattr(redlock, "check_independent", independent)
+    monkeypatch.setattr(majority, "check_independent", independent)
