@@ -174,6 +174,13 @@ async def coordinators(redis: Redis) -> None:
     async with Coordinator(redis, push="never", poll_cap=1.0) as sync:
         assert_type(sync, Coordinator)
         assert_type(sync.lock("name", ttl=3), AsyncLock)
+        assert_type(sync.semaphore("name", limit=3, share=True), AsyncSemaphore)
+        assert_type(sync.read_write_lock("name", on_lost="event"), AsyncReadWriteLock)
+        assert_type(sync.reentrant_lock("name"), AsyncReentrantLock)
+        assert_type(sync.multi_lock(["name", b"another"], max_hold=timedelta(minutes=1)), AsyncMultiLock)
+        assert_type(sync.client, Redis | RedisCluster)
+        assert_type(sync.connection_error, Exception | None)
+        assert_type((sync.connections, sync.why_closed), tuple[int, str | None])
     assert_type(await sync.close(drain=1), None)
 
 
