@@ -105,7 +105,7 @@ async def test_one_of_them_is_not_released_by_its_own_name(sync: Coordinator, na
 
 async def test_p6_one_deadline_the_earliest(sync: Coordinator, redis: Redis, names: tuple[str, ...]) -> None:
     async with AsyncMultiLock(sync, names, auto_renew=False) as lease:
-        await next(iter(hub_of(sync).resources[lock_keys(names[1].encode()).id].leases)).extend(5)
+        await next(iter(hub_of(sync).resources[lock_keys(names[1].encode()).id].leases)).extend(5000)
         assert lease.remaining() <= 5
 
 
