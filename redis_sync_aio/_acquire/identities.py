@@ -62,7 +62,7 @@ class IdentityRequests:
 
     def hold(self, lease: Grant) -> None:
         """Know a lease."""
-        lease.namesakes = self
+        lease.same_identity = self
         self._leases.setdefault(lease.wire_token, {})[lease] = None
 
     def drop(self, lease: Grant) -> None:

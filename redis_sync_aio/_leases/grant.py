@@ -98,7 +98,7 @@ class Grant:
     replayed = False
     """Whether a copy of its request may still be on the way to the server."""
     releasers: list[FutureLike[None]] | None = None
-    namesakes: IdentityReleases | None = None
+    same_identity: IdentityReleases | None = None
     """Requests of the same identity in this process, if it has one."""
     joined = False
     """Whether the identity held it before, so that the grant did not begin with this request."""
@@ -267,10 +267,6 @@ class Grant:
     def upgraded(self) -> bool:
         """Whether a writer's grant stands on it and is held. Then that one is renewed."""
         return self.above is not None and self.above.state is HELD
-
-    def others_of_identity(self) -> IdentityReleases | None:
-        """Return the requests of the same identity in this process, if the holder has one."""
-        return self.namesakes
 
     def stands(self) -> bool:
         """Return whether what it stands on is still held."""

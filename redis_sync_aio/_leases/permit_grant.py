@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._client.resp import Argument
 from .grant import Grant
-from .terms import HELD, IdentityReleases
+from .terms import HELD
 
 
 class UpgradedGrant(Grant):
@@ -20,6 +20,7 @@ class UpgradedGrant(Grant):
         """Stand on ``reader``, which was upgraded, and last no longer than that may."""
         self._reader = reader
         self.hold_limit: float = reader.ends_by()
+        self.same_identity = reader.same_identity
         reader.permit.above = reader.above = self
 
     @property
@@ -38,10 +39,6 @@ class UpgradedGrant(Grant):
     def shares_end(self) -> bool:
         """Return whether an extension is one of the permit: not if the reader's is a share of it."""
         return self._reader is None or self._reader is self.permit
-
-    def others_of_identity(self) -> IdentityReleases | None:
-        """Return what else goes by the identity of the reader here, if it has one."""
-        return self.namesakes if self._reader is None else self._reader.namesakes
 
     def release_args(self) -> tuple[Argument, ...]:
         """Return what its release says: which upgrade it ends."""

@@ -51,7 +51,7 @@ class Releases:
         permit = lease.permit
         if permit is not lease:
             self._keep(permit)  # from now on it is renewed itself
-        if (here := lease.others_of_identity()) is not None:
+        if (here := lease.same_identity) is not None:
             here.release_sent(lease.wire_token, 0 if permit is lease else WRITER_WEIGHT)
 
     def undo(
@@ -99,7 +99,7 @@ class Releases:
     def _answered(self, call: Call) -> None:
         self.in_flight.finished(call)
         lease: Grant = call.context
-        if (here := lease.others_of_identity()) is not None:
+        if (here := lease.same_identity) is not None:
             here.release_answered(lease.wire_token)
         plainly = call.reply == Released.RELEASED and lease.state is LeaseState.RELEASING
         error = None if plainly else release_error(lease, call)
