@@ -153,13 +153,13 @@ class Lock(RedisLock):
             if error is None:
                 raise
             give_up_on(text(self._keys.name), error)
-        except (RedisError, SyncError) as trouble:
-            if isinstance(trouble, LockError) and not self.raise_on_release_error:
+        except (RedisError, SyncError) as failure:
+            if isinstance(failure, LockError) and not self.raise_on_release_error:
                 logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
             elif error is None:
                 raise
             else:
-                error.add_note(f"redis_sync_aio: {trouble}")
+                error.add_note(f"redis_sync_aio: {failure}")
         except asyncio.CancelledError as again:
             # The release goes on in the background. The body's error leaves; the cancellation stays due.
             if error is None or isinstance(error, asyncio.CancelledError):
@@ -278,8 +278,8 @@ class Lock(RedisLock):
             give_up_on(resource.name, error)
             raise error
         if call is None:
-            trouble = resource.hub.connection_error_of(resource.keys)
-            raise Unreachable(f"Redis did not confirm the release of {resource.name!r} in time") from trouble
+            cause = resource.hub.connection_error_of(resource.keys)
+            raise Unreachable(f"Redis did not confirm the release of {resource.name!r} in time") from cause
         if call.error is not None:
             with redis_errors():
                 raise call.error

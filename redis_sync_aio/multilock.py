@@ -69,7 +69,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     """Several locks as one: all of them, or none.
 
     Guarantees: each name is the same lock as ``AsyncLock(client, name)``: they exclude each other, and share queue and
-    fences; nobody barges past those who wait for any of the names. Callers that name the same locks in different
+    fences; nobody barges past the waiters for any of the names. Callers that name the same locks in different
     orders cannot deadlock: a request that waits for one holds only locks before it in the order of the names as
     bytes, and every timeout, cancellation and error gives back all. One lease covers all; when one lock is
     lost the others are given back and the body is cancelled.

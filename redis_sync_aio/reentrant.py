@@ -30,7 +30,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
 
     **The owner** is the task that acquires, in all of its awaits and calls. Another task waits its turn, also a
     child, also in the same process: tasks that are started inside a section (``create_task``, ``gather``, task
-    groups, ``asyncio.wait_for`` on Python 3.11) do not inherit it. Who wants to share it names an owner: any hashable
+    groups, ``asyncio.wait_for`` on Python 3.11) do not inherit it. To share it, name an owner: any hashable
     value, a request id for instance, or the parent task itself. All that use one client, or one `Coordinator`,
     in one event loop, with the same lock name and the same ``owner`` are one owner, whatever lock object and
     task. Acquire before you share: tasks of one owner that ask together while it holds nothing wait for each other.
@@ -84,7 +84,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         Args:
             timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
             ttl: for the outermost lease, instead of the lock's own; checked and not used inside another one.
-            owner: who acquires; None: the current task.
+            owner: the owner that acquires; None: the current task.
 
         Raises:
             LeaseLost: the owner holds a lease of it that is lost. Leave it first (``release()``, which raises

@@ -28,7 +28,7 @@ __all__ = ["AsyncSemaphore", "OnMismatch", "PermitHolder", "SemaphoreStatistics"
 
 @dataclass(frozen=True, slots=True)
 class PermitHolder:
-    """Who holds permits.
+    """A holder of permits.
 
     Attributes:
         identity: the caller's identity, or the token of the lease.
@@ -51,8 +51,8 @@ class SemaphoreStatistics:
         limit: how many permits there are; None when nobody has used it yet, or for so long that it is
             forgotten.
         held: how many of them are held; more than ``limit`` for a while after it was lowered.
-        available: how many are free. Those who wait come first.
-        holders: who holds them, those whose lease ends first at the front, 100 at most.
+        available: how many are free. Waiters come first.
+        holders: the holders, by the end of their leases, 100 at most.
         fence, waiters, waiting: as `LockStatistics`.
     """
 
@@ -83,22 +83,20 @@ class _Refusal:
     def __call__(self, answer: Answer, weight: int, *, asked: int) -> SyncError:
         limit, expected = answer.number, self.limit
         if limit == 0:
-            trouble = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
+            why = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
         elif answer.outcome is Outcome.TOO_HEAVY or (limit == self.limit and weight > limit):
             expected = asked
-            trouble = f"a weight of {weight} never fits into its limit of {limit}: ask for less, or resize() it"
+            why = f"a weight of {weight} never fits into its limit of {limit}: ask for less, or resize() it"
         elif limit == self.limit:
-            trouble = f"its limit became {limit} while this was asked for: ask again"
+            why = f"its limit became {limit} while this was asked for: ask again"
         else:
-            trouble = f"its limit is {limit}, not {self.limit}: "
+            why = f"its limit is {limit}, not {self.limit}: "
             if answer.more:
-                trouble += "resize() set it, and only resize() changes it: call it, or use limit=None"
+                why += "resize() set it, and only resize() changes it: call it, or use limit=None"
             else:
-                trouble += "use the same limit everywhere, limit=None, on_mismatch, or resize(); "
-                trouble += "when nobody holds a permit or waits for one, another limit is accepted"
-        return LimitMismatch(
-            f"{self.name!r}: {trouble}", name=self.name, expected=expected or None, found=limit or None
-        )
+                why += "use the same limit everywhere, limit=None, on_mismatch, or resize(); "
+                why += "when nobody holds a permit or waits for one, another limit is accepted"
+        return LimitMismatch(f"{self.name!r}: {why}", name=self.name, expected=expected or None, found=limit or None)
 
 
 class AsyncSemaphore(PermitPrimitive):

@@ -45,7 +45,7 @@ T = TypeVar("T")
 BACKOFF = Backoff(initial=0.001, cap=0.1)
 ATTEMPTS = 20
 TURN_TTL = 2.0
-"""Seconds that a turn lasts unless renewed: what a crashed process costs those who queue behind it."""
+"""Seconds that a turn lasts unless renewed: the cost of a crashed process for the queue behind it."""
 TURN_MAX = 30.0
 """Seconds after which a turn is lost, and the others go on, however long the body takes."""
 
@@ -85,8 +85,9 @@ async def transaction(
             20 seconds while Redis is out of reach, also beyond ``deadline``; then OutcomeUnknown is raised after all.
         escalate_after: after so many conflicts take a turn on these keys in a fair lock and keep it until the commit;
             and take it immediately when another client has one. So contention costs a queue, not a storm of retries.
-            It needs the rights that locks need (docs/servers.md). All who often write these keys should use it, also
-            those who meet no conflict: a turn does not help against others, and the pauses go on. None: never.
+            It needs the rights that locks need (docs/servers.md). Every transaction that often writes these keys should
+            use it, even one that meets no conflict: a turn does not help against others, and the pauses go on. None:
+            never.
 
     Returns:
         `Committed`: the body's value, the replies to the writes, and how many attempts and conflicts it took.
@@ -261,7 +262,7 @@ class LockTurn:
         self._grant = grant_of(await lock.acquire(timeout=timeout))
 
     def give_back(self) -> None:
-        """Let the next one have it, if it was taken. A turn that was lost belongs to somebody else already."""
+        """Give the turn back, if it was taken. A turn that was lost belongs to another client already."""
         grant, self._grant = self._grant, None
         if grant is not None:
             grant.check_context()

@@ -205,7 +205,7 @@ class Acquisition:
             self.recheck()
         else:
             self._drop_call()
-            self.contended |= push.wanted
+            self.contended |= push.contended
             if granted <= now():
                 self._granted(push.fence, granted, push.duration or inf)
             else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.

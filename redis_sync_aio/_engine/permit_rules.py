@@ -361,8 +361,8 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
         draft.tell_sooner(draft.left() or 1)
     if fences is None:
         return draft.decide((Renewed.RENEWED, draft.now))
-    wanted = bool(draft.queue) or draft.used > draft.limit  # it may have been lowered
-    return draft.decide((Renewed.RENEWED, draft.now, draft.reserve(held, fences), int(wanted)))
+    contended = bool(draft.queue) or draft.used > draft.limit  # it may have been lowered
+    return draft.decide((Renewed.RENEWED, draft.now, draft.reserve(held, fences), int(contended)))
 
 
 def resize(before: PermitSnapshot, limit: int) -> Decision:

@@ -115,7 +115,7 @@ class Pushed(NamedTuple):
     fence: int
     server_time: float  # seconds
     duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = forever
-    wanted: bool  # other requests wait for what is granted
+    contended: bool  # other requests wait for what is granted
     following: int  # the number of our ticket that is next after a grant; 0: it is not ours, or there is none
     next_duration: float  # of the lease that this ticket waits for
 

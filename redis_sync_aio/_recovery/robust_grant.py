@@ -57,7 +57,7 @@ class RobustLease(Lease):
 
         A release is not clean when the body of ``async with`` ends by an exception, when undo steps are left, or when
         another lease of the same identity has adopted the record since.
-        It is what was found at the grant, and does not change; only who asks again with the same identity, for a
+        It is what was found at the grant, and does not change; only a new request of the same identity, for a
         lease that has recorded something since, finds that under `progress`.
         """
         record = self._robust.record

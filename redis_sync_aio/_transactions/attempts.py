@@ -59,9 +59,9 @@ class Attempts:
         self._begun = now()
         self._attempts = self._conflicts = 0
         self._conflict_delays: Iterator[float] = iter(terms.backoff)
-        self._trouble_delays: Iterator[float] = iter(RETRY)
+        self._failure_delays: Iterator[float] = iter(RETRY)
         self._retry_for = retry_for
-        self._trouble_since: float | None = None
+        self._failing_since: float | None = None
         self._delay: float | None = None  # before an attempt that is due
         self.outcome: Committed[None] | None = None
         self._perhaps = False  # an EXEC had no answer, and the body ran again
@@ -174,9 +174,9 @@ class Attempts:
                 await self._commit(tx)
                 return False
             await self._body.failed(tx, error)
-            trouble = _trouble_in(error, tx)
-            if trouble is not None:
-                return self._pass(tx, trouble)
+            reason = _connection_error_in(error, tx)
+            if reason is not None:
+                return self._pass(tx, reason)
             self._body_failed(error)
             return False  # P7: the body's own error comes out bare
         except asyncio.CancelledError:
@@ -209,7 +209,7 @@ class Attempts:
                 await self._unanswered(outcome, sent)
             elif outcome is None:
                 self._conflicts += 1
-                self._trouble_since = None
+                self._failing_since = None
                 if not self._again(self._conflict_delays, None):
                     self._give_up(self._conflict())
             else:
@@ -242,7 +242,7 @@ class Attempts:
 
     def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
         """Plan the next attempt, or raise: nothing was done in this one, because of ``error``."""
-        if is_transient(error) and self._out_of_trouble(tx._session.asked):
+        if is_transient(error) and self._plan_after_failure(tx._session.asked):
             return True
         self._give_up(error)
 
@@ -266,20 +266,20 @@ class Attempts:
             self._succeeded(None, recovered=True)
         elif executed is None and not self._terms.idempotent:
             raise self._unknown() from outcome.cause
-        elif not self._out_of_trouble(sent):
+        elif not self._plan_after_failure(sent):
             raise (self._unknown() if executed is None else self._void()) from outcome.cause
         elif executed is None:
             self._perhaps = True
 
-    def _out_of_trouble(self, asked: float) -> bool:
+    def _plan_after_failure(self, asked: float) -> bool:
         """Plan the next attempt after Redis was out of reach; it was asked at the time ``asked``.
 
         Without a deadline only if that has not gone on for long, counted from when the first command that failed was
         asked: redis-py may have tried to connect for seconds since then, and before that the body took its time.
         """
-        if self._trouble_since is None:
-            self._trouble_since = asked
-        return self._again(self._trouble_delays, self._trouble_since + self._retry_for)
+        if self._failing_since is None:
+            self._failing_since = asked
+        return self._again(self._failure_delays, self._failing_since + self._retry_for)
 
     def _again(self, delays: Iterator[float], ends: float | None) -> bool:
         """Plan the next attempt, if there may be one: it begins before the deadline; without one, before ``ends``."""
@@ -343,14 +343,14 @@ class Attempts:
         return listed(self._terms.keys)
 
 
-def _trouble_in(error: BaseException, tx: Transaction) -> SyncError | None:
+def _connection_error_in(error: BaseException, tx: Transaction) -> SyncError | None:
     """Return why ``tx`` cannot commit, if ``error`` of its body is that, or a TaskGroup's group of nothing else."""
-    trouble = tx._session.error
-    if error is trouble:
-        return trouble
+    reason = tx._session.error
+    if error is reason:
+        return reason
     if isinstance(error, BaseExceptionGroup):
-        _, others = error.split(lambda it: it is trouble)
-        return trouble if others is None else None
+        _, others = error.split(lambda it: it is reason)
+        return reason if others is None else None
     return None
 
 

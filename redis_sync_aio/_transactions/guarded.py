@@ -106,7 +106,7 @@ class GuardedTransaction(Transaction):
         """
         self._check_commit()
         session, ends = self._session, now() + self._guard.retry_for
-        in_trouble, touched = iter(RETRY), iter(AFTER_CONFLICT)
+        failures, touched = iter(RETRY), iter(AFTER_CONFLICT)
         conflicts = 0
         while True:
             try:
@@ -115,7 +115,7 @@ class GuardedTransaction(Transaction):
                     await session.send([])
                 outcome = await session.execute(self._queue)
             except SyncError as error:
-                delay = next(in_trouble)
+                delay = next(failures)
                 late = now() + delay >= ends
                 if error is not session.error or not is_transient(error) or self._named() or late:
                     raise

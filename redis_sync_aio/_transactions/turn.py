@@ -18,7 +18,7 @@ class Turn(Protocol):
     """The turn on the keys of one transaction: a lease of a fair lock."""
 
     keys: tuple[bytes, ...]
-    """The keys that exist while somebody has the turn."""
+    """The keys that exist while a transaction has the turn."""
 
     @property
     def held(self) -> bool:

@@ -52,10 +52,13 @@ MUTANTS: Mapping[str, Mutant] = {
     "the idempotent is not done again": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
     "the error of the body is swallowed": Mutant(Attempts, "leave", "return False  # P7", "return True  # P7"),
     "the body's Unreachable is taken for ours": Mutant(
-        attempts, "_trouble_in", "if error is trouble:\n        return trouble", "if error:\n        return error"
+        attempts,
+        "_connection_error_in",
+        "if error is reason:\n        return reason",
+        "if error:\n        return error",
     ),
     "trouble in a group is the body's": Mutant(
-        attempts, "_trouble_in", "return trouble if others", "return None if others"
+        attempts, "_connection_error_in", "return reason if others", "return None if others"
     ),
     "an earlier EXEC is forgotten": Mutant(Attempts, "_give_up", "if not self._perhaps or", "if True or"),
     "an earlier EXEC is forgotten in a note": Mutant(Attempts, "_body_failed", "if self._perhaps:", "if False:"),
