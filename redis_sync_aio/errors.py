@@ -226,8 +226,8 @@ class LimitMismatch(SyncError, ValueError):
     request too heavy, the limit when it asked. ``found`` is the server's (None: it knows none yet).
     """
 
-    def __init__(self, message: str, *, name: str, expected: int | None, found: int | None) -> None:
-        super().__init__(message)
+    def __init__(self, why: str, *, name: str, expected: int | None, found: int | None) -> None:
+        super().__init__(f"{name!r}: {why}")
         self.name = name
         self.expected = expected
         self.found = found
@@ -243,8 +243,13 @@ class UnknownStep(SyncError, LookupError):
     ``steps`` are those names.
     """
 
-    def __init__(self, message: str, *, steps: tuple[str, ...]) -> None:
-        super().__init__(message)
+    def __init__(self, *, name: str, steps: tuple[str, ...], known: tuple[str, ...]) -> None:
+        """Word the message: ``known`` are the names that the registry of the lock ``name`` has."""
+        super().__init__(
+            f"undo steps of {name!r} without a function: {', '.join(steps)}; the registry has "
+            f"{', '.join(known) or 'nothing'}. Nothing was run: register them (also under old names that may still be "
+            "recorded)"
+        )
         self.steps = steps
 
 
@@ -262,8 +267,11 @@ class StaleFence(SyncError):
     ``fence`` is the one that was refused, ``highest`` the highest that was accepted before.
     """
 
-    def __init__(self, message: str, *, name: str, fence: int, highest: int) -> None:
-        super().__init__(message)
+    def __init__(self, *, name: str, fence: int, highest: int) -> None:
+        super().__init__(
+            f"the fence {fence} is too old for {name!r}, which has accepted {highest}: another holder came after that "
+            "lease. Do not write; acquire the lock again"
+        )
         self.name = name
         self.fence = fence
         self.highest = highest

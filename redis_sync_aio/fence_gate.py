@@ -80,13 +80,7 @@ class FenceGate:
         number = _fence(fence)
         highest = int(await self._ask(b"%016d" % number))
         if highest > number:
-            raise StaleFence(
-                f"the fence {number} is too old for {self.name!r}, which has accepted {highest}: another holder came "
-                "after that lease. Do not write; acquire the lock again",
-                name=self.name,
-                fence=number,
-                highest=highest,
-            )
+            raise StaleFence(name=self.name, fence=number, highest=highest)
 
     async def highest(self) -> int | None:
         """Return the highest fence accepted, None if none is remembered. One round trip; errors as in `accept`."""

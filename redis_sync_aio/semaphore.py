@@ -96,7 +96,7 @@ class _Refusal:
             else:
                 why += "use the same limit everywhere, limit=None, on_mismatch, or resize(); "
                 why += "when nobody holds a permit or waits for one, another limit is accepted"
-        return LimitMismatch(f"{self.name!r}: {why}", name=self.name, expected=expected or None, found=limit or None)
+        return LimitMismatch(why, name=self.name, expected=expected or None, found=limit or None)
 
 
 class AsyncSemaphore(PermitPrimitive):
@@ -273,7 +273,7 @@ class AsyncSemaphore(PermitPrimitive):
         found = (await self._view(0)).limit
         if not found:
             raise LimitMismatch(
-                f"{self.name!r}: the server knows no limit of it yet; the first acquire with a limit sets it",
+                "the server knows no limit of it yet; the first acquire with a limit sets it",
                 name=self.name,
                 expected=self.limit,
                 found=None,

@@ -112,12 +112,7 @@ def check_names(names: Iterable[str], registry: Mapping[str, UndoStep], lock: st
     """Raise UnknownStep unless all ``names``, which the record of ``lock`` has, are registered."""
     unknown = tuple(dict.fromkeys(name for name in names if name not in registry))
     if unknown:
-        known = ", ".join(sorted(registry)) or "nothing"
-        raise UnknownStep(
-            f"undo steps of {lock!r} without a function: {', '.join(unknown)}; the registry has {known}. Nothing was "
-            "run: register them (also under old names that may still be recorded)",
-            steps=unknown,
-        )
+        raise UnknownStep(name=lock, steps=unknown, known=tuple(sorted(registry)))
 
 
 class UndoRunner:
