@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
+from .support.clusters import Nodes, cluster
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import sample
 
@@ -64,6 +65,15 @@ def server() -> Iterator[EmbeddedServer]:
     """The server most tests share. Tests that stop, starve or reconfigure a server start their own."""
     with EmbeddedServer(port=0) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    """A cluster of three shards. Whoever moves slots, or stops a node, takes that back."""
+    with asyncio.Runner() as runner:
+        running = cluster()
+        yield runner.run(running.__aenter__())
+        runner.run(running.__aexit__(None, None, None))
 
 
 @pytest_asyncio.fixture

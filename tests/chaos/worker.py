@@ -27,9 +27,8 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost
-from redis_sync_aio._acquire.resource import Resource
-from redis_sync_aio._core.clock import now
-from redis_sync_aio._core.keys import Engine
+
+from ..support.inside import Engine, Resource, now
 
 Doom = Literal["outside", "inside", "granted", "waiting"]
 """Where a worker dies: anywhere, by the parent's hand; by its own: in a section that has begun; when a grant has

@@ -42,7 +42,7 @@ WAYS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 WIDELY = ("link-no-socket-timeout", "polling-resp2-decoded", "cluster")
 """Ways that only the gate tries (--run-ci): the others show what a poll, decoding and RESP2 may change,
-`integration/test_wire_time.py` what a socket timeout does, and `integration/test_cluster.py` that clusters work."""
+`faults/test_wire_time.py` what a socket timeout does, and `cluster/test_cluster.py` that clusters work."""
 
 WAYS_OF = {"sentinel": ("link", "polling"), "shards": ("cluster",)}
 """What goes over another topology: the others differ in what it does not touch. Tests without a way use a link."""

@@ -15,10 +15,10 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, CoordinatorClosed, Lease, wait_until
-from redis_sync_aio._transport import pool_attempt
 
 from ..support.body import FAST
 from ..support.factories import Kind, holder
+from ..support.inside import pool_attempt
 from ..support.sweep import Outcome, sweep
 
 NAME = "cancel"

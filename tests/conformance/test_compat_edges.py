@@ -17,7 +17,6 @@ from redis.asyncio import Redis
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redis_sync_aio._scripts import load
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -26,6 +25,7 @@ from ..support.compat import client as client
 from ..support.compat import kind as kind
 from ..support.compat import lock as lock
 from ..support.compat import make as make
+from ..support.inside import load
 from ..support.proxy import DELAY_REPLY, script
 
 # -- the same through several tasks ------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redis_sync_aio import CommandRefused, Unreachable
-from redis_sync_aio._scripts import load
 from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -33,7 +32,7 @@ from ..support.compat import (
 from ..support.compat import client as client
 from ..support.compat import kind as kind
 from ..support.compat import lock as lock
-from ..support.inside import close_implicit, hub_of
+from ..support.inside import close_implicit, hub_of, load
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, SWALLOW_REQUEST, script
 
 # -- the contract: errors of connection and server -------------------------------------------------------

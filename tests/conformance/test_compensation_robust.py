@@ -22,9 +22,9 @@ from redis_sync_aio import (
     UnknownStep,
     WrongKeyType,
 )
-from redis_sync_aio._scripts import load
 
 from ..support.body import assert_undisturbed, for_ever
+from ..support.inside import load
 from ..support.robust import KEYS, NAME, RECORD, crash, is_of, lock, way
 
 __all__ = ["lock", "way"]  # fixtures

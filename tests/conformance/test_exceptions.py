@@ -25,12 +25,11 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator, LeaseLost, Unreachable, WrongKeyType, wait_until
-from redis_sync_aio._core.cancellation import wait_shielded
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, assert_undisturbed, for_ever
 from ..support.factories import LOCK, SEMAPHORE, Exclusive, Kind
-from ..support.inside import hub_of
+from ..support.inside import hub_of, wait_shielded
 
 NAME = "exceptions"
 

@@ -11,10 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncRedlock, AsyncReentrantLock, Coordinator, Lease, wait_until
-from redis_sync_aio._leases.hold import OnLost
 
 from ..support.body import FAST
 from ..support.factories import LockKind
+from ..support.inside import OnLost
 from ..support.one_server import one_server_for_all as one_server_for_all
 from . import test_exceptions as suite
 

@@ -26,7 +26,8 @@ from redis_sync_aio import (
     StaleFence,
     WrongKeyType,
 )
-from redis_sync_aio._core.keys import gate_keys
+
+from ..support.inside import gate_keys
 
 NAME = "gate"
 KEY = gate_keys(NAME.encode()).all[0]

@@ -20,10 +20,9 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._primitives.lease_group import _groups
 
 from ..support.body import FAST
-from ..support.inside import hub_of
+from ..support.inside import hub_of, lease_groups
 from ..support.multilocks import SLOTS, all_free, holders, queued
 from ..support.multilocks import names as names
 from ..support.multilocks import way as way
@@ -255,7 +254,7 @@ async def test_one_object_shared_by_many_tasks(lock: AsyncMultiLock) -> None:
 
     await asyncio.gather(*(section() for _ in range(4)), *(entered() for _ in range(4)))
     assert await all_free(lock)
-    assert not [key for key in _groups if isinstance(key, tuple) and key[1] is lock._client]
+    assert not [key for key in lease_groups if isinstance(key, tuple) and key[1] is lock._client]
 
 
 async def test_extended_as_a_whole(lock: AsyncMultiLock, redis: Redis, names: tuple[str, ...]) -> None:

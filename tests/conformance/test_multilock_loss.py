@@ -22,15 +22,12 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
-from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._leases.grant import Grant
-from redis_sync_aio._primitives.try_all import try_acquire_all
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.errors import LossReason
 
 from ..support.arena import Arena, sweep_all
 from ..support.body import FAST, for_ever, lost_in
-from ..support.inside import hub_of
+from ..support.inside import Grant, hub_of, lock_keys, try_acquire_all
 from ..support.multilocks import all_free, holders, names, queued, way
 
 __all__ = ["names", "way"]  # fixtures

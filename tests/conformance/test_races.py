@@ -19,12 +19,11 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, Lease, Unreachable, wait_until
-from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
 from ..support.factories import KINDS, Kind
-from ..support.inside import cohorts_of, hub_of, link_events_of
+from ..support.inside import cohorts_of, hub_of, link_events_of, now
 from ..support.proxy import FaultProxy
 from ..support.timed import Timed, assert_within
 

@@ -25,11 +25,11 @@ from redis_sync_aio import (
     WrongContext,
     wait_until,
 )
-from redis_sync_aio._primitives.lease_group import _groups
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST, lost_in
+from ..support.inside import lease_groups
 
 NAME = "reentrant"
 TTL = 0.3
@@ -304,12 +304,12 @@ async def later(end: float) -> bool:
 
 async def test_p12_nothing_is_kept_of_a_task(lock: AsyncReentrantLock) -> None:
     def ours() -> int:
-        return len([key for key in _groups if isinstance(key, tuple) and key[1] is lock._client])
+        return len([key for key in lease_groups if isinstance(key, tuple) and key[1] is lock._client])
 
     def mine() -> int:  # whoever was before us may still be on its way out
         task = asyncio.current_task()
         assert task is not None
-        return len([key for key in _groups if isinstance(key, tuple) and key[-1] == weakref.ref(task)])
+        return len([key for key in lease_groups if isinstance(key, tuple) and key[-1] == weakref.ref(task)])
 
     async def section() -> None:
         async with lock.hold(timeout=20), lock:
@@ -333,7 +333,7 @@ async def test_p12_a_task_that_forgot_to_release_is_not_kept_alive(make_client: 
     assert await lock.locked()
     await sync.close()
     gc.collect()
-    assert not [key for key in _groups if isinstance(key, tuple) and key[1] is sync]
+    assert not [key for key in lease_groups if isinstance(key, tuple) and key[1] is sync]
 
 
 def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:

@@ -25,10 +25,10 @@ from redis_sync_aio import (
     WrongKeyType,
     wait_until,
 )
-from redis_sync_aio._recovery.robust_grant import RobustGrant
 from redis_sync_aio.compat import Lock as CompatLock
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
+from ..support.inside import RobustGrant
 from ..support.robust import KEYS, NAME, RECORD, crash, is_of
 from ..support.robust import lock as lock
 from ..support.robust import way as way

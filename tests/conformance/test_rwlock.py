@@ -24,9 +24,9 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._scripts.constants import FENCE_RANGE
 
 from ..support.body import FAST, for_ever
+from ..support.inside import FENCE_RANGE
 from ..support.sweep import Outcome, sweep
 from ..support.timed import Timed, timed
 

@@ -22,15 +22,10 @@ from redis_sync_aio import (
     WouldDeadlock,
     wait_until,
 )
-from redis_sync_aio._acquire.acquisition import Acquisition
-from redis_sync_aio._core.keys import permit_keys
-from redis_sync_aio._leases.grant import Grant
-from redis_sync_aio._scripts import load
-from redis_sync_aio._sharing.shared_grant import TaskGrant
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, for_ever, lost_in
-from ..support.inside import hub_of
+from ..support.inside import Acquisition, Grant, TaskGrant, hub_of, load, permit_keys
 from ..support.proxy import SWALLOW_REQUEST, FaultProxy, anything, script
 
 NAME = "config"

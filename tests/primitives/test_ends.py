@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, CoordinatorClosed, LeaseLost, wait_until
-from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..conftest import MakeClient
 from ..support.body import FAST, for_ever, waits
+from ..support.inside import now
 from .conftest import PRIMITIVES, Make, Primitive
 
 everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)

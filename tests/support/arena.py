@@ -9,10 +9,9 @@ from contextlib import AsyncExitStack
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
-from redis_sync_aio._primitives.lease_group import _groups
 
 from .body import FAST
-from .inside import hub_of
+from .inside import hub_of, lease_groups
 from .sweep import Outcome, sweep
 
 
@@ -68,7 +67,7 @@ class Arena:
         await wait_until(free, FAST, timeout=5)
         await hub_of(self.sync).manager.releases.in_flight.drained(5)
         await asyncio.sleep(0)  # those who waited for the answer hear of it a turn later
-        assert not [key for key in _groups if self.sync in (key if isinstance(key, tuple) else ())]
+        assert not [key for key in lease_groups if self.sync in (key if isinstance(key, tuple) else ())]
 
 
 Operation = Callable[[], Awaitable[object]]

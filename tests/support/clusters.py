@@ -18,8 +18,9 @@ from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
 from redis_sync_aio import Backoff, Coordinator, wait_until
-from redis_sync_aio._client.cluster import Cluster
 from redis_sync_aio.embedded import EmbeddedServer
+
+from .inside import Cluster
 
 NODE_TIMEOUT = 1000
 """Milliseconds of silence after which a node counts as failing."""

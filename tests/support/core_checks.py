@@ -1,4 +1,4 @@
-"""Checks of the Python core in simulation (see `gate.py`), for `tests/property/test_core_mutants.py`."""
+"""Checks of the Python core in simulation (see `gate.py`), for `tests/mutation/test_core_mutants.py`."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncRobustLock, AsyncSemaphore, Backoff, Coordinator, wait_until
-from redis_sync_aio._core.keys import Engine, Keys, lock_keys, permit_keys
-from redis_sync_aio._scripts import Script, load
 from redis_sync_aio.errors import LossReason
 from redis_sync_aio.lock import LockStatistics
+
+from .inside import Engine, Keys, Script, load, lock_keys, permit_keys
 
 Exclusive: TypeAlias = AsyncLock | AsyncRobustLock | AsyncSemaphore
 Client: TypeAlias = Any

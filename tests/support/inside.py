@@ -1,32 +1,116 @@
-"""What coordinators are inside, for tests that look there: no other helper or test knows where that is."""
+"""What is inside, for tests that look there: keys, scripts, hubs, links. No other helper knows where it is."""
 
 from __future__ import annotations
 
 from redis_sync_aio import Coordinator
-from redis_sync_aio._acquire import implicit
+from redis_sync_aio._acquire import implicit, waits
+from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._acquire.hub import Hub
 from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._acquire.options import hub_options
 from redis_sync_aio._acquire.resource import Resource
-from redis_sync_aio._sharing.cohort import Cohort
+from redis_sync_aio._client.checkout import CheckedOut
+from redis_sync_aio._client.cluster import Cluster, Shard
+from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
+from redis_sync_aio._client.primary_pool import Address
+from redis_sync_aio._core.cancellation import wait_shielded
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.display import text
+from redis_sync_aio._core.keys import (
+    INBOX_PREFIX,
+    Engine,
+    Keys,
+    gate_keys,
+    lock_keys,
+    permit_keys,
+    robust_keys,
+    turn_key,
+)
+from redis_sync_aio._engine.commands import Commands, Delivery
+from redis_sync_aio._engine.replies import read_push
+from redis_sync_aio._engine.snapshot import ticket_member
+from redis_sync_aio._leases import manager
+from redis_sync_aio._leases.grant import Grant
+from redis_sync_aio._leases.hold import OnLost
+from redis_sync_aio._leases.in_flight_counter import InFlightCounter
+from redis_sync_aio._leases.releases import Releases
+from redis_sync_aio._leases.terms import LeaseState
+from redis_sync_aio._primitives import majority, quorum
+from redis_sync_aio._primitives.lease_group import _groups as lease_groups
+from redis_sync_aio._primitives.try_all import try_acquire_all
+from redis_sync_aio._recovery.robust_grant import RobustGrant
+from redis_sync_aio._scripts import Script, load
+from redis_sync_aio._scripts.constants import CONTENDED, FENCE_RANGE
+from redis_sync_aio._sharing.cohort import IN_ONE_TURN, Cohort
 from redis_sync_aio._sharing.cohorts import Cohorts, cohort_of
-from redis_sync_aio._sharing.shared_grant import ProcessGrant
-from redis_sync_aio._transport.cluster_link import ClusterLink
+from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
+from redis_sync_aio._transport import link, pool_attempt
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.cluster_link import ClusterLink, ShardLink
+from redis_sync_aio._transport.connection import Connection
 from redis_sync_aio._transport.link import Link
 from redis_sync_aio.types import Client
 
 __all__ = [
+    "CONTENDED",
+    "FENCE_RANGE",
+    "INBOX_PREFIX",
+    "IN_ONE_TURN",
+    "Acquisition",
+    "Address",
+    "Call",
+    "CheckedOut",
+    "Cluster",
+    "ClusterNodes",
+    "Commands",
+    "Connection",
+    "Delivery",
+    "Engine",
+    "Grant",
+    "InFlightCounter",
+    "Keys",
+    "LeaseState",
+    "Link",
     "LinkEvents",
+    "OnLost",
+    "ProcessGrant",
+    "Range",
+    "Releases",
+    "Resource",
+    "RobustGrant",
+    "Script",
+    "Shard",
+    "ShardLink",
+    "TaskGrant",
     "close_implicit",
     "cluster_link_of",
     "cohort_of",
     "cohorts_of",
+    "gate_keys",
     "hub_of",
     "hub_options",
     "implicit",
+    "lease_groups",
+    "link",
     "link_events_of",
     "link_of",
+    "load",
+    "lock_keys",
+    "majority",
+    "manager",
+    "now",
+    "permit_keys",
+    "pool_attempt",
     "process_grants",
+    "quorum",
+    "read_push",
+    "robust_keys",
+    "text",
+    "ticket_member",
+    "try_acquire_all",
+    "turn_key",
+    "wait_shielded",
+    "waits",
     "was_used",
 ]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts import load
+from .inside import load, lock_keys, ticket_member
 
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from redis_sync_aio import redlock
-from redis_sync_aio._primitives import majority
+
+from .inside import majority
 
 
 @pytest.fixture(autouse=True)

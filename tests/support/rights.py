@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AsyncReadWriteLock, AsyncSemaphore, Coordinator, Lease, LeaseLost, wait_until
-from redis_sync_aio._core.keys import permit_keys
 
+from .inside import permit_keys
 from .served import ORDERS
 from .wired import SOON
 

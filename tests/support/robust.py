@@ -6,7 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio import Abandoned, AsyncRobustLock, Coordinator, Lease
-from redis_sync_aio._core.keys import robust_keys
+
+from .inside import robust_keys
 
 NAME = "robust"
 KEYS = robust_keys(NAME.encode())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from redis_sync_aio import AsyncReadWriteLock, wait_until
-from redis_sync_aio._scripts import load
 
+from .inside import load
 from .wired import SOON, Wired
 
 SCRIPTS = ("permits/upgrade", "permits/downgrade")

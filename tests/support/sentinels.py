@@ -22,8 +22,9 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
 from redis_sync_aio import Backoff, wait_until
-from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer, _free_port, find_server
+
+from .inside import now
 
 GROUP = "main"
 DOWN_AFTER = 1.0

@@ -10,13 +10,9 @@ from typing import Any
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
-from redis_sync_aio._core.keys import lock_keys
-from redis_sync_aio._engine.replies import read_push
-from redis_sync_aio._scripts.constants import CONTENDED
-from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
 
 from .body import FAST
-from .inside import cohorts_of, hub_of, link_events_of
+from .inside import CONTENDED, ProcessGrant, TaskGrant, cohorts_of, hub_of, link_events_of, lock_keys, read_push
 
 NAME = "shared"
 KEYS = lock_keys(NAME.encode())

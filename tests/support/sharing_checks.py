@@ -1,4 +1,4 @@
-"""Checks of local sharing in simulation (see `gate.py`), for `tests/property/test_sharing_mutants.py`."""
+"""Checks of local sharing in simulation (see `gate.py`), for `tests/mutation/test_sharing_mutants.py`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from redis_sync_aio._core.clock import now
+from .inside import now
 
 T = TypeVar("T")
 C = TypeVar("C")

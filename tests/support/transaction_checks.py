@@ -1,4 +1,4 @@
-"""Checks of transactions in simulation (see `gate.py`), for `tests/property/test_transaction_mutants.py`."""
+"""Checks of transactions in simulation (see `gate.py`), for `tests/mutation/test_transaction_mutants.py`."""
 
 from __future__ import annotations
 

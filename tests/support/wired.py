@@ -16,10 +16,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from redis_sync_aio import Backoff, Coordinator, Lease, wait_until
-from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .factories import KINDS, LOCK, PARTS, Exclusive, Kind, Part, holder
+from .inside import load
 from .proxy import (
     FaultProxy,
     script,

@@ -1,0 +1,185 @@
+"""P5, P10, P12: coordinators and clients of a cluster that are closed, forked, or reach nodes by other addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from weakref import ref
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import RedisCluster
+from redis.asyncio.cluster import ClusterNode
+
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, Transaction, transaction, wait_until
+
+from ..support.body import FAST, waits
+from ..support.clusters import SHARDS, Nodes
+from ..support.inside import cluster_link_of
+from ..support.proxy import FaultProxy
+from ..support.sweep import Outcome, sweep
+from ..support.tls import make_tls
+from ..transport.test_loops_and_forks import NAME, look, play
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def empty(nodes: Nodes) -> None:
+    for node in nodes.primaries:
+        await nodes.say(node, "FLUSHALL")
+
+
+async def open_connections(nodes: Nodes) -> int:
+    """Return how many clients all nodes have, without those that ask."""
+    return sum([len(str(await nodes.say(node, "CLIENT", "LIST")).split("id=")) - 2 for node in nodes.primaries])
+
+
+@asynccontextmanager
+async def standing_still(nodes: Nodes) -> AsyncIterator[None]:
+    for node in nodes.primaries:
+        node.pause()
+    try:
+        yield
+    finally:
+        for node in nodes.primaries:
+            node.resume()
+        await nodes.healthy()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: bool) -> None:
+    """They do not answer: nobody waits for that."""
+    client = nodes.client()
+    sync = Coordinator(client, response_timeout=1)
+    async with sync.lock(nodes.name_at(0)):
+        pass
+    async with standing_still(nodes), asyncio.timeout(1.5):
+        cluster_link_of(sync).redirected("")
+        await asyncio.sleep(0)
+        asking = cluster_link_of(sync)._refreshing
+        assert asking is not None
+        assert not asking.done()
+        closing = asyncio.create_task(sync.close())
+        await asyncio.sleep(0)
+        if cancelled:
+            closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+        assert closing.cancelled() == cancelled
+        assert asking.done()
+    await client.aclose()
+    await wait_until(lambda: is_zero(nodes), FAST, timeout=2)
+
+
+async def is_zero(nodes: Nodes) -> bool:
+    return await open_connections(nodes) == 0
+
+
+async def test_p5_a_client_whose_closing_is_cancelled(nodes: Nodes) -> None:
+    """At any await. Closed again, it leaves no connection behind, whatever had been closed already."""
+    clients: list[RedisCluster] = []
+
+    async def used_and_closed() -> None:
+        client = nodes.client()
+        clients.append(client)
+        for shard in range(SHARDS):
+            async with AsyncLock(client, nodes.name_at(shard)):
+                pass
+        await client.aclose()
+
+    async def check(outcome: Outcome[None]) -> None:
+        await clients.pop().aclose()
+        await wait_until(lambda: is_zero(nodes), FAST, timeout=5)
+
+    result = await sweep(used_and_closed, check, ways=["task"])
+    assert result.cancellations["task"] > 2 * SHARDS
+
+
+# Of transports whose loop nobody ended.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_p12_a_loop_that_is_closed_by_hand_keeps_no_client(nodes: Nodes) -> None:
+    async def used() -> tuple[ref[RedisCluster], ref[Coordinator]]:
+        client = nodes.client()
+        sync = Coordinator(client)
+        async with sync.lock("a"):
+            pass
+        return ref(client), ref(sync)
+
+    loop = asyncio.new_event_loop()
+    client, sync = loop.run_until_complete(used())
+    loop.close()
+    del loop
+    gc.collect()
+    gc.collect()
+    assert (client(), sync()) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "coordinator os._exit",
+        pytest.param("coordinator sys.exit", marks=pytest.mark.ci),
+        pytest.param("bare client os._exit", marks=pytest.mark.ci),
+        pytest.param("polling sys.exit", marks=pytest.mark.ci),
+    ],
+)
+async def test_p12_a8_fork(nodes: Nodes, how: str) -> None:
+    server = nodes.owner(NAME)
+    await asyncio.to_thread(play, server, "fork", f"cluster {how}", PYTHONDEVMODE="")
+    assert look(server) is None
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted: bool) -> None:
+    """``address_remap``, to a proxy before each node, perhaps with TLS: the locks take those ways, too."""
+    tls = make_tls(tmp_path) if encrypted else None
+    async with AsyncExitStack() as stack:
+        proxies: dict[int, FaultProxy] = {}
+        for node in nodes.primaries:
+            assert node.port is not None
+            proxy = FaultProxy((node.host, node.port), tls.context if tls is not None else None)
+            proxies[node.port] = await stack.enter_async_context(proxy)
+
+        def remapped(address: tuple[str, int]) -> tuple[str, int]:
+            proxy = proxies.get(address[1])
+            return address if proxy is None else (proxy.host, proxy.port)
+
+        first = proxies[nodes.primaries[0].port or 0]
+        client = RedisCluster(
+            startup_nodes=[ClusterNode(first.host, first.port)],
+            address_remap=remapped,
+            **(tls.options if tls is not None else {}),
+        )
+        sync = await stack.enter_async_context(Coordinator(client))
+        stack.push_async_callback(client.aclose)
+        names = [nodes.name_at(shard) for shard in range(SHARDS)]
+        for name in names:
+            async with sync.lock(name):
+                assert await nodes.say(nodes.owner(name), "EXISTS", name) == 1
+        assert [proxy.commands["SUBSCRIBE"] for proxy in proxies.values()] == [1] * SHARDS
+
+        lease = await sync.lock(names[1]).acquire()
+        waiter = asyncio.create_task(AsyncLock(client, names[1]).acquire())
+        await wait_until(waits(sync.lock(names[1])), FAST, timeout=2)
+        for proxy in proxies.values():
+            await proxy.cut()
+        await lease.release()
+        await (await asyncio.wait_for(waiter, 2)).release()
+        async with AsyncSemaphore(sync, names[2], limit=2):
+            pass
+
+        key = f"{{{names[2]}}}:written"
+
+        async def write(tx: Transaction) -> None:
+            await tx.get(key)
+            tx.multi()
+            tx.set(key, 1)
+
+        await transaction(client, write, key)
+        assert await nodes.say(nodes.primaries[2], "GET", key) == b"1"
+        await nodes.move(nodes.slot(names[0]), nodes.primaries[0], nodes.primaries[1])
+        async with sync.lock(names[0]):
+            assert await nodes.say(nodes.primaries[1], "EXISTS", names[0]) == 1
+        await nodes.move(nodes.slot(names[0]), nodes.primaries[1], nodes.primaries[0])

@@ -1,0 +1,286 @@
+"""P10, FAULTS D16: without scripts. Locks and permits by WATCH where those are refused, beside those that use them.
+
+That the engine does all that scripts do is shown where scripts are tested: the conformance suite runs on both, and so
+do random histories (tests/simulation) and the faults of the wire (test_wire_watch.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncReentrantLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    OutOfMemory,
+    PermissionDenied,
+    wait_until,
+)
+from redis_sync_aio._client.topology import servers_of
+from redis_sync_aio._core.clock import now
+from redis_sync_aio._core.keys import Endpoint, lock_keys, permit_keys
+from redis_sync_aio._engine.watch import converse
+from redis_sync_aio._scripts import load
+from redis_sync_aio._scripts.constants import Outcome
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.dialogues import Dialogue
+from redis_sync_aio._transport.pool_executor import PoolExecutor
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
+from ..support.served import ORDERS, everything, modes, served, served_to, user
+from ..support.wired import SOON
+from ..support.wired import quiet_loop as quiet_loop
+
+WATCHING = "+watch +unwatch +multi +exec +zmscore +pubsub|numsub"
+"""What WATCH needs beside what the scripts use."""
+LEAST = f"resetkeys {KEYS} {CHANNELS} -@all +subscribe +publish {LOCKS} {PERMITS_TOO} {WATCHING}"
+
+
+@modes
+@pytest.mark.parametrize("refused", ["-@scripting", LEAST], ids=["no scripts", "least rights"])
+async def test_scripts_refused(mode: str, refused: str, caplog: pytest.LogCaptureFixture) -> None:
+    """D16: everything works by WATCH, and one line of the log says so."""
+    async with served_to("resetkeys ~* resetchannels &* +@all", refused, mode=mode) as s:
+        with caplog.at_level(logging.WARNING, "redis_sync_aio"):
+            await everything(s.sync)
+            await every_permit(s.admin, s.sync)
+            async with AsyncMultiLock(s.sync, [f"{ORDERS}:1", f"{ORDERS}:2"]):
+                pass
+            reentrant = AsyncReentrantLock(s.sync, ORDERS)
+            async with reentrant, reentrant:
+                pass
+        said, *others = caplog.records
+        assert {getattr(record, "event", "") for record in others} <= {"lease_lost"}  # whose keys were deleted
+        assert "WATCH" in said.getMessage()
+        assert "evalsha" in said.getMessage()
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+def test_the_documentation_tells_the_rights() -> None:
+    assert WATCHING in " ".join(PAGE.read_text().split())
+
+
+@modes
+async def test_a_server_without_scripts(mode: str) -> None:
+    """P10: EVAL and EVALSHA do not exist there."""
+    async with served(mode, args=("--rename-command", "EVALSHA", "", "--rename-command", "EVAL", "")) as s:
+        await everything(s.sync)
+        await every_permit(s.admin, s.sync)
+
+
+@modes
+async def test_scripts_wanted_and_refused(mode: str) -> None:
+    """P12: engine="lua" does not go another way."""
+    async with served_to("resetkeys ~* resetchannels &* +@all", "-@scripting", mode=mode) as s:
+        with pytest.raises(PermissionDenied, match="evalsha"):
+            await AsyncLock(s.sync, ORDERS, engine="lua").acquire()
+        async with AsyncLock(s.sync, ORDERS):  # another one uses WATCH now
+            pass
+        with pytest.raises(PermissionDenied, match="evalsha"):
+            await AsyncLock(s.sync, ORDERS, engine="lua").acquire()
+
+
+@modes
+async def test_the_right_is_taken_away(mode: str) -> None:
+    """D16: while it is held and waited for: the lease is renewed, and handed over, all the same."""
+    async with served_to("resetkeys ~* resetchannels &* +@all", mode=mode) as s:
+        lock = AsyncLock(s.sync, ORDERS, ttl=0.5)
+        lease = await lock.acquire()
+        waiting = asyncio.create_task(lock.acquire(timeout=5))
+        await wait_until(lambda: _waits(lock), SOON, timeout=2)
+        await user(s, "-@scripting")
+        first = lease._grant.deadline
+        await wait_until(lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON, timeout=2)
+        lease.check()
+        await lease.release()
+        following = await waiting
+        assert following.fence > lease.fence
+        await following.release()
+
+
+async def _waits(lock: AsyncLock) -> bool:
+    return (await lock.statistics()).waiters > 0
+
+
+@modes
+async def test_out_of_memory_while_more_than_a_thousand_permits_are_over(mode: str) -> None:
+    """D10: an error for whoever asks, on a connection that goes on."""
+    async with served(mode) as s:
+        semaphore = AsyncSemaphore(s.sync, ORDERS, limit=5000, engine="watch")
+        held = await semaphore.acquire()
+        permits, state = permit_keys(ORDERS.encode(), "sem").by("watch").all[:2]
+        dead = [b"dead%d" % number for number in range(1500)]
+        await s.admin.zadd(permits, dict.fromkeys(dead, 1))
+        await s.admin.hset(state, mapping={"used": 1501, **{(b"=" + token).decode(): "1 1" for token in dead}})
+        connections = await s.ours()
+        await s.admin.config_set("maxmemory", 1)
+        for _ in range(2):
+            with pytest.raises(OutOfMemory, match=ORDERS):
+                await semaphore.acquire(timeout=2)
+        await s.admin.config_set("maxmemory", 0)
+        if mode == "link":
+            assert await s.ours() == connections
+        async with semaphore.hold(weight=4999):
+            pass
+        await held.release()
+
+
+@pytest.mark.parametrize("turns", range(8))
+@modes
+async def test_cancelled_while_scripts_turn_out_to_be_refused(mode: str, turns: int) -> None:
+    """P5: what undoes a request stays behind it, also when both go another way than they were sent."""
+    async with served_to("resetkeys ~* resetchannels &* +@all", "-@scripting", mode=mode) as s:
+        for engine in ("auto", "watch"):
+            task = asyncio.create_task(AsyncLock(s.sync, ORDERS, engine=engine).acquire())
+            for _ in range(turns * 3):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():  # it was granted before that
+                await task.result().release()
+        other = AsyncLock(s.sync, ORDERS)
+        async with asyncio.timeout(2):
+            await (await other.acquire()).release()
+        await wait_until(lambda: _is_free(s.admin), SOON, timeout=2)
+
+
+async def _is_free(admin: Redis) -> bool:
+    return not await admin.exists(ORDERS, f"{{{ORDERS}}}:queue", f"{{{ORDERS}}}:polls")
+
+
+async def test_p1_a_connection_that_is_closed_between_reading_and_exec(redis: Redis, server: EmbeddedServer) -> None:
+    """In the pool: on another one nothing is watched, so the decision is void; redis-py would open it silently."""
+    await redis.flushall()
+    pool: Any = redis.connection_pool
+    closed: list[int] = []
+
+    def interrupted(call: Call) -> Dialogue:
+        said, replies = converse(call), None
+        while True:
+            try:
+                batch = said.send(replies)  # type: ignore[arg-type]
+            except StopIteration as end:
+                return end.value
+            if batch[0] == (b"MULTI",) and not closed:
+                (connection,) = pool._in_use_connections
+                connection._writer.close()
+                connection._reader = connection._writer = None  # as after its disconnect()
+                with SyncRedis.from_url(server.url) as other:
+                    other.set("closed", "other", px=60_000)
+                closed.append(1)
+            replies = yield batch
+
+    executor = PoolExecutor(servers_of(redis), Endpoint.new("test", "00"), 2.0, interrupted)
+    answered = asyncio.get_running_loop().create_future()
+    words = (b"mine", 30_000, b"", 0, b"0")
+    keys = lock_keys(b"closed").by("watch")
+    executor.send(Call(keys, load("lock/acquire"), words, now(), now() + 5, answered.set_result))
+    call = await asyncio.wait_for(answered, 6)
+    assert closed
+    assert call.error is None
+    assert call.reply[0] == Outcome.BUSY
+    assert await redis.get("closed") == b"other"
+    assert not pool._in_use_connections
+    await executor.close()
+
+
+Make = Callable[[Coordinator, Any], AsyncLock | AsyncSemaphore]
+SHARED: dict[str, tuple[Make, int]] = {
+    "lock": (lambda sync, engine: AsyncLock(sync, "both", engine=engine), 1),
+    "semaphore(3)": (lambda sync, engine: AsyncSemaphore(sync, "both", limit=3, engine=engine), 3),
+}
+
+
+@pytest.mark.parametrize(("make", "limit"), SHARED.values(), ids=SHARED)
+async def test_both_engines_at_once(redis: Redis, server: EmbeddedServer, make: Make, limit: int) -> None:
+    """P1, P2, P8: 2 x 12 tasks on 3 coordinators, half of them by WATCH: never too many, order, rising fences."""
+    await redis.flushall()
+    inside, most, fences, order = 0, 0, list[int](), list[int]()
+
+    async def use(one: AsyncLock | AsyncSemaphore, number: int) -> None:
+        nonlocal inside, most
+        lease: Lease = await one.acquire(timeout=20)
+        order.append(number)
+        fences.append(lease.fence)
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+        await lease.release()
+
+    async with server.client() as b, server.client() as c:
+        clients: list[tuple[Redis, Any]] = [(redis, {}), (b, {}), (c, {"push": "never"})]
+        syncs = [Coordinator(client, **options) for client, options in clients]
+        everybody = [make(sync, engine) for sync in syncs for engine in ("lua", "watch")]
+        first = [await one.acquire() for one in everybody[:limit]]
+        tasks: list[asyncio.Task[None]] = []
+        for number in range(24):
+            one = everybody[number % len(everybody)]
+            tasks.append(asyncio.create_task(use(one, number)))
+            await wait_until(lambda: _queued(everybody[0], len(tasks)), SOON, timeout=5)
+        for lease in first:
+            await lease.release()
+        await asyncio.gather(*tasks)
+        assert most <= limit
+        if limit == 1:
+            assert order == list(range(24)), "P2"
+            assert fences == sorted(set(fences)), "P8"
+        assert len(set(fences)) == 24
+        for sync in syncs:
+            await sync.close()
+
+
+async def _queued(one: AsyncLock | AsyncSemaphore, number: int) -> bool:
+    return (await one.statistics()).waiters >= number
+
+
+MAKE: dict[str, Callable[..., object]] = {
+    "lock": AsyncLock,
+    "reentrant": AsyncReentrantLock,
+    "readers and writers": AsyncReadWriteLock,
+    "semaphore": lambda client, name, **options: AsyncSemaphore(client, name, limit=1, **options),
+    "multi": lambda client, name, **options: AsyncMultiLock(client, [name], **options),
+}
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@pytest.mark.parametrize("engine", ["Lua", "", None, True])
+def test_no_such_engine(redis: Redis, make: Callable[..., object], engine: Any) -> None:
+    """E2: bad input fails at the call."""
+    with pytest.raises(ValueError, match="engine must be 'auto', 'lua' or 'watch'"):
+        make(redis, "name", engine=engine)
+
+
+@modes
+async def test_cost(redis: Redis, mode: str) -> None:
+    """P9, for this engine: an acquire and a release are one transaction each, and waiting is none."""
+    await redis.flushall()
+    async with Coordinator(redis, push="never" if mode == "plain" else "always") as sync:
+        lock = AsyncLock(sync, "cost", engine="watch")
+        await (await lock.acquire()).release()
+
+        async def counted(operation: Awaitable[Any]) -> tuple[Any, int]:
+            before = (await redis.info("commandstats"))["cmdstat_exec"]["calls"]
+            result = await operation
+            return result, (await redis.info("commandstats"))["cmdstat_exec"]["calls"] - before
+
+        lease, execs = await counted(lock.acquire())
+        assert execs == 1
+        waiting = asyncio.create_task(lock.acquire())
+        assert (await counted(wait_until(lambda: _queued(lock, 1), SOON, timeout=5)))[1] >= 1
+        if mode == "link":
+            assert (await counted(asyncio.sleep(0.05)))[1] == 0
+        assert (await counted(lease.release()))[1] >= 1
+        assert (await counted((await waiting).release()))[1] == 1

@@ -1,0 +1,152 @@
+"""P1, P6: the old server lives on and takes writes, while its clients would connect to another one now."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncLock, Coordinator, LeaseLost, Transaction, transaction, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import FAST, waits
+from ..support.inside import now
+from ..support.sentinels import sentinels
+
+NOTICED = 3.0
+"""Seconds in which a process moves, on a busy machine; it takes 1.3. Sentinel demotes the old primary after about 8."""
+
+
+async def role(server: EmbeddedServer) -> str:
+    async with server.client() as client:
+        found: Any = await client.role()
+        return str(found[0].decode() if isinstance(found[0], bytes) else found[0])
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_p1_p6_a_planned_failover_by_sentinel_is_noticed(tmp_path: Path, push: Any) -> None:
+    """The holder renews at the new primary, and hands over there, long before the old one is demoted."""
+    async with (
+        sentinels(tmp_path) as group,
+        group.client() as client,
+        group.client() as other,
+        Coordinator(client, push=push) as sync,
+        Coordinator(other, push=push) as elsewhere,
+    ):
+        lock = sync.lock("planned", ttl=3)
+        lease = await lock.acquire()
+        waiter = asyncio.create_task(AsyncLock(elsewhere, "planned", ttl=3).acquire())
+        await wait_until(waits(lock), FAST, timeout=2)
+        switched = await group.fail_over()
+
+        async with group.replica.client() as new:
+
+            async def renewed_there() -> bool:
+                return int(await new.pttl("planned")) > 3000 - 1000 * (now() - switched) / 2
+
+            await wait_until(renewed_there, FAST, timeout=NOTICED)
+        assert await role(group.primary) == "master"  # it would take our writes still
+        lease.check()
+        assert not waiter.done()
+        await lease.release()
+        following = await asyncio.wait_for(waiter, 3.5)  # polls again within 2.5 s
+        assert following.fence > lease.fence
+        async with group.replica.client() as new:
+            assert await new.get("planned") == following.token.encode()
+        await following.release()
+        assert await role(group.primary) == "master"
+
+
+async def test_p1_p6_what_the_old_primary_grants_meanwhile_ends_soon(tmp_path: Path) -> None:
+    """A process has an idle connection and is granted a lock there. Once it moves it learns that another one has it."""
+    async with sentinels(tmp_path) as group, group.client() as client, Coordinator(client) as sync:
+        async with sync.lock("other"):
+            pass
+        switched = await group.fail_over()
+        old = await sync.lock("both", ttl=20).acquire()
+        if now() - switched > 0.5:
+            pytest.skip("the machine is too busy: the process may have noticed before")
+        async with group.primary.client() as admin:
+            assert await admin.exists("both") == 1
+        async with group.client() as other, Coordinator(other) as elsewhere:
+            new = await elsewhere.lock("both", ttl=20).acquire()
+            await asyncio.wait_for(old.lost.wait(), NOTICED)
+            assert await role(group.primary) == "master"
+            assert new.fence > old.fence
+            new.check()
+            with pytest.raises(LeaseLost):
+                old.check()
+            await new.release()
+
+
+async def test_a_transaction_does_not_use_a_pooled_connection_to_the_old_primary(tmp_path: Path) -> None:
+    """One was in use when Sentinel named the new primary, so redis-py did not close it with the idle ones."""
+    async with sentinels(tmp_path) as group, group.client() as client, Coordinator(client) as sync:
+        async with sync.lock("held"):  # so somebody asks Sentinel
+            pool: Any = client.connection_pool
+            connection = await pool.get_connection()
+            await group.fail_over()
+
+            async def known() -> bool:
+                return bool(pool.master_address[1] == group.replica.port)
+
+            await wait_until(known, FAST, timeout=NOTICED)
+            await pool.release(connection)
+
+            async def write(tx: Transaction) -> None:
+                await tx.get("written")
+                tx.multi()
+                tx.set("written", 1)
+
+            await transaction(client, write, "written")
+        async with group.replica.client() as new:
+            assert await new.get("written") == b"1"
+        assert await role(group.primary) == "master"
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_p6_a_host_name_that_leads_elsewhere(monkeypatch: pytest.MonkeyPatch, push: Any) -> None:
+    """A lease moves to the server that the name is pointed at, and a name whose addresses take turns is left alone."""
+    addresses = ["127.0.0.1"]
+    resolve = socket.getaddrinfo
+
+    def resolved(host: Any, *args: Any, **options: Any) -> Any:
+        if host != "locks.example":
+            return resolve(host, *args, **options)
+        return [found for address in addresses for found in resolve(address, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    async with (
+        EmbeddedServer(port=0) as first,
+        EmbeddedServer(port=first.port, args=("--bind", "127.0.0.2")),
+        first.client() as admin,
+        Redis(host="locks.example", port=first.port or 0) as client,
+        Coordinator(client, push=push) as sync,
+    ):
+        lock = sync.lock("pointed", ttl=3)
+        lease = await lock.acquire()
+
+        async def renewals(count: int) -> None:
+            for _ in range(count):
+                before = lease._grant.deadline
+
+                async def renewed(before: float = before) -> bool:
+                    return lease._grant.deadline > before
+
+                await wait_until(renewed, FAST, timeout=3)
+
+        await renewals(1)
+        addresses[:] = ["127.0.0.3", "127.0.0.1"]  # one more
+        await renewals(2)
+        before = (await admin.info("stats"))["total_connections_received"]
+        addresses[:] = ["127.0.0.3"]  # one that the name has had before
+        await renewals(2)
+        assert (await admin.info("stats"))["total_connections_received"] == before
+        addresses[:] = ["127.0.0.2"]
+        await asyncio.wait_for(lease.lost.wait(), NOTICED)  # nothing was replicated to that one
+        async with lock, Redis(host="127.0.0.2", port=first.port or 0) as there:
+            assert await there.exists("pointed") == 1

@@ -1,0 +1,361 @@
+"""P3: a server comes back with an older queue. Its tickets belong to living processes, and nobody wants them any more.
+
+Each of them would be granted for a whole claim, 2 seconds: 40 seconds for the number that most tests use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncRedlock,
+    AsyncRobustLock,
+    AsyncSemaphore,
+    Coordinator,
+    Unreachable,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import FAST, waits
+from ..support.clusters import cluster, processes
+from ..support.factories import Exclusive
+from ..support.inside import Releases, hub_of, lock_keys, now
+from ..support.proxy import FaultProxy
+from ..support.sentinels import sentinels
+
+NAME = "older"
+OLD = 20
+SOON = 1.5
+"""Seconds in which a free name has to be granted: less than one claim."""
+
+Make = Callable[..., Exclusive]
+KINDS: dict[str, Make] = {
+    "lock": AsyncLock,
+    "lock by watch": lambda sync, name, **options: AsyncLock(sync, name, engine="watch", **options),
+    "robust lock": lambda sync, name, **options: AsyncRobustLock(sync, name, **options),
+    "semaphore": lambda sync, name, **options: AsyncSemaphore(sync, name, limit=1, **options),
+    "semaphore by watch": lambda sync, name, **options: AsyncSemaphore(sync, name, limit=1, engine="watch", **options),
+}
+kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+async def use(lock: Any) -> None:
+    async with lock:
+        pass
+
+
+class Queue:
+    """Tasks of one process that wait behind a lease of another one, and are served later."""
+
+    def __init__(self, entered: Callable[[], Any]) -> None:
+        self._entered = entered
+
+    async def line_up(self, holder: Exclusive, count: int = OLD) -> None:
+        """Return when all of them are in the queue."""
+        self._lease = await holder.acquire()
+        self._tasks = [asyncio.create_task(use(self._entered())) for _ in range(count)]
+        await wait_until(waits(holder, count), FAST, timeout=10)
+
+    async def serve(self) -> None:
+        """Return when all of them have had their turn."""
+        await self._lease.release()
+        await asyncio.gather(*self._tasks)
+
+
+async def free(lock: Exclusive) -> None:
+    """Return when the lease that came back with the older data is over."""
+
+    async def over() -> bool:
+        return (await lock.statistics()).waiters > 0 and not await lock.locked()
+
+    await wait_until(over, FAST, timeout=10)
+
+
+def connected(sync: Coordinator, count: int) -> Callable[[], bool]:
+    return lambda: sync.connections >= count and sync.connection_error is None
+
+
+def as_it_is(lock: Exclusive, _: int) -> Any:
+    return lock
+
+
+def by_identity(lock: Exclusive, number: int) -> Any:
+    """Nothing is given back here: another process may hold what an identity was granted."""
+    return lock.hold(identity=f"somebody {number}")
+
+
+@kinds
+@pytest.mark.parametrize("by", [as_it_is, by_identity])
+async def test_p3_a_snapshot(make: Make, by: Callable[[Exclusive, int], Any]) -> None:
+    """A server restarts from a snapshot: tickets that were served since then keep nobody out."""
+    with EmbeddedServer() as server:
+        async with (
+            server.client() as first,
+            server.client() as second,
+            Coordinator(first) as sync,
+            Coordinator(second) as other,
+        ):
+            identities = itertools.count()
+            queue = Queue(lambda: by(make(sync, NAME), next(identities)))
+            await queue.line_up(make(other, NAME, ttl=1, auto_renew=False))
+            await second.save()
+            await queue.serve()
+            await sync.lock("something else").acquire()  # so its connection comes back
+            server.kill()
+            await asyncio.to_thread(server.start)
+            await wait_until(connected(sync, 2), FAST, timeout=5)
+            await free(make(other, NAME))
+            await (await make(other, NAME).acquire(timeout=SOON)).release()
+
+
+async def test_p3_a_snapshot_without_the_right_to_info() -> None:
+    """A user that may not ask which data the server has counts each connection as one to other data."""
+    with EmbeddedServer(args=("--user", "limited", "on", "nopass", "~*", "&*", "+@all", "-info")) as server:
+        async with (
+            server.client() as admin,
+            server.client(username="limited", password="any") as client,
+            Coordinator(client) as sync,
+            Coordinator(admin) as other,
+        ):
+            queue = Queue(lambda: AsyncLock(sync, NAME))
+            await queue.line_up(AsyncLock(other, NAME, ttl=1, auto_renew=False))
+            await admin.save()
+            await queue.serve()
+            await sync.lock("something else").acquire()
+            server.kill()
+            await asyncio.to_thread(server.start)
+            await wait_until(connected(sync, 2), FAST, timeout=5)
+            await free(AsyncLock(other, NAME))
+            await (await AsyncLock(other, NAME).acquire(timeout=SOON)).release()
+
+
+async def test_p3_whoever_waits_on_has_a_new_place() -> None:
+    """Tasks of both processes wait when the older queue comes back: they are served as if it were empty."""
+    with EmbeddedServer() as server:
+        async with (
+            server.client() as first,
+            server.client() as second,
+            Coordinator(first) as sync,
+            Coordinator(second) as other,
+        ):
+            queue = Queue(lambda: AsyncLock(sync, NAME))
+            holder = AsyncLock(other, NAME, ttl=1, auto_renew=False)
+            await queue.line_up(holder)
+            await second.save()
+            await queue.serve()
+            blocking = await AsyncLock(other, NAME, ttl=30).acquire()
+            late = [asyncio.create_task(use(AsyncLock(it, NAME))) for it in (sync, other)]
+            await wait_until(waits(holder, 2), FAST, timeout=5)
+            server.kill()
+            await asyncio.to_thread(server.start)
+            await blocking.lost.wait()
+            await asyncio.wait_for(asyncio.gather(*late), 1 + SOON)  # the restored lease may last a second more
+
+
+async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
+    """Sentinel promotes a replica that knows nothing of what was served lately."""
+    async with (
+        sentinels(tmp_path) as group,
+        group.client() as first,
+        group.client() as second,
+        Coordinator(first) as sync,
+        Coordinator(second) as other,
+    ):
+        queue = Queue(lambda: AsyncLock(sync, NAME))
+        await queue.line_up(AsyncLock(other, NAME, ttl=1, auto_renew=False))
+        await group.replicated()
+        group.replica.pause()
+        async with group.primary.client() as admin:
+            await admin.execute_command("CLIENT", "KILL", "TYPE", "replica")  # type: ignore[no-untyped-call]
+        await queue.serve()
+        await sync.lock("something else").acquire()
+        group.primary.kill()
+        group.replica.resume()
+        await group.switched()
+        await wait_until(connected(sync, 2), FAST, timeout=10)
+        await free(AsyncLock(other, NAME))
+        await (await AsyncLock(other, NAME).acquire(timeout=SOON)).release()
+
+
+async def test_p3_a_replica_of_a_shard_that_lagged() -> None:
+    """The same in a cluster."""
+    async with cluster(replicas=1) as nodes, processes(nodes) as (sync, other):
+        name, primary, replica = nodes.name_at(0), nodes.primaries[0], nodes.replicas[0]
+        queue = Queue(lambda: AsyncLock(sync, name))
+        await queue.line_up(AsyncLock(other, name, ttl=1, auto_renew=False))
+        await nodes.say(primary, "WAIT", 1, 5000)
+        replica.pause()
+        await nodes.say(primary, "CLIENT", "KILL", "TYPE", "replica")
+        await queue.serve()
+        await sync.lock(nodes.name_at(0, "else")).acquire()
+        opened = sync.connections
+        primary.kill()
+        replica.resume()
+        await nodes.promoted(primary)
+        await wait_until(connected(sync, opened + 1), FAST, timeout=20)
+        await free(AsyncLock(other, name))
+        await (await AsyncLock(other, name).acquire(timeout=SOON)).release()
+
+
+async def test_p3_the_servers_of_a_redlock() -> None:
+    """All three restart from snapshots that were made while tasks waited."""
+    servers = [EmbeddedServer() for _ in range(3)]
+    clients: list[Redis] = []
+    try:
+        for server in servers:
+            server.start()
+        both = [[Coordinator(server.client()) for server in servers] for _ in range(2)]
+        clients = [coordinator.client for group in both for coordinator in group]  # type: ignore[misc]
+        ours, theirs = both
+        queued = AsyncLock(theirs[0], NAME)
+        lease = await AsyncRedlock(theirs, NAME, ttl=1, auto_renew=False).acquire()
+        tasks = [asyncio.create_task(use(AsyncRedlock(ours, NAME))) for _ in range(OLD)]
+        await wait_until(waits(queued, OLD), FAST, timeout=10)
+        for client in clients[:3]:
+            await client.save()
+        await lease.release()
+        await asyncio.gather(*tasks)
+        for one in ours:
+            await one.lock("something else").acquire()
+        for server in servers:
+            server.kill()
+            await asyncio.to_thread(server.start)
+        for one in ours:
+            await wait_until(connected(one, 2), FAST, timeout=5)
+        await free(queued)
+        await (await AsyncRedlock(theirs, NAME).acquire(timeout=SOON)).release()
+    finally:
+        for client in clients:
+            await client.aclose()
+        for server in servers:
+            server.stop()
+
+
+@kinds
+async def test_p3_keys_that_somebody_restored(make: Make, sync: Coordinator, other: Coordinator, redis: Redis) -> None:
+    """The server is the same as far as it says, and its queue is an older one: what it grants is given back."""
+    queue = Queue(lambda: make(sync, NAME))
+    holder = make(other, NAME)
+    await queue.line_up(holder, 100)
+    (key,) = await redis.keys("*:queue")
+    old = await redis.dump(key)
+    assert old is not None
+    await queue.serve()
+    assert not await redis.exists(key)
+    await redis.restore(key, 0, old)
+    await (await holder.acquire(timeout=SOON)).release()
+    assert (await holder.statistics()).waiters == 0
+
+
+async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
+    """What a task holds is not given back, nor is what another process holds."""
+    mine, theirs = AsyncLock(sync, NAME), AsyncLock(other, NAME)
+
+    async def again(fence: int, number: bytes) -> None:
+        inbox = hub_of(sync).endpoint_of(lock_keys(NAME.encode())).inbox
+        assert await redis.publish(inbox, b"%b %d 1000000 2000" % (number, fence)) == 1
+        await (await sync.lock("something else").acquire()).release()  # and whatever that led to was executed
+
+    holder = await theirs.acquire()
+    waiting = asyncio.create_task(mine.acquire())
+    await wait_until(waits(mine), FAST, timeout=5)
+    await holder.release()
+    lease = await waiting
+    number = lease._grant.wire_token.rpartition(b":")[2]
+    await again(lease.fence, number)
+    assert (await mine.statistics()).holder == lease.token
+    await lease.extend(20)
+    await lease.release()
+    holder = await theirs.acquire()
+    await again(lease.fence, number)
+    assert (await mine.statistics()).holder == holder.token
+    await holder.release()
+    assert lease.fence < holder.fence
+
+
+async def test_p3_readers_that_became_writers(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
+    """An upgrade that an older queue grants once more is taken back, and the reader stays a reader."""
+    mine, theirs = AsyncReadWriteLock(sync, NAME), AsyncReadWriteLock(other, NAME)
+    blocking, reader = await theirs.read().acquire(), await mine.read().acquire()
+    writing = asyncio.create_task(use(mine.upgrade(reader)))
+    await wait_until(waits(mine), FAST, timeout=5)
+    (key,) = await redis.keys("*:queue")
+    old = await redis.dump(key)
+    assert old is not None
+    await blocking.release()
+    await writing
+    await redis.restore(key, 0, old)
+    joining = await theirs.read().acquire(timeout=SOON)
+    reader.check()
+    await joining.release()
+    await reader.release()
+
+
+async def test_p3_a_place_that_could_not_be_given_up(
+    server: EmbeddedServer, other: Coordinator, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task timed out in a long outage, and its undo too: its ticket is still in the queue, and keeps nobody out."""
+    undo = Releases.undo
+
+    def impatient(self: Releases, *arguments: Any, **options: Any) -> None:
+        undo(self, *arguments, **options | {"expires": now() + 0.3})  # in place of a minute
+
+    monkeypatch.setattr(Releases, "undo", impatient)
+    async with (
+        FaultProxy(server.unix_socket) as proxy,
+        Redis(host=proxy.host, port=proxy.port) as client,
+        Coordinator(client) as sync,
+    ):
+        theirs = AsyncLock(other, NAME)
+        holder = await theirs.acquire()
+        await sync.lock("something else").acquire()
+        waiting = asyncio.create_task(AsyncLock(sync, NAME).acquire(timeout=0.5, identity="somebody"))
+        await wait_until(waits(theirs), FAST, timeout=5)
+        proxy.refuse = True
+        await proxy.cut()
+        with pytest.raises(Unreachable):
+            await waiting
+        await wait_until(lambda: not hub_of(sync).manager.releases.in_flight._calls, FAST, timeout=5)
+        proxy.refuse = False
+        await wait_until(connected(sync, 2), FAST, timeout=5)
+        assert (await theirs.statistics()).waiters == 1
+        await holder.release()
+        await (await theirs.acquire(timeout=SOON)).release()
+
+
+async def test_a_connection_to_the_same_server_keeps_the_places(
+    server: EmbeddedServer, other: Coordinator, redis: Redis
+) -> None:
+    """A lost connection alone costs nobody its turn."""
+    order: list[str] = []
+
+    async def note(lock: AsyncLock, who: str) -> None:
+        async with lock:
+            order.append(who)
+
+    async with (
+        FaultProxy(server.unix_socket) as proxy,
+        Redis(host=proxy.host, port=proxy.port) as client,
+        Coordinator(client) as sync,
+    ):
+        lease = await AsyncLock(other, NAME).acquire()
+        first = asyncio.create_task(note(AsyncLock(sync, NAME), "first"))
+        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=5)
+        second = asyncio.create_task(note(AsyncLock(other, NAME), "second"))
+        await wait_until(waits(AsyncLock(other, NAME), 2), FAST, timeout=5)
+        await proxy.cut()
+        await wait_until(connected(sync, 2), FAST, timeout=5)
+        await sync.lock("something else").locked()  # behind what the new connection asked first
+        await lease.release()
+        await asyncio.gather(first, second)
+    assert order == ["first", "second"]

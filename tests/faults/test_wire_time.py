@@ -1,0 +1,484 @@
+"""P1, P5, P6, FAULTS B3, B5, C4, C6, C9, D12: what delays, black holes and partitions do to deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from redis_sync_aio import AcquireTimeout, Lease, LeaseLost, Unreachable, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import for_ever, lost_in
+from ..support.inside import cohort_of, hub_of, now
+from ..support.partitions import Partition, heal, modes, part, partitions
+from ..support.proxy import DELAY, DELAY_REPLY, HOLD, HOLD_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, anything
+from ..support.sharing import process_grant_of
+from ..support.timed import assert_within, timed
+from ..support.wired import ACQUIRE, MODES, RELEASE, RENEW, RESPONSE_TIMEOUT, SOON, Wired, wired
+from ..support.wired import quiet_loop as quiet_loop
+
+# -- deadlines ---------------------------------------------------------------------------------------------
+
+
+@modes
+async def test_a_deadline_counts_from_before_the_send(server: EmbeddedServer, mode: str) -> None:
+    """P6, C9: a reply that was under way for d leaves ttl - d at most; acquire, extend, renew."""
+    late = 0.15
+    # Patient: a request that is repeated has an answer that is not delayed.
+    async with wired(server, mode, response_timeout=2, client={"socket_timeout": 2}) as w:
+        begin = now()
+        w.proxy.on(ACQUIRE, DELAY_REPLY(late))
+        lease = await w.lock(ttl=0.9).acquire()
+        assert begin <= lease._grant.deadline - 0.9 <= now() - late
+
+        first, begin = lease._grant.deadline, now()
+        rule = w.proxy.on(RENEW, DELAY_REPLY(late))
+        await rule.fired.wait()
+        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=2)
+        assert begin <= lease._grant.deadline - 0.9 <= now() - late
+
+        await lease.release()
+
+        lease = await w.lock(ttl=0.9, auto_renew=False).acquire()
+        w.proxy.on(RENEW, DELAY_REPLY(late))
+        await lease.extend(5)
+        assert 4 < lease.remaining() <= 5 - late
+        await lease.release()
+
+
+@modes
+async def test_a_renewal_does_not_undo_an_extension(server: EmbeddedServer, mode: str) -> None:
+    """P6: a renewal that falls due while the extension is under way leaves the lease as long as extended."""
+    async with wired(server, mode, response_timeout=2, client={"socket_timeout": 2}) as w:
+        lease = await w.lock(ttl=0.3).acquire()
+        sent = w.proxy.on(RENEW, HOLD_REPLY)
+        extending = asyncio.create_task(lease.extend(5))
+        await sent.fired.wait()
+        with suppress(TimeoutError):  # a renewal is due after a third of the ttl, if there is to be one
+            await asyncio.wait_for(w.proxy.until(lambda: sent.hits > 1), 0.15)
+        sent.release.set()
+        await extending
+        await w.lock().statistics()  # the answers of all earlier commands are here
+        assert 4 < lease.remaining() <= 5
+        assert 4_000 < await w.direct.pttl(w.name) <= 5_000
+        await lease.release()
+
+
+async def test_the_deadline_of_a_late_push(server: EmbeddedServer) -> None:
+    """P6, C9: so does a grant whose push was under way for d, though the waiter did not ask for it then."""
+    late = 0.2
+    async with wired(server, claim=5) as w:
+        holder = await w.elsewhere().acquire()
+        w.proxy.on(ACQUIRE, DELAY_REPLY(late / 2))
+        waiting = asyncio.create_task(w.lock(ttl=5).acquire())
+        await w.queued()
+        w.proxy.on_push(anything, DELAY(late))
+        await holder.release()
+        lease = await waiting
+        assert 4 < lease.remaining() <= 5 - late
+        await lease.release()
+
+
+async def _is_renewed(lease: Lease) -> None:
+    first = lease._grant.deadline
+    await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=lease._grant.period)
+
+
+@modes
+@pytest.mark.parametrize("ttl", [0.4])
+async def test_a_reply_later_than_the_ttl_is_no_grant(server: EmbeddedServer, mode: str, ttl: float) -> None:
+    """P1, D12: somebody else had the lock meanwhile; we queue behind, and what we get then is a real lease."""
+    async with wired(server, mode, response_timeout=2, client={"socket_timeout": 2}) as w:
+        rule = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        acquiring = asyncio.create_task(w.lock(ttl=ttl).acquire())
+        await rule.fired.wait()
+        token = await w.direct.get(w.name)
+        other = await w.elsewhere().acquire(timeout=2)  # when the ttl has passed
+        rule.release.set()
+        await w.queued()
+        assert not acquiring.done()
+        await other.release()
+        lease = await acquiring
+        assert lease.token.encode() != token
+        assert lease.fence > other.fence
+        await w.check_held(lease)
+        await _is_renewed(lease)
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+async def test_a_push_later_than_the_ttl_is_no_grant(server: EmbeddedServer) -> None:
+    """P1, D12: as above, for a grant that was handed over."""
+    async with wired(server, response_timeout=2) as w:
+        holder = await w.elsewhere().acquire()
+        waiting = asyncio.create_task(w.lock(ttl=0.4).acquire())
+        await w.queued()
+        rule = w.proxy.on_push(anything, HOLD)
+        await holder.release()
+        await rule.fired.wait()
+        other = await w.elsewhere().acquire(timeout=2)
+        rule.release.set()
+        await w.queued()
+        assert not waiting.done()
+        await other.release()
+        lease = await waiting
+        assert lease.fence > other.fence
+        await w.check_held(lease)
+        await _is_renewed(lease)
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@modes
+async def test_latency_and_fragments(server: EmbeddedServer, mode: str) -> None:
+    """P1, C9: 50 ms each way, in pieces of 1 to 3 bytes: no overlap, fences rise, deadlines are honest."""
+    inside, fences = 0, list[int]()
+
+    async def section(w: Wired, lag: float) -> None:
+        nonlocal inside
+        async with w.lock(ttl=2).hold() as lease:
+            assert lease.remaining() <= 2 - lag
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0.01)  # the section's own work
+            await w.check_held(lease)
+            fences.append(lease.fence)
+            inside -= 1
+
+    quick: dict[str, Any] = {"client": {"socket_timeout": 2, "socket_connect_timeout": 2}, "response_timeout": 2}
+    async with (
+        wired(server, mode, **quick) as far,
+        wired(server, mode, **quick) as farther,
+        wired(server, mode, **quick) as near,
+    ):
+        far.proxy.latency, far.proxy.fragment = 0.05, 1
+        farther.proxy.latency, farther.proxy.fragment = 0.05, 2
+        near.proxy.fragment = 3
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(2):
+                tasks.create_task(section(far, 0.05))  # at least the way of the push
+                tasks.create_task(section(farther, 0.05))
+                tasks.create_task(section(near, 0))
+        assert fences == sorted(set(fences))
+        assert len(fences) == 6
+        await near.check_free(fences[-1])
+
+
+# -- partitions --------------------------------------------------------------------------------------------
+
+
+@modes
+@partitions
+async def test_partition_while_holding(server: EmbeddedServer, mode: str, kind: Partition) -> None:
+    """P6, C4, C6: `lost` at the deadline, not before, not after; the body is cancelled then; nothing comes back."""
+
+    async def lose() -> float:
+        async with wired(server, mode) as w:
+            cancelled, told = list[float](), list[float]()
+
+            async def watch(lease: Lease) -> None:
+                await lease.lost.wait()
+                told.append(now())
+
+            async def body(lease: Lease) -> None:
+                watching.append(asyncio.create_task(watch(lease)))
+                await part(w, kind)
+                try:
+                    await for_ever()
+                finally:
+                    cancelled.append(now())
+
+            watching = list[asyncio.Task[None]]()
+            lease, loss = await lost_in(w.lock(ttl=0.4).hold(), body)
+            await watching[0]
+            assert loss.reason == "unreachable"
+            assert min(cancelled[0], told[0]) - lease._grant.deadline >= -0.05
+            other = await w.elsewhere().acquire(timeout=1)
+
+            heal(w)
+            assert await w.lock().try_acquire() is None  # the wire works again
+            assert lease.lost.is_set()
+            assert lease.remaining() == 0
+            with pytest.raises(LeaseLost):
+                await lease.release()
+            await w.check_held(other)
+            await other.release()
+            await w.check_free(other.fence)
+            return max(cancelled[0], told[0]) - lease._grant.deadline
+
+    await assert_within(0.05, lose)
+
+
+@modes
+@partitions
+async def test_short_partition_loses_nothing(server: EmbeddedServer, mode: str, kind: Partition) -> None:
+    """P6: unknown is not lost; healed before the deadline, the lease goes on."""
+    async with wired(server, mode) as w:
+        lease = await w.lock(ttl=1.5).acquire()
+        renewal = w.proxy.on(RENEW, HOLD)  # the 1st renewal meets the partition
+        await renewal.fired.wait()
+        await part(w, kind)
+        first = lease._grant.deadline
+        heal(w)
+        renewal.release.set()
+        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=1.5)
+        await w.check_held(lease)
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@modes
+@pytest.mark.parametrize("what", ["a grant", "a place in the queue"])
+async def test_an_undoing_is_tried_for_a_minute(server: EmbeddedServer, mode: str, what: str) -> None:
+    """P5: the way back of a cancelled request may be cut for longer than anybody who asks has patience.
+
+    What it left is undone as soon as the server is back, and not when it ends by itself.
+    """
+    async with wired(server, mode, retry_for=0.3) as w:
+        holder = await w.elsewhere(ttl=60).acquire() if what == "a place in the queue" else None
+        bystander = await w.sync.lock("bystander", ttl=60).acquire()  # connected, and needed
+        answer = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        acquiring = asyncio.create_task(w.lock(ttl=60).acquire())
+        await answer.fired.wait()  # the server has done what it was asked
+        w.proxy.refuse = True
+        await w.proxy.cut()
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        await asyncio.sleep(1.5)  # longer than `retry_for`, and than anything that is tried again at its end
+        w.proxy.refuse = False
+
+        async def undone() -> bool:
+            found = await w.elsewhere().statistics()
+            return await w.kind.token(w.direct, w.name) == (holder and holder._grant.wire_token) and not found.waiters
+
+        await wait_until(undone, SOON, timeout=10)
+        await bystander.release()
+        if holder is not None:
+            await holder.release()
+
+
+@modes
+async def test_every_renewal_is_due_after_a_third_of_the_time(server: EmbeddedServer, mode: str) -> None:
+    """P6: not only the first one, so that two more may fail before the lease ends; also after an extension."""
+    async with wired(server, mode) as w:
+
+        async def longest() -> float:
+            """Return the longest time between two renewals of 2.4 seconds each; an extension is one of them."""
+            lease = await w.lock(ttl=2.4).acquire()
+            times = [now()]
+            for extends in (False, False, True, False):
+                if extends:
+                    await lease.extend(2.4)
+                else:
+                    await _is_renewed(lease)
+                times.append(now())
+            await lease.release()
+            return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+        await assert_within(1.3, longest)
+
+
+async def test_black_holed_idle_link_is_noticed(server: EmbeddedServer) -> None:
+    """C4: a waiter's silent connection is found dead within twice `response_timeout` and a tick."""
+    async with wired(server) as w:
+        holder = await w.elsewhere().acquire()
+        waiting = asyncio.create_task(w.lock().acquire())
+        await w.queued()
+        await part(w, "black hole")
+        start = now()
+        await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=2)
+        assert now() - start <= 2 * RESPONSE_TIMEOUT + 0.3
+        heal(w)
+        await holder.release()
+        lease = await asyncio.wait_for(waiting, 2)
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+# -- giving up in a black hole -----------------------------------------------------------------------------
+
+
+def _usage() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+@modes
+@pytest.mark.parametrize("state", ["acquiring", "waiting", "releasing"])
+async def test_cancel_while_black_holed(server: EmbeddedServer, mode: str, state: str) -> None:
+    """P5, B5: CancelledError comes out at once and nothing is left when the wire is back."""
+    async with wired(server, mode) as w:
+        last, holder = 0, None
+        if state == "releasing":
+            lease = await w.lock().acquire()
+            last = lease.fence
+            rule = w.proxy.on(RELEASE, SWALLOW_REQUEST)
+            task: asyncio.Task[Any] = asyncio.create_task(lease.release())
+            await rule.fired.wait()
+        elif state == "waiting":
+            holder = await w.elsewhere().acquire()
+            task = asyncio.create_task(w.lock().acquire())
+            await w.queued()
+            await part(w, "black hole")
+        else:
+            rule = w.proxy.on(ACQUIRE, SWALLOW_REQUEST)
+            task = asyncio.create_task(w.lock().acquire())
+            await rule.fired.wait()
+
+        start, cpu = _usage()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        end, spent = _usage()
+        assert end - start < 0.05
+        assert spent - cpu < 0.05
+
+        heal(w)
+        if holder is not None:
+            last = holder.fence
+            await holder.release()
+
+        async def free() -> bool:
+            found = await w.elsewhere().statistics()
+            return found.waiters == 0 and not await w.elsewhere().locked()
+
+        await wait_until(free, SOON, timeout=3)
+        await w.check_free(last)
+
+
+@modes
+async def test_scope_while_black_holed(server: EmbeddedServer, mode: str) -> None:
+    """P5, B3: a cancelled anyio scope does not keep the loop busy while the wire is dead."""
+    async with wired(server, mode) as w:
+        await (await w.lock().acquire()).release()
+        await part(w, "black hole")
+        start, cpu = _usage()
+        with anyio.move_on_after(0.1) as scope:
+            async with w.lock().hold():
+                pytest.fail("acquired without a server")
+        end, spent = _usage()
+        assert scope.cancelled_caught
+        assert end - start < 0.15
+        assert spent - cpu < 0.05
+        heal(w)
+        lease = await w.lock().acquire()
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@modes
+async def test_response_timeout_holds_without_a_socket_timeout(server: EmbeddedServer, mode: str) -> None:
+    """C3: it is our own clock that finds an answer missing, also where the client has none."""
+    async with wired(server, mode, client={"socket_timeout": None}) as w:
+
+        async def acquired() -> None:
+            w.proxy.on(ACQUIRE, SWALLOW_REPLY)
+            lease = await w.lock().acquire()
+            await lease.release()
+            await w.check_free(lease.fence)
+
+        seconds, _ = await timed(acquired)
+        assert seconds < RESPONSE_TIMEOUT + 0.3
+
+
+@modes
+async def test_a_timeout_does_not_blame_others_unheard(server: EmbeddedServer, mode: str) -> None:
+    """Too early to call the server unreachable; but nobody said that the lock is taken."""
+    async with wired(server, mode) as w:
+        rule = w.proxy.on(ACQUIRE, HOLD_REPLY)
+        with pytest.raises(AcquireTimeout, match="has not answered"):
+            await w.lock().acquire(timeout=0.05)
+        rule.release.set()
+        async with w.elsewhere(), asyncio.timeout(5):
+            with pytest.raises(AcquireTimeout, match="others hold it"):
+                await w.lock().acquire(timeout=0.2)
+        lease = await w.lock().acquire()
+        with pytest.raises(AcquireTimeout, match="waits for itself: use AsyncReentrantLock"):
+            await w.lock().acquire(timeout=0.2)
+        await lease.release()
+
+
+@modes
+async def test_no_time_to_wait(server: EmbeddedServer, mode: str) -> None:
+    """P12: ``timeout=0`` does not wait for others, but does wait for the answer."""
+    async with wired(server, mode) as w:
+        w.proxy.on(ACQUIRE, DELAY_REPLY(0.05), times=2)
+        lease = await w.lock().acquire(timeout=0)
+        await w.check_held(lease)
+        with pytest.raises(AcquireTimeout):
+            await w.lock().acquire(timeout=0)
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@partitions
+async def test_time_out_while_parted(server: EmbeddedServer, mode: str, kind: Partition) -> None:
+    """C4: within `timeout`, and not long before it, acquire says that Redis is out of reach."""
+    async with wired(server, mode) as w:
+        await (await w.lock().acquire()).release()
+        await part(w, kind)
+
+        async def refused() -> None:
+            with pytest.raises(Unreachable):
+                await w.lock().acquire(timeout=0.3)
+
+        seconds, _ = await timed(refused)
+        assert 0.25 < seconds < 0.4
+        heal(w)
+        lease = await w.lock().acquire()
+        await lease.release()
+        await w.check_free(lease.fence)
+
+
+@modes
+@partitions
+async def test_retries_end(server: EmbeddedServer, mode: str, kind: Partition) -> None:
+    """C4, P12: without a `timeout`, Unreachable after `retry_for`; also a release says so, and may be repeated."""
+    async with wired(server, mode, retry_for=0.3) as w:
+        lease = await w.lock().acquire()
+        await part(w, kind)
+        for _ in range(2):
+            start = now()
+            async with asyncio.timeout(3):
+                ends = await asyncio.gather(w.lock().try_acquire(), lease.release(), return_exceptions=True)
+            assert [type(end) for end in ends] == [Unreachable, Unreachable]
+            assert 0.25 < now() - start < 0.3 + RESPONSE_TIMEOUT + 0.2
+        heal(w)
+
+        async def released() -> bool:
+            with suppress(Unreachable):
+                await lease.release()
+                return True
+            return False
+
+        await wait_until(released, SOON, timeout=5)
+        await w.check_free(lease.fence)
+
+
+async def test_the_error_of_who_waited_in_the_process(server: EmbeddedServer) -> None:
+    """P1, C6: others had it all the time. That the process's latest request has no answer yet is not the reason."""
+    async with wired(server, response_timeout=5, client={"socket_timeout": 5}) as w:
+        lease = await w.lock(share=True).acquire()
+        waiting = asyncio.create_task(w.lock(share=True).acquire(timeout=60))
+        elsewhere = asyncio.create_task(w.elsewhere().acquire())
+        base = process_grant_of(lease)
+        await wait_until(lambda: base.contended, SOON, timeout=5)
+        base.budget = 0  # the process has had its turn
+        asked = w.proxy.on(ACQUIRE, HOLD)
+        await lease.release()
+        await asked.fired.wait()
+        cohort = cohort_of(hub_of(w.sync).resource(w.lock()._keys), w.lock(share=True)._default)
+        ((answer, request, _),) = cohort.line
+        assert request.timeout is not None
+        cohort._time_out(answer, request.timeout)  # that time has passed
+        with pytest.raises(AcquireTimeout):
+            await waiting
+        asked.release.set()
+        await (await elsewhere).release()

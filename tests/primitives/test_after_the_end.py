@@ -1,0 +1,184 @@
+"""P5, P12: what is asked of leases and objects when their coordinator is closed, or its tasks were cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncSemaphore, Coordinator, CoordinatorClosed, FenceGate, Unreachable, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import FAST
+from ..support.clusters import Nodes
+from ..support.inside import Call, Delivery, InFlightCounter, hub_of, implicit, load, lock_keys, now
+from ..support.proxy import FaultProxy
+from ..support.wired import MODES, wired
+from ..support.wired import quiet_loop as quiet_loop
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -> None:
+    """It may be released again until it ends; behind the end of its coordinator that is told, and does not hang."""
+    async with wired(server, mode, retry_for=0.1) as w:
+        lease = await w.lock(ttl=10).acquire()
+        w.proxy.refuse = True
+        await w.proxy.cut()
+        with pytest.raises(Unreachable):
+            await lease.release()
+        lease.check()
+        await w.sync.close()
+        for use in (lease.release, lambda: lease.extend(5), lease.release):
+            with pytest.raises(CoordinatorClosed):
+                await asyncio.wait_for(use(), 2)
+        await w.direct.delete(w.name)
+
+
+async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
+    """It opens no connection to a shard that nobody was connected to."""
+    async with nodes.client() as client:
+        sync = Coordinator(client)
+        async with sync.lock(nodes.name_at(0)):
+            pass
+        await sync.close()
+        over = asyncio.get_running_loop().create_future()
+        sent = now()
+        keys = lock_keys(nodes.name_at(1).encode())
+        hub_of(sync).engine.acquire(
+            keys, b"late", Delivery(sent, sent + 20, over.set_result), ttl_ms=9, ticket=b"", poll_ms=0, more=(0,)
+        )
+        assert not over.done()  # not before `send` has returned
+        call: Call = await asyncio.wait_for(over, 2)
+        assert isinstance(call.error, CoordinatorClosed)
+        assert sync.connections == 1
+
+
+PROGRAM = """
+import asyncio, sys
+from redis.asyncio import Redis
+from redis_sync_aio import Coordinator, SyncError
+
+async def main():
+    client = Redis(port=int(sys.argv[1]))
+    sync = Coordinator(client, retry_for=1, exit_timeout=8)
+    lease = await sync.lock("end").acquire()
+    async with Redis(port=int(sys.argv[2])) as direct:
+        await direct.set("cut", 1)  # the proxy cuts, and refuses from then on
+    while sync.connection_error is None:
+        await asyncio.sleep(0.001)
+    async def release_at_the_end():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            try:
+                await lease.release()
+            except SyncError as error:
+                print(type(error).__name__)
+    asyncio.create_task(release_at_the_end())
+    await asyncio.sleep(0)
+
+asyncio.run(main())
+print("done")
+"""
+
+
+async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: Redis) -> None:
+    """`asyncio.run` cancels the task that connects as well; a release in a clean-up has its answer all the same."""
+    async with FaultProxy((server.host, server.port or 0)) as proxy:
+        command = [sys.executable, "-W", "error", "-c", PROGRAM, str(proxy.port), str(server.port)]
+        root = Path(__file__).parents[2]
+        program = await asyncio.create_subprocess_exec(
+            *command, cwd=root, env={**os.environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        try:
+
+            async def is_to_be_cut() -> bool:
+                return bool(await redis.exists("cut"))
+
+            await wait_until(is_to_be_cut, FAST, timeout=10)
+            proxy.refuse = True
+            await proxy.cut()
+            out, err = await asyncio.wait_for(program.communicate(), 10)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                program.kill()
+        # A machine that is busy may let the outage last for the second after which it is logged.
+        unexpected = [line for line in err.decode().splitlines() if "has had no connection to" not in line]
+        assert (out.decode().split(), unexpected) == (["Unreachable", "done"], [])
+
+
+def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:
+    """`asyncio.run` cancels it, too, while it waits for what is under way."""
+
+    async def main() -> None:
+        async with server.client() as direct:
+            sync = Coordinator(server.client())
+            lease = await sync.lock("closing").acquire()
+            await direct.execute_command("CLIENT", "PAUSE", 500, "WRITE")  # type: ignore[no-untyped-call]
+            releasing = asyncio.create_task(lease.release())
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(sync.close())
+            await asyncio.sleep(0.05)
+            assert not releasing.done()
+            assert not closing.done()
+
+    asyncio.run(main())
+    with SyncRedis.from_url(server.url) as client:
+        assert not client.exists("closing")
+        assert len(client.client_list()) == 1
+
+
+async def test_two_wait_until_nothing_is_under_way() -> None:
+    """A client and a coordinator that are closed at the same time; what ends twice counts once."""
+    sent = InFlightCounter()
+    calls = [Call(lock_keys(b"a"), load("lock/release"), (), now(), now(), sent.finished) for _ in range(2)]
+    for call in calls:
+        sent.started(call)
+    both = [asyncio.create_task(sent.drained(10)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    sent.finished(calls[0])
+    sent.finished(calls[0])
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in both)
+    calls[1].answer(1)
+    await asyncio.wait_for(asyncio.gather(*both), 1)
+
+
+async def test_what_is_only_asked_is_no_idleness(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P12: gates and statistics use a connection as well."""
+    monkeypatch.setattr(implicit, "IDLE", 0.05)
+    gate = FenceGate(redis, "only asked")
+    first = hub_of(redis)
+    for fence in range(1, 31):
+        await gate.accept(fence)
+        assert hub_of(redis) is first, fence
+        await asyncio.sleep(0.01)
+
+
+async def test_a_cancelled_resize_is_heard_of(server: EmbeddedServer) -> None:
+    """P5: the server has the new limit, so this object does, too."""
+    async with wired(server) as w:
+        semaphore = AsyncSemaphore(w.sync, "resized", limit=2)
+        async with semaphore:
+            pass
+        resizing = asyncio.create_task(semaphore.resize(3))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        resizing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await resizing
+
+        async def heard() -> bool:
+            return semaphore.limit == 3
+
+        await wait_until(heard, FAST, timeout=2)
+        async with semaphore.hold(timeout=2):
+            assert (await semaphore.statistics()).limit == 3

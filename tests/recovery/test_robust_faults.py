@@ -1,0 +1,268 @@
+"""Robust locks and gates under faults: processes killed and stopped, a wire that loses answers, a full server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncRobustLock,
+    Compensation,
+    Coordinator,
+    FenceGate,
+    OutOfMemory,
+    StaleFence,
+    StaleWriter,
+    UndoSteps,
+    Unreachable,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.body import FAST, waits
+from ..support.child import Crew, Failed
+from ..support.inside import load, robust_keys
+from ..support.proxy import HOLD, HOLD_REPLY, SWALLOW_REQUEST, Action, FaultProxy, script
+from ..support.served import served
+from ..support.timed import failures
+from ..support.wire_sweep import ANSWERS, WIRE
+from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
+
+__all__ = ["quiet_loop"]  # a fixture
+
+NAME = "robust"
+TTL = 0.3
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew() as crew:
+        yield crew
+
+
+# -- processes ---------------------------------------------------------------------------------------------
+
+
+async def test_a1_killed_twice_the_third_knows_how_far_the_first_was(
+    server: EmbeddedServer, sync: Coordinator, crew: Crew
+) -> None:
+    lock = AsyncRobustLock(sync, NAME)
+    with crew.children(2) as (first, second):
+        await asyncio.gather(first.open(server.url), second.open(server.url))
+        one = await first.robust(NAME, TTL)
+        assert one["abandoned"] is None
+        await first.record({"charged": 120})
+        waiting = second.robust(NAME, TTL)
+        await wait_until(waits(lock), FAST, timeout=5)
+        first.kill()
+        two = await waiting
+        assert two["abandoned"] == one.fence
+        second.ask("die", "it")
+        second.process.wait()
+    async with lock as lease:
+        found = lease.abandoned
+        assert found is not None
+        assert (found.token.encode(), found.fence) == (two.token, two.fence)
+        assert found.progress == {"charged": 120}
+    async with lock as lease:
+        assert lease.abandoned is None
+
+
+@pytest.mark.parametrize("adopted", [False, True], ids=["before", "after"])
+async def test_a3_killed_in_the_middle_of_the_adoption(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew, adopted: bool
+) -> None:
+    """Granted, and never heard of: in either order of adoption and death the progress is there."""
+    lock = AsyncRobustLock(sync, NAME)
+    left = await lock.acquire()
+    await left.record({"step": 1})
+    await redis.delete(NAME)
+    left._grant.manager.forget(left._grant)
+    assert server.port is not None
+    async with FaultProxy((server.host, server.port)) as proxy:
+        with crew.children(1) as [child]:
+            await child.open(proxy.url)
+            await child.robust("warm", TTL)
+            rule = proxy.on(script(load("robust/adopt").sha), HOLD_REPLY if adopted else HOLD)
+            grant = child.robust(NAME, TTL)
+            await asyncio.wait_for(rule.fired.wait(), 5)
+            token = await redis.get(NAME)
+            child.kill()
+            assert not grant.done()
+            async with lock.hold(timeout=5) as lease:
+                assert lease.abandoned is not None
+                assert lease.abandoned.token.encode() == (token if adopted else left._grant.wire_token)
+                assert lease.progress == {"step": 1}
+            rule.release.set()
+
+
+async def test_a4_stopped_beyond_the_ttl_it_can_not_record_any_more(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, crew: Crew
+) -> None:
+    lock, gate = AsyncRobustLock(sync, NAME), FenceGate(sync, NAME)
+    with crew.children(1) as [child]:
+        await child.open(server.url)
+        late = await child.robust(NAME, TTL)
+        await child.record({"by": "first"})
+        await gate.accept(late.fence)
+        child.stop()
+        async with lock as lease:
+            assert lease.abandoned is not None
+            assert lease.abandoned.fence == late.fence
+            await lease.record({"by": "second"})
+            await gate.accept(lease)
+            child.go_on()
+            with pytest.raises(Failed, match="LeaseLost"):
+                await child.record({"by": "late"})
+            with pytest.raises(StaleFence):
+                await gate.accept(late.fence)
+            assert await redis.hget(robust_keys(NAME.encode()).record, "progress") == b'{"by":"second"}'
+
+
+# -- the wire ----------------------------------------------------------------------------------------------
+
+
+async def left_behind(w: Wired, name: str) -> int:
+    """Somebody records something, and is gone."""
+    lease = await AsyncRobustLock(w.other, name).acquire()
+    await lease.record({"step": 1})
+    await w.direct.delete(name)
+    lease._grant.manager.forget(lease._grant)
+    return lease.fence
+
+
+async def work(w: Wired, name: str) -> None:
+    """Everything that a robust lock does; all of it has its effect exactly once, as far as anybody can tell."""
+    before = await left_behind(w, name)
+    record = robust_keys(name.encode()).record
+    steps, ran = UndoSteps(), []
+
+    @steps.step("undo")
+    async def undo(*, number: int) -> None:
+        ran.append(number)
+
+    lease = await AsyncRobustLock(w.sync, name).acquire()
+    assert lease.abandoned is not None
+    assert lease.abandoned.fence == before
+    assert lease.progress == {"step": 1}
+    await lease.record({"step": 2})
+    assert await w.direct.hget(record, "progress") == b'{"step":2}'
+    await lease.extend(20)  # a renewal, now
+    undoing = Compensation(lease, steps)
+    with pytest.raises(KeyError):  # noqa: PT012
+        async with undoing:
+            await undoing.push("undo", number=1)
+            await undoing.push("undo", number=2)
+            raise KeyError
+    assert undoing.errors is None
+    assert ran == [2, 1]
+    lease.check()
+    await lease.release()
+    assert not await w.direct.exists(name, record)
+    async with AsyncRobustLock(w.other, name) as following:
+        assert following.abandoned is None
+        assert following.fence > lease.fence
+    gate = FenceGate(w.sync, name)
+    await gate.accept(following)
+    with pytest.raises(StaleFence):
+        await gate.accept(lease)
+    assert await gate.highest() == following.fence
+
+
+COMMANDS = {"robust/adopt": 1, "robust/record": 5, "robust/renew": 1, "robust/release": 1, "fence_gate/accept": 3}
+"""The scripts that `work` sends, and how often at least."""
+
+
+async def one_fault(server: EmbeddedServer, mode: str, command: str, skip: int, fault: str, action: Action) -> None:
+    name = f"{command}-{skip}-{fault}".replace(" ", "-")
+    async with asyncio.timeout(30), wired(server, mode, name=name) as w:
+        for one in COMMANDS:
+            await w.direct.script_load(load(one).source.decode())
+        rule = w.proxy.on(script(load(command).sha), action, skip=skip)
+        await work(w, name)
+        assert rule.acted, "the fault did not happen"
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_p4_every_fault_at_every_command(server: EmbeddedServer, mode: str) -> None:
+    """FAULTS C1-C5, D3, D9: 9 faults of the wire at 11 commands (5 without a link), 9 error answers at 2 of them."""
+    points = [(command, skip) for command, count in COMMANDS.items() for skip in range(count if mode == "link" else 1)]
+    cases = [(*point, *fault) for point in points for fault in WIRE.items()]
+    if mode == "link":
+        cases += [(command, 0, *fault) for command in ("robust/adopt", "robust/record") for fault in ANSWERS.items()]
+    wrong = await failures(cases, lambda case: one_fault(server, mode, *case))
+    assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(f"{case}: {error!r}" for case, error in wrong)
+    assert len(cases) == (117 if mode == "link" else 45)
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_an_adoption_that_is_never_answered_gives_the_lock_back(server: EmbeddedServer, mode: str) -> None:
+    async with wired(server, mode, name=NAME) as w:
+        before = await left_behind(w, NAME)
+        await AsyncLock(w.sync, "warm").locked()
+        rule = w.proxy.on(script(load("robust/adopt").sha), SWALLOW_REQUEST, times=100)
+        with pytest.raises(Unreachable):
+            await AsyncRobustLock(w.sync, NAME).acquire(timeout=0.1)
+        assert rule.acted
+        async with AsyncRobustLock(w.other, NAME).hold(timeout=RETRY_FOR) as lease:
+            assert lease.abandoned is not None
+            assert lease.abandoned.fence == before
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_an_adoption_that_another_one_overtook_takes_nothing_from_it(server: EmbeddedServer, mode: str) -> None:
+    """Its answer was lost, and while it is sent again another process adopts the record for the same identity.
+
+    Then that one writes. The acquisition is refused, and ends nothing, since the identity holds the lock still.
+    """
+    async with wired(server, mode, name=NAME) as w:
+        await w.direct.script_load(load("robust/adopt").source.decode())
+        answer = w.proxy.on(script(load("robust/adopt").sha), HOLD_REPLY)
+        acquiring = asyncio.create_task(AsyncRobustLock(w.sync, NAME).acquire(identity="w"))
+        await answer.fired.wait()
+        w.proxy.refuse = True
+        await w.proxy.cut()
+        later = await AsyncRobustLock(w.other, NAME).acquire(identity="w")
+        await later.record({"step": 1})
+        w.proxy.refuse = False
+        with pytest.raises(StaleWriter):
+            await asyncio.wait_for(acquiring, 10)
+        await AsyncLock(w.sync, NAME).statistics()  # behind whatever the refused one has sent
+        await later.record({"step": 2})
+        assert await w.direct.hget(robust_keys(NAME.encode()).record, "progress") == b'{"step":2}'
+        later.check()
+        await later.release()
+        assert not await w.direct.exists(NAME, robust_keys(NAME.encode()).record)
+
+
+# -- a server that is full ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["link", "plain"])
+async def test_d10_out_of_memory(mode: str) -> None:
+    """Nothing new is granted, and says so. What was granted before is recorded, handed over, adopted and released."""
+    async with served(mode) as s:
+        lock, other = AsyncRobustLock(s.sync, NAME), AsyncRobustLock(s.other, NAME)
+        lease = await lock.acquire()
+        waiting = asyncio.create_task(other.acquire())
+        await wait_until(waits(other), SOON, timeout=5)
+        await s.admin.config_set("maxmemory", 1)
+        await lease.record({"step": 1})
+        with pytest.raises(OutOfMemory):
+            await AsyncRobustLock(s.sync, "another").acquire()
+        with pytest.raises(OutOfMemory):
+            await FenceGate(s.sync, NAME).accept(lease)
+        lease._grant.interrupted = True
+        await lease.release()
+        following = await asyncio.wait_for(waiting, 2)
+        assert following.abandoned is not None
+        assert following.abandoned.fence == lease.fence
+        assert following.progress == {"step": 1}
+        await following.release()
+        await s.admin.config_set("maxmemory", 0)
+        async with lock as last:
+            assert last.abandoned is None

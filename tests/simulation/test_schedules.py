@@ -1,0 +1,231 @@
+"""B1, B2, B4, C1, C2, C7, E8: random schedules, in simulation (see `tests/support/gate.py`).
+
+A few tasks of a few coordinators want the same: a lock, permits, a side of a read/write lock; or they increment a
+counter by transactions. A seeded choice decides what happens next: which connection gets its next command or frame
+through, or is cut, whether the server notices, what was under way on it arriving late or never; who starts, leaves, is
+cancelled; that time passes, and so timeouts, retries and healing. Afterwards the gate is calm, and everything has to
+come to a good end.
+
+    python -m pytest tests/simulation/test_schedules.py --schedules=2000
+
+runs so many of each kind, and
+
+    python -m pytest tests/simulation/test_schedules.py --schedule=1234 -k "random and permits" -s
+
+runs that one schedule and prints what happens in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from redis_sync_aio import AsyncLock, Coordinator, LeaseLost
+from redis_sync_aio._acquire.acquisition import Acquisition
+from redis_sync_aio._acquire.resource import Resource
+from redis_sync_aio._client.topology import servers_of
+from redis_sync_aio._engine import commands, watch_dialogue
+from redis_sync_aio._engine.commands import Commands, Delivery
+from redis_sync_aio._engine.watch import converse
+from redis_sync_aio._scripts import Script, load
+from redis_sync_aio._sharing.cohort import Cohort
+from redis_sync_aio._sharing.holdings import Holdings
+from redis_sync_aio._transactions.attempts import Attempts
+from redis_sync_aio._transactions.commit_marker import CommitMarker
+from redis_sync_aio._transactions.watch_session import WatchSession
+from redis_sync_aio._transport.call import Call
+from redis_sync_aio._transport.pool_executor import PoolExecutor
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.gate import Command, Gate, Pipe
+from ..support.mutants import Mutant
+from ..support.options import OPTIONS
+from ..support.schedule import KINDS, Subject, run
+from ..support.schedule_locks import LOCK, LOCK_BY_WATCH, NAME, ONE_PERMIT, PERMITS, PERMITS_BY_WATCH, READ_WRITE
+from ..support.schedule_sharing import SHARED_LOCK
+from ..support.schedule_transactions import BY_TURNS, TRANSACTION
+from ..support.script_mutants import mutated
+
+SUBJECTS: dict[str, tuple[Subject, int]] = {
+    "lock": (LOCK, 500),
+    "lock by watch": (LOCK_BY_WATCH, 80),
+    "shared lock": (SHARED_LOCK, 200),
+    "one permit": (ONE_PERMIT, 100),
+    "permits": (PERMITS, 150),
+    "permits by watch": (PERMITS_BY_WATCH, 50),
+    "read and write": (READ_WRITE, 150),
+    "transaction": (TRANSACTION, 100),
+    "transaction by turns": (BY_TURNS, 50),
+}
+"""And how many schedules of each by default; --schedules overrules that; .ci/run tries 2,000 of each."""
+
+
+@pytest.fixture(scope="module")
+def private() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_random_schedules(private: EmbeddedServer, subject: str) -> None:
+    """0 ghosts, 0 stuck, 0 swallowed cancellations, 0 overlaps, 0 transactions lost or done twice."""
+    make, number = SUBJECTS[subject]
+    number = OPTIONS.schedules or number
+    if OPTIONS.schedule is not None:
+        print(run(private, make, range(OPTIONS.schedule, OPTIONS.schedule + 1), trace=True))
+        return
+    happened = run(private, make, range(number))
+    print(happened)
+    assert happened["cancelled"] > number
+    if subject.startswith("transaction"):
+        assert happened["committed"] > number
+        assert min(happened["conflict"], happened["recovered"], happened["unknown"]) > number / 40
+    else:
+        assert happened["held"] > number / 3
+        assert min(happened["timeout"], happened["taken"]) > number / 20
+        if subject == "shared lock":  # few requests, so few of them late; but then, few grants need one
+            assert happened["handed on"] > number
+            assert happened["in turn"] > number / 5
+        else:
+            assert happened["late"] > number / 400
+
+
+def elsewhere(
+    self: Commands,
+    keys: Any,
+    token: bytes,
+    delivery: Delivery,
+    *,
+    ticket: bytes = b"",
+    about: object = None,
+    **_: object,
+) -> Call:
+    """As `Commands.release`, but an undo overtakes what it undoes: another connection, and no word of it."""
+    words = (token, ticket, b"0")
+    call = Call(keys, self._scripts[keys.family].release, words, delivery.sent, delivery.expires, delivery.done)
+    call.context = about
+    executor: Any = self.executor
+    if ticket:
+        servers = executor._servers if isinstance(executor, PoolExecutor) else servers_of(executor._connector._client)
+        executor = PoolExecutor(servers, executor.endpoint_of(keys), 2, converse)
+    executor.send(call)
+    return call
+
+
+def in_script(name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """As `Mutant`, of a script."""
+
+    def changed(wanted: str) -> Script:
+        return mutated(name, old, new) if wanted == name else load(wanted)
+
+    return lambda patch: patch.setattr(commands, "load", changed)
+
+
+def undo_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Resource, "undo", lambda *_, **__: None)
+
+
+def leave_no_tombstone(patch: pytest.MonkeyPatch) -> None:
+    Mutant(Commands, "release", 'b"1" if pending else b"0"', 'b"0"').apply(patch)
+
+
+def only_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """The marker is taken for void when it is not there, and nothing makes it so."""
+    Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', '("PING",)').apply(patch)
+    Mutant(CommitMarker, "find_out", "value == VOID", "value != DONE").apply(patch)
+
+
+BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "nothing is undone": ("lock", undo_nothing),
+    "the undo may come first": ("lock", lambda patch: patch.setattr(Commands, "release", elsewhere)),
+    "the undo leaves no tombstone": ("lock", leave_no_tombstone),
+    "a grant that meets the cancellation stays": (
+        "lock",
+        Mutant(Acquisition, "task_cancelled", "self._resource.decline(self._lease)").apply,
+    ),
+    "the budget of a shared lock does not count": (
+        "shared lock",
+        Mutant(Holdings, "_may_go_on", "grant.budget > 0", "True").apply,
+    ),
+    "whoever is cancelled keeps what he was handed": (
+        "shared lock",
+        Mutant(Cohort, "task_cancelled", "lease.give_back()").apply,
+    ),
+    "by talks nothing is undone": ("lock by watch", undo_nothing),
+    "a commit that failed is taken for done": (
+        "lock by watch",
+        Mutant(
+            watch_dialogue, "commit", "return None if replies is None else", "return [] if replies is None else"
+        ).apply,
+    ),
+    "a permit is not undone": ("one permit", undo_nothing),
+    "a permit that is undone leaves no tombstone": ("one permit", leave_no_tombstone),
+    "there is always room for one": ("one permit", in_script("permits/acquire", "used + weight <= limit", "true")),
+    "of several permits none is undone": ("permits", undo_nothing),
+    "a heavy permit is as light as any": (
+        "permits",
+        in_script("permits/acquire", "used + weight <= limit", "used + 1 <= limit"),
+    ),
+    "by talks no permit is undone": ("permits by watch", undo_nothing),
+    "a reader is not undone": ("read and write", undo_nothing),
+    "readers do not keep a writer out": (
+        "read and write",
+        in_script("permits/acquire", "used + weight <= limit", "used + 1 <= limit"),
+    ),
+    "nothing is watched": (
+        "transaction",
+        Mutant(WatchSession, "send", '("WATCH", *self._to_watch)', '("PING",)').apply,
+    ),
+    "what is unknown is done again": (
+        "transaction",
+        Mutant(Attempts, "_unanswered", "elif executed is None and not self._terms.idempotent:", "elif False:").apply,
+    ),
+    "the turn is not given back": ("transaction by turns", Mutant(Attempts, "_finish", "self._turn.give_back()").apply),
+    "a marker is only looked at": ("transaction", only_looked_at),
+}
+"""What is broken, and which schedules find out."""
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_schedules_find_what_is_broken(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    subject, breaks = BROKEN[broken]
+    breaks(monkeypatch)
+    with pytest.raises((AssertionError, TimeoutError, LeaseLost)) as raised:
+        run(private, SUBJECTS[subject][0], range(2000))
+    found = raised.type is not AssertionError or str(raised.value).startswith(("left behind", "P1", "P2", "E8"))
+    assert found, "nobody can get in, a ghost stays, or somebody is there who should not be"
+    print(str(raised.value)[:200], *raised.value.__notes__)
+
+
+def test_who_gave_up_does_not_ask_again(private: EmbeddedServer) -> None:
+    """P5: of two identities that gave up, one is cleaned up before the other: that is no reason to look again.
+
+    It would queue the other anew, behind its clean-up, where a grant would find nobody.
+    """
+    asked: Counter[bytes] = Counter()
+
+    def count(_: Pipe, words: Command) -> bool:
+        if words[0] == b"EVALSHA" and KINDS[words[1]] == "lock/acquire":
+            asked[words[7]] += 1
+        return True
+
+    async def main() -> None:
+        async with gate.client() as client, Coordinator(client) as sync:
+            lock = AsyncLock(sync, NAME)
+            async with lock:
+                waiting = [asyncio.create_task(lock.acquire(identity=who)) for who in ("first", "second")]
+                while not any(pipe.up for pipe in gate.pipes):
+                    await asyncio.sleep(0)
+                for task in waiting:
+                    task.cancel()
+                await asyncio.sleep(1)
+                assert (asked[b"first"], asked[b"second"]) == (1, 1)
+
+    with Gate(private.unix_socket) as gate:
+        gate.permits = count
+        gate.run(main)

@@ -1,0 +1,246 @@
+"""P5, P12: a Coordinator that is dropped without close() is noticed, and leaves no connection behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncLock, AsyncSemaphore, Coordinator, wait_until
+from redis_sync_aio.coordinator import Push
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..conftest import MakeClient
+from ..support.body import FAST, waits
+from ..support.clusters import Nodes
+from ..support.inside import INBOX_PREFIX, implicit
+
+DROPPED = "was dropped without close()"
+
+
+class Caught(list[warnings.WarningMessage]):
+    """Warnings."""
+
+    @property
+    def dropped(self) -> int:
+        """How many say that a coordinator was dropped."""
+        gc.collect()
+        found = [it for it in self if DROPPED in str(it.message)]
+        assert all(it.category is ResourceWarning for it in found)
+        return len(found)
+
+    async def until(self, number: int) -> None:
+        await wait_until(lambda: self.dropped == number, FAST, timeout=10)
+
+
+@contextmanager
+def caught() -> Iterator[Caught]:
+    found = Caught()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda *args, **options: found.append(warnings.WarningMessage(*args, **options))
+        yield found
+        gc.collect()
+
+
+async def connections(redis: Redis) -> int:
+    return len(await redis.client_list())
+
+
+async def use(client: Any, **options: Any) -> None:
+    """As a request handler does that makes a coordinator for itself, and does not close it."""
+    coordinator = Coordinator(client, **options)
+    async with coordinator.lock("a"), AsyncSemaphore(coordinator, "s", limit=1):
+        pass
+
+
+async def test_thirty_that_are_dropped(redis: Redis, make_client: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is warned of, all connections are closed, and the caller's client goes on as it was."""
+    client: Any = make_client(max_connections=100)
+    await client.ping()
+    before = await connections(redis)
+    with caught() as warned, caplog.at_level(logging.WARNING, "redis_sync_aio"):
+        for _ in range(30):
+            await use(client)
+        await warned.until(30)
+
+        async def closed() -> bool:
+            return await connections(redis) == before
+
+        await wait_until(closed, FAST, timeout=10)
+    assert sum(DROPPED in record.getMessage() for record in caplog.records) == 30
+    assert client.connection_pool.max_connections == 100
+    assert await client.ping()
+    async with AsyncLock(client, "a"):
+        pass
+
+
+@pytest.mark.parametrize("push", ["auto", "never"])
+async def test_one_that_is_closed_is_not_warned_of(redis: Redis, push: Push) -> None:
+    """Whoever closes it: itself, or the client."""
+    with caught() as warned:
+        for _ in range(3):
+            async with Coordinator(redis, push=push) as coordinator, coordinator.lock("a"):
+                pass
+        del coordinator  # pyright: ignore[reportPossiblyUnboundVariable]
+        assert warned.dropped == 0
+        await use(redis, push=push)
+        await warned.until(1)
+
+
+async def test_one_whose_client_was_closed_is_not_warned_of(make_client: MakeClient) -> None:
+    client = make_client()
+    with caught() as warned:
+        closed = [Coordinator(client)]
+        async with closed[0].lock("a"):
+            pass
+        await client.aclose()
+        await wait_until(lambda: closed[0].why_closed is not None, FAST, timeout=5)
+        await closed[0].close()
+        closed.clear()
+        assert warned.dropped == 0
+
+
+async def test_an_implicit_one_is_not_warned_of(
+    redis: Redis, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes when it is idle, or with its client."""
+    monkeypatch.setattr(implicit, "IDLE", 0.05)
+    with caught() as warned:
+        async with AsyncLock(make_client(), "a"):
+            pass
+        assert implicit.hubs
+        await wait_until(lambda: not implicit.hubs, FAST, timeout=5)
+        assert warned.dropped == 0
+
+
+async def test_what_is_held_keeps_it(redis: Redis) -> None:
+    """A lease is renewed and released also when nothing else refers to its coordinator; only then it is dropped."""
+    with caught() as warned:
+        lease = await Coordinator(redis).lock("a", ttl=3).acquire()
+        first = lease._grant.deadline
+        assert warned.dropped == 0
+        async with asyncio.timeout(5):
+            while lease._grant.deadline == first:  # it is renewed after a third of that
+                await asyncio.sleep(0.01)
+        assert warned.dropped == 0
+        await lease.release()
+        del lease
+        await warned.until(1)
+    assert not await redis.exists("a")
+
+
+async def test_who_waits_keeps_it(redis: Redis, other: Coordinator) -> None:
+    async def wait() -> None:
+        await (await Coordinator(redis).lock("a").acquire()).release()
+
+    with caught() as warned:
+        async with other.lock("a"):
+            waiting = asyncio.create_task(wait())
+            await wait_until(waits(other.lock("a")), FAST, timeout=5)
+            assert warned.dropped == 0
+        async with asyncio.timeout(5):
+            await waiting
+        del waiting
+        await warned.until(1)
+
+
+async def test_a_lock_keeps_it(redis: Redis) -> None:
+    """Locks are made from it, and used later."""
+    with caught() as warned:
+        lock = Coordinator(redis).lock("a")
+        for _ in range(3):
+            async with lock:
+                pass
+            assert warned.dropped == 0
+        del lock
+        await warned.until(1)
+
+
+async def test_one_of_a_cluster(nodes: Nodes) -> None:
+    """Its connections to all shards are closed."""
+
+    def there() -> int:
+        found = 0
+        for node in nodes.primaries:
+            with SyncRedis.from_url(node.url) as admin:
+                channels: Any = admin.pubsub_channels()
+                found += sum(channel.startswith(INBOX_PREFIX) for channel in channels)
+        return found
+
+    async def spread() -> None:
+        coordinator = Coordinator(client)
+        for name in ("a", "b", "c", "d"):
+            async with coordinator.lock(name):
+                pass
+        assert there() == before + coordinator.connections > before + 1
+
+    before = there()
+    async with nodes.client() as client:
+        with caught() as warned:
+            await spread()
+            await warned.until(1)
+            await wait_until(lambda: there() == before, FAST, timeout=10)
+
+
+def test_the_end_of_the_loop_closes_it(server: EmbeddedServer) -> None:
+    """As it ends what else was started in it; nobody has to be told."""
+
+    async def main() -> None:
+        async with Redis.from_url(server.url) as client:
+            kept.append(Coordinator(client))
+            await use(client)
+            async with kept[0].lock("a"):
+                pass
+
+    kept: list[Coordinator] = []
+    with caught() as warned:
+        gc.disable()
+        try:
+            asyncio.run(main())
+        finally:
+            gc.enable()
+        assert kept[0].why_closed is not None
+        kept.clear()
+        assert warned.dropped == 0
+
+
+def test_one_whose_loop_was_closed_by_hand(server: EmbeddedServer) -> None:
+    """Its connection is closed all the same, without the loop."""
+    client = Redis.from_url(server.url)
+    with SyncRedis.from_url(server.url) as admin:
+        before = len(admin.client_list())
+        with caught() as warned:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(use(client))
+            loop.close()
+            assert warned.dropped == 1
+            assert len(admin.client_list()) == before
+
+
+async def test_one_that_is_collected_in_another_thread(redis: Redis) -> None:
+    """Its connection is closed in its loop."""
+    before = await connections(redis)
+    with caught() as warned:
+        gc.disable()
+        try:
+            await use(redis)
+            assert await connections(redis) == before + 1
+            async with asyncio.timeout(10):
+                while not any(DROPPED in str(it.message) for it in warned):
+                    await asyncio.to_thread(gc.collect)
+        finally:
+            gc.enable()
+
+        async def closed() -> bool:
+            return await connections(redis) == before
+
+        await wait_until(closed, FAST, timeout=10)

@@ -1,0 +1,201 @@
+"""Encrypted connections: all that the link does on a plain one (FAULTS C), on a transport that is not the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Callable, Iterator
+
+import anyio
+import pytest
+import uvloop
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    Transaction,
+    Unreachable,
+    transaction,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.factories import Exclusive
+from ..support.inside import hub_of, now
+from ..support.proxy import SWALLOW_REPLY, FaultProxy
+from ..support.tls import Tls, encrypted, make_tls
+from ..support.wire_sweep import (
+    ANSWERS,
+    OPERATIONS,
+    PUSHES,
+    WIRE,
+    Case,
+    Operation,
+    acquire_contended,
+    acquire_pushed,
+    release,
+    sweep,
+)
+from ..support.wired import RELEASE, SOON, wired
+from ..support.wired import quiet_loop as quiet_loop
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def url(server: EmbeddedServer, tls: Tls) -> Iterator[str]:
+    """The server's, by a way that is there whichever loop runs."""
+    with encrypted(server.unix_socket, tls) as port:
+        yield tls.url(port)
+
+
+FEW = (acquire_contended, release)
+"""What the default run tries: `test_wire.py` has all of them without encryption."""
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(operation, marks=() if operation in FEW else pytest.mark.ci) for operation in OPERATIONS],
+)
+async def test_sweep(server: EmbeddedServer, tls: Tls, operation: Operation) -> None:
+    """C1-C5: every fault of the wire, at the command that matters."""
+    faults = WIRE | {"LOADING": ANSWERS["LOADING"]}
+    cases = [Case(operation, "link", fault, faults[fault]) for fault in faults]
+    assert await sweep(server, cases, client=tls.options, tls=tls.context) == len(cases)
+
+
+async def test_sweep_of_the_push(server: EmbeddedServer, tls: Tls) -> None:
+    """P3, C7."""
+    cases = [Case(acquire_pushed, "link", fault, PUSHES[fault], push=True) for fault in PUSHES]
+    assert await sweep(server, cases, client=tls.options, tls=tls.context, poll_cap=0.3) == len(cases)
+
+
+async def test_it_is_the_link_that_carries_all(server: EmbeddedServer, tls: Tls) -> None:
+    """One connection, encrypted, and pushes on it."""
+    async with wired(server, client=tls.options, tls=tls.context) as w:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(20):
+                tasks.create_task(used_once(w.lock()))
+        assert hub_of(w.sync).pushes
+        assert w.proxy.connections == 1
+
+
+async def used_once(lock: Exclusive) -> None:
+    async with lock:
+        await asyncio.sleep(0)
+
+
+async def test_more_than_a_record_at_once(server: EmbeddedServer, tls: Tls) -> None:
+    """Names of 8 KB, in both directions, and 300 requests in a turn."""
+    async with wired(server, client=tls.options, tls=tls.context) as w:
+        names = [f"{number:03}" * 2_500 for number in range(300)]
+        leases = await asyncio.gather(*(w.sync.lock(name).acquire() for name in names))
+        assert len({lease.fence for lease in leases}) >= 1
+        await asyncio.gather(*(lease.release() for lease in leases))
+        await w.check_free(0)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_permits_and_transactions(url: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(permits_and_transactions(url))
+
+
+async def permits_and_transactions(url: str) -> None:
+    async with Redis.from_url(url) as client:
+        semaphore = AsyncSemaphore(client, "gpu", limit=2)
+        async with semaphore, semaphore.hold() as lease:
+            assert (await semaphore.statistics()).available == 0
+
+            async def add(tx: Transaction) -> None:
+                await tx.get("n")
+                tx.multi()
+                await tx.incr("n")
+
+            before = int(await client.get("n") or 0)
+            await transaction(client, add, "n")
+            assert int(await client.get("n") or 0) == before + 1
+            assert lease.fence
+
+
+async def test_who_is_not_believed_is_told_so(server: EmbeddedServer, tls: Tls) -> None:
+    """The reason is in the error, which comes in time; nothing was sent."""
+    async with (
+        FaultProxy(server.unix_socket, tls.context) as proxy,
+        Redis(host=proxy.host, port=proxy.port, ssl=True, retry=Retry(NoBackoff(), 0)) as client,
+        Coordinator(client, retry_for=0.5) as sync,
+    ):
+        start = now()
+        with pytest.raises(Unreachable, match=r"(?i)certificate.verify.failed"):
+            await sync.lock("a").acquire()
+        assert now() - start < 2
+        assert not proxy.commands
+
+
+async def test_b3_a_silent_server_is_left_in_time(server: EmbeddedServer, tls: Tls) -> None:
+    """Nobody waits for its goodbye: neither the release that goes on elsewhere, nor who closes all."""
+    async with wired(server, client=tls.options, tls=tls.context) as w:
+        lease = await w.lock().acquire()
+        w.proxy.on(RELEASE, SWALLOW_REPLY)
+        await lease.release()  # over another connection
+        w.proxy.black_hole = True
+        start = now()
+        with anyio.fail_after(5):
+            await w.sync.close()
+            await w.client.aclose()
+        assert now() - start < 3
+        w.proxy.black_hole = False
+
+
+async def test_a_lease_is_lost_in_time(server: EmbeddedServer, tls: Tls) -> None:
+    """P6, C4: also when what is written to goes nowhere."""
+    async with wired(server, client=tls.options, tls=tls.context) as w:
+        lease: Lease | None = None
+        try:
+            with anyio.fail_after(2):
+                async with w.lock(ttl=0.6) as lease:
+                    w.proxy.black_hole = True
+                    await asyncio.Event().wait()
+        except LeaseLost:
+            pass
+        assert lease is not None
+        assert lease._grant.deadline <= now() < lease._grant.deadline + 0.5
+        w.proxy.black_hole = False
+        await wait_until(lambda: w.sync.connection_error is None, SOON, timeout=5)
+
+
+# Of transports whose loop nobody ended.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_p12_a_loop_that_is_closed_by_hand_leaves_nothing_for_long(url: str, server: EmbeddedServer) -> None:
+    client = Redis.from_url(url, max_connections=20)
+    lock = AsyncLock(client, "job", ttl=5)
+
+    async def job() -> None:
+        async with lock:
+            pass
+
+    async def close() -> None:
+        await job()
+        await client.aclose()
+
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(30):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(job())
+        loop.close()  # no shutdown_asyncgens()
+        del loop
+    gc.collect()
+    if before:
+        assert len(os.listdir("/proc/self/fd")) < before + 10
+    asyncio.run(close())
+    gc.collect()
