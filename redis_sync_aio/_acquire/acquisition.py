@@ -351,8 +351,8 @@ class Acquisition:
             self._decline(self._pushed_fence)
         else:
             self._withdraw_ticket()
-        if self._resource.namesakes is not None:
-            self._resource.namesakes.settle(self.token)
+        if self._resource.identities is not None:
+            self._resource.identities.settle(self.token)
 
     def _decline(self, fence: int) -> None:
         """Give back a grant to a request that was given up."""

@@ -35,7 +35,7 @@ class Owner(WaitedName, Protocol[A_contra]):
     """The name that acquisitions are for, as they know it."""
 
     endpoint: Endpoint
-    namesakes: IdentityRequests | None
+    identities: IdentityRequests | None
 
     @property
     def hub(self) -> AcquiringHub: ...

@@ -119,10 +119,10 @@ class Resource:
         "endpoint",
         "held_until",
         "hub",
+        "identities",
         "keys",
         "leases",
         "name",
-        "namesakes",
         "sharing",
         "waits",
     )
@@ -135,7 +135,7 @@ class Resource:
         self.name = text(keys.name)
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases = HeldLeases()
-        self.namesakes: IdentityRequests | None = None  # from the first request by an identity on
+        self.identities: IdentityRequests | None = None  # from the first request by an identity on
         self.sharing: LocalSharing | None = None  # once tasks shared something
         self._healing = Healing(hub, self.acquisitions)
         self.held_until: float | None = None  # by the present holder, if not renewed; local clock
@@ -156,8 +156,8 @@ class Resource:
         if acquisition is None:
             return
         del self.hub.acquisitions[number]
-        if self.namesakes is not None:
-            self.namesakes.remove(acquisition, number)
+        if self.identities is not None:
+            self.identities.remove(acquisition, number)
         if not self.acquisitions:
             self._healing.stop()
             self.forget_if_idle()
@@ -260,9 +260,9 @@ class Resource:
 
     def by_identity(self) -> IdentityRequests:
         """Return the requests that go by an identity."""
-        if self.namesakes is None:
-            self.namesakes = IdentityRequests(lambda identity: self.undo(identity, b""))
-        return self.namesakes
+        if self.identities is None:
+            self.identities = IdentityRequests(lambda identity: self.undo(identity, b""))
+        return self.identities
 
     def loosen(self, lease: Grant) -> bool:
         """Leave ``lease`` to those who refer to it if its task has ended; return whether that is new."""
@@ -314,8 +314,8 @@ class Resource:
         """Forget ``lease``."""
         self.leases.discard(lease)
         self.hub.manager.dismiss(lease)
-        if self.namesakes is not None:
-            self.namesakes.drop(lease)
+        if self.identities is not None:
+            self.identities.drop(lease)
         self.forget_if_idle()
 
     def undo(

@@ -192,7 +192,7 @@ class Primitive(LeaseContext[L]):
             return
         token = self._encode(identity, "identity")
         resource = self._known()
-        here = None if resource is None else resource.namesakes
+        here = None if resource is None else resource.identities
         for lease in () if here is None else here.leases_of(token):
             await lease.release()
             return

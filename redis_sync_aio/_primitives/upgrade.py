@@ -117,7 +117,7 @@ class Upgrader:
         self._check(lease, WRITER_WEIGHT, "writer")
         lease.become_reader()  # immediately, and in any case: from here on the caller must not write
         resource = self._read._known()
-        here = None if resource is None else resource.namesakes
+        here = None if resource is None else resource.identities
         if here is not None:
             here.release_sent(lease.wire_token, at_least=WRITER_WEIGHT)
         manager = lease.permit.manager
