@@ -16,30 +16,11 @@ from typing import Literal, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 __all__ = [
-    "AcquireTimeout",
-    "CommandRefused",
-    "Conflict",
-    "CoordinatorClosed",
-    "LeaseLost",
-    "LimitMismatch",
-    "LossReason",
-    "NotHeld",
-    "OutOfMemory",
-    "OutcomeUnknown",
-    "PartiallyApplied",
-    "PermissionDenied",
-    "PushUnavailable",
-    "StaleFence",
-    "StaleWriter",
-    "SyncError",
-    "TransactionMisuse",
-    "UndoFailed",
-    "UnknownStep",
-    "Unreachable",
-    "WouldDeadlock",
-    "WrongContext",
-    "WrongKeyType",
-]
+    "AcquireTimeout", "CommandRefused", "Conflict", "CoordinatorClosed", "LeaseLost", "LimitMismatch", "LossReason",
+    "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied", "PermissionDenied", "PushUnavailable",
+    "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable",
+    "WouldDeadlock", "WrongContext", "WrongKeyType",
+]  # fmt: skip
 
 LossReason = Literal["expired", "taken", "unreachable", "late", "closed", "released"]
 
