@@ -17,7 +17,6 @@ only then comes the request itself. So no request barges, whichever comes first 
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from typing import TypeAlias
 
 from .._scripts.constants import (
@@ -34,17 +33,10 @@ from .._scripts.constants import (
     Released,
     Renewed,
 )
-from .queue_rules import QueueDraft
-from .snapshot import Decision as AnyDecision
-from .snapshot import LockSnapshot, ScriptReply, Sharer, Ticket
+from .queue_rules import QueueDraft, Settled
+from .snapshot import Decision, LockSnapshot, ScriptReply, Sharer, Ticket
 
-Decision: TypeAlias = AnyDecision[LockSnapshot]
-
-
-class _Turn(Enum):
-    GRANTED = 1  # a waiter holds it now
-    RESERVED = 2  # its waiter takes it itself: it polls, or could not be reached
-    FREE = 3  # no waiter is ahead
+LockDecision: TypeAlias = Decision[LockSnapshot]
 
 
 def remembered(ms: int) -> int:
@@ -67,7 +59,7 @@ class LockDraft(QueueDraft):
         self.holder, self.left = before.holder, before.left
         self.fence, self.granted, self.kept = before.fence, before.granted, before.kept
 
-    def decide(self, reply: ScriptReply) -> Decision:
+    def decide(self, reply: ScriptReply) -> LockDecision:
         after = replace(
             self.before,
             holder=self.holder,
@@ -78,7 +70,7 @@ class LockDraft(QueueDraft):
             queue=tuple(self.queue),
             polls=self.polls,
         )
-        return Decision(reply, after, tuple(self.messages))
+        return LockDecision(reply, after, tuple(self.messages))
 
     # -- small steps -------------------------------------------------------------------------------------
 
@@ -95,26 +87,26 @@ class LockDraft(QueueDraft):
     def free(self) -> None:
         self.holder, self.left = None, FREE_MS
 
-    def settle(self, mine: bytes = b"") -> _Turn:
+    def settle(self, mine: bytes = b"") -> Settled:
         """Give the lock to the first living ticket ahead of ``mine``."""
         while self.queue and self.queue[0] != mine:
             member = self.queue[0]
             ticket = Ticket.of_lock(member)
             if ticket is None or not ticket.inbox:
                 if self.polls.get(member, 0) * 1000 > self.now:
-                    return _Turn.RESERVED
+                    return Settled.RESERVED
                 self.leave(member)
                 continue
             if self.before.full:
                 self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
-                return _Turn.RESERVED
+                return Settled.RESERVED
             fence = self.next_fence(ticket.token, ticket.claim_ms)  # a dead waiter uses one up, too
             if self.before.mute:
-                return _Turn.RESERVED
+                return Settled.RESERVED
             self.queue.pop(0)
             if self.hand_over(ticket, fence):
-                return _Turn.GRANTED
-        return _Turn.FREE
+                return Settled.GRANTED
+        return Settled.FREE
 
     def hand_over(self, ticket: Ticket, fence: int) -> bool:
         """Tell the owner of a ticket, if it lives, that it holds the lock, and the next waiter when to look."""
@@ -162,7 +154,9 @@ class LockDraft(QueueDraft):
 # -- the decisions -----------------------------------------------------------------------------------------
 
 
-def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, reusable: bool) -> Decision:
+def acquire(
+    before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, reusable: bool
+) -> LockDecision:
     """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty."""
     draft = LockDraft(before)
     if draft.spent(token, reusable):
@@ -171,7 +165,7 @@ def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll
     if draft.holder == token:
         draft.leave(member)
         return draft.decide(draft.own(token, ttl_ms))
-    if draft.holder is None and draft.settle(member) is _Turn.FREE:
+    if draft.holder is None and draft.settle(member) is Settled.FREE:
         draft.leave(member)
         fence = draft.next_fence(token, ttl_ms)
         draft.hold(token, ttl_ms)
@@ -188,7 +182,7 @@ def acquire(before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll
     return draft.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), draft.left, draft.now, soon))
 
 
-def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, gap_ms: int = 0) -> Decision:
+def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, gap_ms: int = 0) -> LockDecision:
     """Give up the lock and a ticket; ``pending``: a late copy of the request must find its token spent.
 
     ``gap_ms``: how long a busy lock is left free now and then, for clients that poll for it; 0: never.
@@ -203,14 +197,14 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
     elif held and gap_ms and draft.leave_open(gap_ms):
         return draft.decide(Released.RELEASED)
     turn = draft.settle()
-    if turn is not _Turn.GRANTED:
+    if turn is not Settled.GRANTED:
         draft.free()
-    if pending and not held and turn is _Turn.FREE and draft.granted != token:
+    if pending and not held and turn is Settled.FREE and draft.granted != token:
         draft.next_fence(token, 1)
     return draft.decide(Released.RELEASED if held else Released.GONE)
 
 
-def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> Decision:
+def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> LockDecision:
     """Let the lease end ``ttl_ms`` from now; ``fences``: how many more a process needs that shares it."""
     draft = LockDraft(before)
     if draft.holder == token:
@@ -229,18 +223,18 @@ def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = 
     return draft.decide((Renewed.GONE, draft.now))
 
 
-def force(before: LockSnapshot) -> Decision:
+def force(before: LockSnapshot) -> LockDecision:
     """Take the lock away from its holder."""
     draft = LockDraft(before)
     held = draft.holder
-    if draft.settle() is not _Turn.GRANTED:
+    if draft.settle() is not Settled.GRANTED:
         draft.free()
     if held is not None:
         draft.tell_contended(held)
     return draft.decide(int(held is not None))
 
 
-def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[Decision, ...]:
+def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[bytes, ...]) -> tuple[LockDecision, ...]:
     """Take several locks, all of them or none; the replies are those of `acquire` without a ticket."""
     drafts = [LockDraft(one) for one in before]
     replies: list[ScriptReply | None] = []
@@ -248,7 +242,7 @@ def acquire_all(before: tuple[LockSnapshot, ...], ttl_ms: int, tokens: tuple[byt
         free = draft.holder is None and not draft.spent(token, reusable=False)
         if draft.holder == token:
             replies.append(draft.own(token, ttl_ms))
-        elif free and draft.settle() is _Turn.FREE:
+        elif free and draft.settle() is Settled.FREE:
             replies.append(None)
         else:
             outcome = Outcome.SPENT if draft.spent(token, reusable=False) else Outcome.BUSY

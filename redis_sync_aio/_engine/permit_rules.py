@@ -29,7 +29,6 @@ among its tasks gets FENCE_RANGE fences with it: STATE has the last of them, eve
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from heapq import nsmallest
 from typing import TypeAlias
 
@@ -44,17 +43,10 @@ from .._scripts.constants import (
     Released,
     Renewed,
 )
-from .queue_rules import QueueDraft
-from .snapshot import Decision as AnyDecision
-from .snapshot import Permit, PermitSnapshot, ScriptReply, Sharer, Ticket
+from .queue_rules import QueueDraft, Settled
+from .snapshot import Decision, Permit, PermitSnapshot, ScriptReply, Sharer, Ticket
 
-Decision: TypeAlias = AnyDecision[PermitSnapshot]
-
-
-class _Turn(Enum):
-    RESERVED = 1  # a waiter ahead takes what is free by itself: it polls, or could not be told
-    FULL = 2  # the first waiter needs more than is free
-    FREE = 3  # no waiter is ahead
+PermitDecision: TypeAlias = Decision[PermitSnapshot]
 
 
 class PermitDraft(QueueDraft):
@@ -75,7 +67,7 @@ class PermitDraft(QueueDraft):
         # Since the last one lined up there may be room, or (in `settle`) another first one.
         self.moved = before.packed or before.used >= before.limit > 0
 
-    def decide(self, reply: ScriptReply) -> Decision:
+    def decide(self, reply: ScriptReply) -> PermitDecision:
         after = replace(
             self.before,
             limit=self.known_limit,
@@ -88,7 +80,7 @@ class PermitDraft(QueueDraft):
             shared=self.shared,
             packed=False,
         )
-        return Decision(reply, after, tuple(self.messages))
+        return PermitDecision(reply, after, tuple(self.messages))
 
     # -- small steps -------------------------------------------------------------------------------------
 
@@ -155,11 +147,11 @@ class PermitDraft(QueueDraft):
 
     # -- who is next -------------------------------------------------------------------------------------
 
-    def settle(self, mine: bytes = b"") -> tuple[_Turn, int | None]:
+    def settle(self, mine: bytes = b"") -> tuple[Settled, int | None]:
         """Give what is free to those who wait ahead of ``mine``; return also until when a reservation holds."""
         while self.limit:
             if not self.queue or self.queue[0] == mine:
-                return _Turn.FREE, None
+                return Settled.FREE, None
             member = self.queue[0]
             ticket = Ticket.parse(member)
             if ticket is None:
@@ -176,21 +168,21 @@ class PermitDraft(QueueDraft):
             elif not ticket.inbox:
                 alive = self.polls.get(member, 0) * 1000
                 if alive > self.now:
-                    return _Turn.RESERVED, alive
+                    return Settled.RESERVED, alive
                 self.leave(member)
             elif not self.fits(weight, had):  # a dead waiter must not block waiters that fit
                 if self.used >= self.limit:
-                    return _Turn.FULL, None
+                    return Settled.FULL, None
                 if self.tell(ticket.inbox, ticket.number, 0, self.left() or 1):
                     self.watch_over(ticket.inbox, mine)
-                    return _Turn.FULL, None
+                    return Settled.FULL, None
                 self.leave(member)
             elif self.before.mute:
-                return _Turn.RESERVED, None
+                return Settled.RESERVED, None
             else:
                 self.hand_over(member, ticket, weight, had)
             self.moved = True
-        return _Turn.FULL, None  # the limit is unknown: the next request brings it
+        return Settled.FULL, None  # the limit is unknown: the next request brings it
 
     def watch_over(self, inbox: bytes, mine: bytes) -> None:
         """Let the ticket behind the first, which waits for more permits, look from time to time: the first may die."""
@@ -216,22 +208,22 @@ class PermitDraft(QueueDraft):
 
     # -- answers to a request ----------------------------------------------------------------------------
 
-    def refuse(self, outcome: Outcome, number: int, more: int = 0) -> Decision:
+    def refuse(self, outcome: Outcome, number: int, more: int = 0) -> PermitDecision:
         return self.decide((outcome, number, -1, self.now, more))
 
-    def own(self, token: bytes) -> Decision:
+    def own(self, token: bytes) -> PermitDecision:
         own = self.permits[token]
         return self.decide((Outcome.OWN, own.fence, self.left(own.until), self.now, own.weight))
 
     def line_up(
-        self, turn: _Turn, reserved: int | None, member: bytes, poll_ms: int, *, ahead: bool = False
-    ) -> Decision:
+        self, turn: Settled, reserved: int | None, member: bytes, poll_ms: int, *, ahead: bool = False
+    ) -> PermitDecision:
         new = bool(member) and member not in self.queue
         look = self.left() or -1
         if reserved is not None and (look < 0 or reserved - self.now < look * 1000):
             look = self.left(reserved)
-        room = turn is _Turn.FULL and self.used < self.limit and not ahead
-        soon = Look.SOON if turn is _Turn.RESERVED and reserved is None else Look.IN_TIME if room else Look.NONE
+        room = turn is Settled.FULL and self.used < self.limit and not ahead
+        soon = Look.SOON if turn is Settled.RESERVED and reserved is None else Look.IN_TIME if room else Look.NONE
         if new:
             self.queue.insert(0 if ahead else len(self.queue), member)
             self.ahead = member if ahead else self.ahead
@@ -254,7 +246,7 @@ def acquire(
     weight: int,
     limit: int,
     whose: bytes = b"",
-) -> Decision:
+) -> PermitDecision:
     """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's.
 
     ``whose`` says whose limit counts when the server has another one: see include/permit_choose_limit.lua.
@@ -264,7 +256,7 @@ def acquire(
     turn, reserved = draft.settle(member)  # first: this token may be granted something by another ticket
     queued = member in draft.queue
     differs = bool(limit) and limit != draft.limit and not queued
-    idle = not draft.used and turn is _Turn.FREE
+    idle = not draft.used and turn is Settled.FREE
     if differs and not before.resized and (whose == b"set" or idle):
         draft.limit = draft.known_limit = limit
         differs = False
@@ -279,7 +271,7 @@ def acquire(
             outcome = Outcome.MISMATCH if not draft.limit or differs else Outcome.TOO_HEAVY
             return draft.refuse(outcome, draft.limit, int(differs and before.resized))
         return draft.own(token) if own.weight else draft.refuse(Outcome.SPENT, 0)
-    if turn is _Turn.FREE and draft.fits(weight, 0):
+    if turn is Settled.FREE and draft.fits(weight, 0):
         if queued:
             draft.leave(member)
         fence = draft.next_fence(weight)
@@ -292,7 +284,9 @@ def acquire(
     return draft.line_up(turn, reserved, member, poll_ms)
 
 
-def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, attempt: bytes) -> Decision:
+def upgrade(
+    before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, attempt: bytes
+) -> PermitDecision:
     """Let a reader become the writer as soon as it is alone: its ticket goes ahead of all others."""
     draft = PermitDraft(before)
     turn, reserved = draft.settle(member)
@@ -315,7 +309,7 @@ def upgrade(before: PermitSnapshot, token: bytes, ttl_ms: int, member: bytes, po
     return draft.line_up(turn, reserved, member, poll_ms, ahead=True)
 
 
-def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> Decision:
+def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> PermitDecision:
     """Let what ``attempt`` made a writer be a reader again (empty: what was acquired for writing), or withdraw it.
 
     ``pending``: a late copy of the attempt must find it spent.
@@ -332,7 +326,7 @@ def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool
     return draft.decide(Released.RELEASED if held else Released.GONE)
 
 
-def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> Decision:
+def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) -> PermitDecision:
     """Give up a permit and a ticket; ``pending``: a late copy of the request must find its token spent."""
     draft = PermitDraft(before)
     draft.leave(member)
@@ -345,7 +339,7 @@ def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) 
     return draft.decide(Released.RELEASED if held else Released.GONE)
 
 
-def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> Decision:
+def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> PermitDecision:
     """Let a permit of that weight at ``least`` end ``ttl_ms`` from now.
 
     ``fences``: how many more a process needs that shares it.
@@ -365,7 +359,7 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
     return draft.decide((Renewed.RENEWED, draft.now, draft.reserve(held, fences), int(contended)))
 
 
-def resize(before: PermitSnapshot, limit: int) -> Decision:
+def resize(before: PermitSnapshot, limit: int) -> PermitDecision:
     """Set the limit, until it is set again. Waiters that fit now are granted; nothing is taken away."""
     draft = PermitDraft(replace(before, resized=True))
     draft.limit = draft.known_limit = limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import ClassVar, Protocol
 
 from .._core.keys import of_cluster
@@ -13,6 +14,15 @@ class ReadTicket(Protocol):
     """Reads a member of the queue; None for what another client put there."""
 
     def __call__(self, member: bytes, /) -> Ticket | None: ...
+
+
+class Settled(Enum):
+    """What a queue is like for a request, once the waiters ahead of it have what they can have."""
+
+    GRANTED = 1  # a waiter holds the lock now
+    RESERVED = 2  # a waiter ahead takes what is free by itself: it polls, or could not be told
+    FULL = 3  # the first waiter needs more permits than are free
+    FREE = 4  # no waiter is ahead
 
 
 class QueueDraft:

@@ -15,7 +15,6 @@ from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked,
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """name, queue, fence, polls."""
-Decision: TypeAlias = rules.Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,9 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
     return LockRead(keys, before, QueueView(keys[1], keys[3], last_place, waiting > len(head), own))
 
 
-def _plan(views: Sequence[LockRead], decisions: Sequence[Decision], reply: object, without: object = None) -> WritePlan:
+def _plan(
+    views: Sequence[LockRead], decisions: Sequence[rules.LockDecision], reply: object, without: object = None
+) -> WritePlan:
     messages, writes = list[Message](), list[Words]()
     for view, decision in zip(views, decisions, strict=True):
         messages += decision.messages
@@ -113,7 +114,7 @@ def _plan(views: Sequence[LockRead], decisions: Sequence[Decision], reply: objec
     return WritePlan(reply, writes, tuple(messages), without)
 
 
-def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], Decision], waits: bool = False) -> Decide:
+def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], rules.LockDecision], waits: bool = False) -> Decide:
     """Decide about one lock; ``waits``: a request whose ticket is queued goes on waiting if nothing can be written."""
 
     def decide(mute: bool, full: bool) -> Dialogue:

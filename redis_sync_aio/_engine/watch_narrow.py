@@ -20,8 +20,8 @@ from .watch_permits import PermitsRead, permits_of
 
 NOBODY = QueueView(b"", b"", 0, more=False, own=b"")
 
-LockRule: TypeAlias = Callable[[LockSnapshot], lock_rules.Decision]
-PermitsRule: TypeAlias = Callable[[PermitSnapshot], permit_rules.Decision]
+LockRule: TypeAlias = Callable[[LockSnapshot], lock_rules.LockDecision]
+PermitsRule: TypeAlias = Callable[[PermitSnapshot], permit_rules.PermitDecision]
 
 
 def _lock(name: bytes, rule: LockRule, more: tuple[int, ...] = ()) -> Decide:

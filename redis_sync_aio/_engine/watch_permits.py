@@ -17,7 +17,6 @@ from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked,
 
 WireKeys: TypeAlias = tuple[bytes, ...]
 """permits, state, queue, polls."""
-Decision: TypeAlias = rules.Decision
 
 BATCH = 1000
 """So many permits that are over are dropped together."""
@@ -227,7 +226,7 @@ def permits_of(tokens: list[bytes], about: list[Reply], ends: list[Reply]) -> di
     return found
 
 
-def _waits(decision: Decision) -> bool:
+def _waits(decision: rules.PermitDecision) -> bool:
     return isinstance(decision.reply, tuple) and decision.reply[0] == Outcome.QUEUED
 
 
@@ -235,7 +234,7 @@ def _about(
     keys: WireKeys,
     token: bytes,
     own: bytes,
-    rule: Callable[[PermitSnapshot], Decision],
+    rule: Callable[[PermitSnapshot], rules.PermitDecision],
     waits: bool = False,
     attempt: bytes = b"",
 ) -> Decide:

@@ -18,7 +18,7 @@ from .._core.arguments import Name
 from ..errors import TransactionMisuse
 from .command_flags import CONTROL, blocks, changes_session, first_word, known_to_read, only_reads, without_effect
 from .exec_replies import Command, ExecUnanswered, Replies
-from .queued import Queued
+from .queued_reply import QueuedReply
 from .watch_session import WatchSession
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Transaction(AsyncCoreCommands):
         if self._state is TransactionState.READING:
             return self._in_turn(self._read(args, options))
         self._queue.append((self._session.pack(args), args, options))
-        return Queued(name, reads=known_to_read(args))
+        return QueuedReply(name, reads=known_to_read(args))
 
     def get_encoder(self) -> Any:
         """Return what encodes names and values: the client's own."""

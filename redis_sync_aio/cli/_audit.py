@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ._run import Grant, Run
+from ._run import ReportedGrant, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def measure(run: Run) -> Figures:
     return figures
 
 
-def _overlaps(run: Run, grants: Sequence[Grant]) -> int:
+def _overlaps(run: Run, grants: Sequence[ReportedGrant]) -> int:
     """Count the sections that began before an earlier one had ended."""
     found, busy = 0, 0
     for grant in grants:
@@ -119,7 +119,7 @@ def _overlaps(run: Run, grants: Sequence[Grant]) -> int:
     return found
 
 
-def _handovers(grants: Sequence[Grant]) -> Iterator[int]:
+def _handovers(grants: Sequence[ReportedGrant]) -> Iterator[int]:
     """From a release to the start of the next holder, in another process, that was waiting for it."""
     for one, other in pairwise(grants):
         if one.released is not None and other.process != one.process and other.asked < one.released:

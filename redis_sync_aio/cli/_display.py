@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from ._run import Grant, Kill
+from ._run import Kill, ReportedGrant
 
 
 class Display:
@@ -45,13 +45,13 @@ class Display:
         """Note that the workers begin to sell."""
         self._since = time.monotonic()
 
-    def granted(self, grant: Grant) -> None:
+    def granted(self, grant: ReportedGrant) -> None:
         """Note that a worker got a lock."""
         if grant.got > self._stuck.get(grant.product, grant.got):
             del self._stuck[grant.product]
             self._console.print(f"{self._at()} product {grant.product} is worker {grant.process}'s: the lease ran out")
 
-    def ended(self, grant: Grant) -> None:
+    def ended(self, grant: ReportedGrant) -> None:
         """Note that a worker released its lock."""
         if grant.item:
             self._sold[grant.product] += 1

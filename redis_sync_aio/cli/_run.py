@@ -11,7 +11,7 @@ MS = 1_000_000  # nanoseconds
 
 
 @dataclass(slots=True)
-class Grant:
+class ReportedGrant:
     """One lease as its worker told of it; times are `time.monotonic_ns`."""
 
     process: int
@@ -51,14 +51,14 @@ class Run:
     ended: int
     locked: bool
     patience: float  # seconds until a wait is given up
-    grants: list[Grant]
+    grants: list[ReportedGrant]
     gave_up: int
     kill: Kill | None
 
     @cached_property
-    def by_product(self) -> Mapping[int, Sequence[Grant]]:
+    def by_product(self) -> Mapping[int, Sequence[ReportedGrant]]:
         """The grants of each product, in order of time."""
-        found: dict[int, list[Grant]] = defaultdict(list)
+        found: dict[int, list[ReportedGrant]] = defaultdict(list)
         for grant in sorted(self.grants, key=lambda grant: grant.got):
             found[grant.product].append(grant)
         return found
@@ -80,7 +80,7 @@ class Run:
                 found[seen.product] = orphan
         return found
 
-    def held_until(self, grant: Grant) -> int | None:
+    def held_until(self, grant: ReportedGrant) -> int | None:
         """Return when the section of ``grant`` ended, by its release or by death; None if that is not known."""
         if grant.released is None and self.kill is not None:
             orphan = self.orphans.get(grant.product)

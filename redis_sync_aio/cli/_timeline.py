@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from xml.sax.saxutils import escape
 
-from ._run import MS, Grant, Kill, Run
+from ._run import MS, Kill, ReportedGrant, Run
 
 COLOURS = ("#3b76af", "#ef8536", "#519e3e", "#8d69b8", "#84584e", "#d57dbe", "#bcbd45", "#5bbcd6")
 RED = "#c8102e"
@@ -100,7 +100,7 @@ def _grid(scale: Scale, products: int) -> Iterator[str]:
 
 def _bars(run: Run, scale: Scale) -> Iterator[str]:
     """One bar per sale; looks at a sold-out product are too short to be seen."""
-    by_process: dict[int, list[tuple[Grant, int]]] = {}
+    by_process: dict[int, list[tuple[ReportedGrant, int]]] = {}
     for grant in run.grants:
         until = run.held_until(grant)
         if until is not None and (grant.item or grant.released is None):
@@ -112,7 +112,7 @@ def _bars(run: Run, scale: Scale) -> Iterator[str]:
         yield "</g>"
 
 
-def _rectangles(held: Iterable[tuple[Grant, int]], scale: Scale) -> Iterator[str]:
+def _rectangles(held: Iterable[tuple[ReportedGrant, int]], scale: Scale) -> Iterator[str]:
     for grant, until in held:
         x = scale.x(grant.got)
         width = max(scale.x(until) - x - 0.5, 0.6)  # a hair of space tells neighbours apart

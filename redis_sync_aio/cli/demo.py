@@ -33,7 +33,7 @@ from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotSta
 from ._audit import Audit, Sale, faults, measure
 from ._display import Display
 from ._report import table
-from ._run import Grant, Kill, Run, Seen
+from ._run import Kill, ReportedGrant, Run, Seen
 from ._timeline import timeline
 from ._worker import KEEP, Job, lock_name, sales_key, stock_key
 
@@ -85,7 +85,7 @@ class Worker:
     def __init__(self, number: int, process: Process) -> None:
         self.number = number
         self.process = process
-        self.grants: dict[int, Grant] = {}
+        self.grants: dict[int, ReportedGrant] = {}
 
     @classmethod
     async def start(cls, job: Job) -> Worker:
@@ -181,7 +181,7 @@ class Floor:
                 case ["ready"]:
                     self._one_more_is_ready()
                 case ["got", int(number), int(task), int(product), int(fence), int(asked), int(got)]:
-                    grant = Grant(worker.number, task, product, fence, asked, got)
+                    grant = ReportedGrant(worker.number, task, product, fence, asked, got)
                     worker.grants[number] = grant
                     self._display.granted(grant)
                 case ["end", int(number), int(released), int(item)]:
@@ -203,7 +203,7 @@ class Floor:
             for worker in self._workers:
                 worker.go()
 
-    async def _kill_holder(self, worker: Worker, grant: Grant) -> None:
+    async def _kill_holder(self, worker: Worker, grant: ReportedGrant) -> None:
         """Kill a worker that waits in the middle of a section, and look which locks it took with it."""
         at = time.monotonic_ns()
         worker.process.kill()

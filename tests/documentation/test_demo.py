@@ -17,7 +17,7 @@ import redis
 
 from redis_sync_aio import __version__, cli
 from redis_sync_aio.cli._audit import Audit, Sale, faults, jain, measure, percentile
-from redis_sync_aio.cli._run import MS, Grant, Kill, Run, Seen
+from redis_sync_aio.cli._run import MS, Kill, ReportedGrant, Run, Seen
 from redis_sync_aio.cli._timeline import timeline
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -245,13 +245,13 @@ def test_more_sold_than_there_was() -> None:
 # -- the figures -------------------------------------------------------------------------------------------
 
 
-def run_of(*grants: Grant, kill: Kill | None = None) -> Run:
+def run_of(*grants: ReportedGrant, kill: Kill | None = None) -> Run:
     return Run(0, 10_000 * MS, True, 0.25, list(grants), 0, kill)
 
 
-def grant(process: int, asked: int, got: int, released: int | None, fence: int = 1) -> Grant:
+def grant(process: int, asked: int, got: int, released: int | None, fence: int = 1) -> ReportedGrant:
     end = None if released is None else released * MS
-    return Grant(process, 1, 1, fence, asked * MS, got * MS, end, item=1)
+    return ReportedGrant(process, 1, 1, fence, asked * MS, got * MS, end, item=1)
 
 
 def test_handovers_are_between_processes_and_to_somebody_who_waited() -> None:
@@ -273,7 +273,7 @@ def test_two_in_one_section_are_noticed() -> None:
 
 def test_the_locks_a_killed_worker_held() -> None:
     kill = Kill(process=2, product=1, at=100 * MS, seen=(Seen(1, 7, 2000 * MS), Seen(2, 9, 2000 * MS)))
-    other = Grant(1, 1, 2, 9, 0, 95 * MS, 110 * MS, 5)  # product 2 was held by a worker that lived
+    other = ReportedGrant(1, 1, 2, 9, 0, 95 * MS, 110 * MS, 5)  # product 2 was held by a worker that lived
     run = run_of(grant(2, 0, 90, None, fence=7), grant(1, 95, 2001, 2010, fence=8), other, kill=kill)
     assert list(run.orphans) == [1]
     assert run.orphans[1].next == 2001 * MS

@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis_sync_aio._core.keys import LockKeys, lock_keys
 from redis_sync_aio._engine import lock_rules as rules
 from redis_sync_aio._engine import watch_lock
-from redis_sync_aio._engine.lock_rules import Decision
+from redis_sync_aio._engine.lock_rules import LockDecision
 from redis_sync_aio._engine.snapshot import LockSnapshot, Message, Ticket, ticket_member
 from redis_sync_aio._scripts.constants import BUSY_MS, FREE_MS, HOUR_MS, POLLERS_TICKET, Renewed
 
@@ -44,7 +44,7 @@ BOTH = LockKeys(KEYS.name, KEYS.all + OTHER.all)
 SLOW_MS = 30_000
 """A test is over before so much of a real ttl has passed."""
 
-Rule = Callable[[LockSnapshot], Decision]
+Rule = Callable[[LockSnapshot], LockDecision]
 
 COMMANDS: Mapping[str, int] = {
     "request": 12,
@@ -121,14 +121,14 @@ class History(Compared[LockSnapshot]):
             polls={ticket: int(until) for ticket, until in polls},
         )
 
-    def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> Decision:
+    def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> LockDecision:
         decision = self.expected(decide, mute)
         client = self.muted if mute else self.client
         reply = type(self).execute(client, script, KEYS, arguments, self.now)
         self.compare(reply, decision)
         return decision
 
-    def compare(self, reply: Any, decision: Decision) -> None:
+    def compare(self, reply: Any, decision: LockDecision) -> None:
         expected = decision.reply
         if isinstance(reply, (list, tuple)):
             reply = tuple(reply)
@@ -143,7 +143,7 @@ class History(Compared[LockSnapshot]):
 
     def both(
         self, decide: Rule, script: str, *arguments: bytes | int, mute: bool = False, spends: bool = False
-    ) -> Decision:
+    ) -> LockDecision:
         """Run it on both, and again; the second run is to change nothing and to grant nothing.
 
         But for a fence: each run spends one on who could not be told, and an undo on its token, when that is gone.
@@ -159,7 +159,7 @@ class History(Compared[LockSnapshot]):
         assert all(int(message.payload.split()[1]) <= 0 for message in again.messages), "P4: granted twice"
         return first
 
-    def check_promises(self, before: LockSnapshot, decision: Decision) -> None:
+    def check_promises(self, before: LockSnapshot, decision: LockDecision) -> None:
         after, reply = decision.after, decision.reply
         granted: list[tuple[int, bytes]] = []
         for _, payload in decision.messages:

@@ -20,7 +20,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
-from redis_sync_aio._engine.permit_rules import Decision
+from redis_sync_aio._engine.permit_rules import PermitDecision
 from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket, ticket_member
 from redis_sync_aio._scripts import load
 from redis_sync_aio._scripts.constants import FENCE_RANGE, WRITER_WEIGHT, Renewed
@@ -49,7 +49,7 @@ SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "r
 UPGRADES = ("permits/upgrade", "permits/downgrade")
 MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 
-Rule = Callable[[PermitSnapshot], Decision]
+Rule = Callable[[PermitSnapshot], PermitDecision]
 
 COMMANDS: Mapping[str, int] = {
     "request": 12,
@@ -145,7 +145,7 @@ class History(Compared[PermitSnapshot]):
     def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
         return client.evalsha(self.scripts[script], 4, *KEYS.all, *arguments, *divmod(self.now, SECOND))
 
-    def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> Decision:
+    def once(self, decide: Rule, script: str, arguments: tuple[bytes | int, ...], mute: bool) -> PermitDecision:
         decision = self.expected(decide, mute)
         reply = self.run(self.muted if mute else self.client, script, arguments)
         assert (tuple(reply) if isinstance(reply, list) else reply) == decision.reply, (script, arguments)
@@ -158,7 +158,7 @@ class History(Compared[PermitSnapshot]):
 
     def both(
         self, decide: Rule, script: str, *arguments: bytes | int, mute: bool = False, spends: bool = False
-    ) -> Decision:
+    ) -> PermitDecision:
         """Run it on both, and again; the second run is to grant nothing, and to change nothing; it may spend fences."""
         before = replace(self.model, now=self.now)
         first = self.once(decide, script, arguments, mute)
@@ -171,7 +171,7 @@ class History(Compared[PermitSnapshot]):
         assert all(int(message.payload.split()[1]) <= 0 for message in again.messages), "P4: granted twice"
         return first
 
-    def check_promises(self, before: PermitSnapshot, decision: Decision, mute: bool) -> None:
+    def check_promises(self, before: PermitSnapshot, decision: PermitDecision, mute: bool) -> None:
         after, reply = decision.after, decision.reply
         live = {token: permit for token, permit in after.permits.items() if permit.until > self.now}
         assert live == after.permits, "what is over is gone"

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ..errors import TransactionMisuse
 
 
-class Queued:
+class QueuedReply:
     """The result of a queued command. Its reply comes with EXEC, so whatever looks at it raises TransactionMisuse.
 
     Awaiting that of a write does nothing, since redis-py's types ask for an ``await``. Code that awaits a read wants to
@@ -21,7 +21,7 @@ class Queued:
         self._name = name
         self._reads = reads
 
-    def __await__(self) -> Generator[Any, Any, Queued]:
+    def __await__(self) -> Generator[Any, Any, QueuedReply]:
         if self._reads:
             raise TransactionMisuse(
                 f"{self._name} was awaited after multi(), when no reply comes before the end: read before tx.multi(). "
