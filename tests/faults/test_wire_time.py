@@ -384,7 +384,7 @@ async def test_response_timeout_holds_without_a_socket_timeout(server: EmbeddedS
             await w.check_free(lease.fence)
 
         seconds, _ = await timed(acquired)
-        assert seconds < RESPONSE_TIMEOUT + 0.3
+        assert seconds < RESPONSE_TIMEOUT + 1
 
 
 @modes
