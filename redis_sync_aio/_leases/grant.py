@@ -187,8 +187,8 @@ class Grant:
         """Wait until it is lost, or its release was confirmed."""
         self.check_context()
         if not self.is_lost() and self.state is not RELEASED:
-            self._ended = self._ended or anyio.Event()
-            await self._ended.wait()
+            event = self._ended = self._ended or anyio.Event()
+            await event.wait()
 
     def check(self) -> None:
         """Raise LeaseLost if it is lost, NotHeld if it was released; no command is sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -28,7 +29,7 @@ from redis_sync_aio import (
 from redis_sync_aio.compat import Lock as CompatLock
 
 from ..support.body import FAST, assert_undisturbed, for_ever, waits
-from ..support.inside import RobustGrant
+from ..support.inside import RobustGrant, now, renewals
 from ..support.robust import KEYS, NAME, RECORD, crash, is_of
 from ..support.robust import lock as lock
 from ..support.robust import way as way
@@ -341,6 +342,18 @@ async def test_recording_does_not_renew_what_is_not_to_be_renewed(
     assert await redis.pttl(RECORD) > 7 * 86_400_000
     await lease.release()
     assert await redis.exists(NAME, RECORD) == 0
+
+
+async def test_the_time_between_two_looks_at_the_clock_renews_nothing(
+    sync: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P6: a lease at the limit of `max_hold` stays as it is, also if time passes while that is found out."""
+    lease = await AsyncRobustLock(sync, NAME, max_hold=20).acquire()
+    ends, looks = lease._grant.deadline, itertools.count()
+    monkeypatch.setattr(renewals, "now", lambda: now() + next(looks) / 1000)
+    await lease.record({"a": 1})
+    assert lease._grant.deadline == ends
+    await lease.release()
 
 
 async def test_renewals_keep_the_record(sync: Coordinator, redis: Redis) -> None:

@@ -29,7 +29,7 @@ from redis_sync_aio._core.keys import (
 from redis_sync_aio._engine.commands import Commands, Delivery
 from redis_sync_aio._engine.replies import read_push
 from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._leases import manager
+from redis_sync_aio._leases import manager, renewals
 from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.hold import OnLost
 from redis_sync_aio._leases.in_flight_counter import InFlightCounter
@@ -104,6 +104,7 @@ __all__ = [
     "process_grants",
     "quorum",
     "read_push",
+    "renewals",
     "robust_keys",
     "text",
     "ticket_member",
