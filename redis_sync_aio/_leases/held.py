@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .grant import Grant
 
 
-FEW = 64
+MAX_SEARCHED = 64
 """Up to this many leases are searched; more are indexed by task."""
 
 
@@ -60,7 +60,7 @@ class HeldLeases(dict["Grant", None]):
 
     def any_of(self, task: asyncio.Task[object]) -> bool:
         """Return whether ``task`` may have acquired one of them. False is certain."""
-        if len(self) > FEW:
+        if len(self) > MAX_SEARCHED:
             return True
         for lease in self:  # noqa: SIM110 (a generator is slower, and each wait passes here)
             if lease.acquirer is not None and lease.acquirer() is task:
@@ -69,7 +69,7 @@ class HeldLeases(dict["Grant", None]):
 
     def of_task(self, task: TaskRef) -> Iterable[Grant]:
         """Return the leases that ``task`` acquired, the latest first."""
-        if self._by_task is None and len(self) <= FEW:
+        if self._by_task is None and len(self) <= MAX_SEARCHED:
             return [lease for lease in reversed(self) if lease.acquirer == task]
         return reversed(self._index().get(task, {}))
 

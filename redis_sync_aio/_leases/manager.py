@@ -26,13 +26,13 @@ from ..errors import SyncError
 from .grant import Grant
 from .releases import Releases
 from .renewals import Renewals
-from .schedule import AT_ONCE, LONGEST, SLACK, Schedule
+from .schedule import LEASES_PER_LOOK, MAX_SLACK, SECONDS_PER_LOOK, Schedule
 from .terms import LeaseState
 
-TICK = 0.5
+MAX_TICK = 0.5
 """Most seconds between two ticks, so that a suspension of the machine is noticed soon after. It is less than the time
 until a claim is renewed: most leases that are handed over end before the next tick."""
-NEAR = 0.005
+MIN_TICK = 0.005
 """Least seconds between two ticks, so that many different deadlines do not keep the loop busy."""
 
 
@@ -107,7 +107,7 @@ class GrantManager:
         if self._timer is not None:
             self._timer.cancel()
             self._stalls.note(now(), now() - self._tick_at)  # it may be overdue
-        delay = min(max(delay, NEAR), TICK)
+        delay = min(max(delay, MIN_TICK), MAX_TICK)
         self._tick_at = now() + delay
         self._timer = self.loop.call_later(delay, self._tick)
 
@@ -130,16 +130,16 @@ class GrantManager:
         if schedule.put_off:
             self.slices.run(self._enter_put_off())
         schedule.collect(begun)
-        time, left = begun, AT_ONCE
+        time, left = begun, LEASES_PER_LOOK
         try:
-            while left and time < begun + LONGEST and (lease := schedule.take()) is not None:
+            while left and time < begun + SECONDS_PER_LOOK and (lease := schedule.take()) is not None:
                 self._look_at(lease, time)
                 time, left = now(), left - 1
         finally:
             lease = None  # only references may keep it from now on
             self._stalls.note(time, time - begun)
             if schedule.behind:
-                self._tick_in(NEAR if schedule.in_time(time) else 0.0)
+                self._tick_in(MIN_TICK if schedule.in_time(time) else 0.0)
             elif (next_due := schedule.next_due()) < math.inf:
                 self._tick_in(next_due - time)
 
@@ -152,7 +152,7 @@ class GrantManager:
             # A renewal in flight was sent in good time, so the server was out of reach.
             lease.lose("unreachable" if lease.renewing else "expired")
             return
-        if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(SLACK, lease.period / 8):
+        if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
             if self._late > lease.period / 3:
                 logs.renewal_late(lease.name, self._late, lease.remaining(), lease.period, lease.claim)
             if self._loosen(lease):

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 FINEST, COARSEST = -10, -2
 """Exponents: batches are between a millisecond and a quarter of a second wide."""
-SLACK = 0.5
+MAX_SLACK = 0.5
 """Seconds by which a lease is looked at early, at most."""
-AT_ONCE = 250
+LEASES_PER_LOOK = 250
 """Most leases that one callback looks at."""
-LONGEST = 0.015
+SECONDS_PER_LOOK = 0.015
 """Seconds after which a callback stops, even if it has looked at fewer."""
 
 LeaseRef: TypeAlias = "ReferenceType[Grant]"
@@ -104,7 +104,7 @@ class Schedule:
             if batch.first <= when:
                 return False  # a lease that is looked at too early is entered again
             del batch[key]
-        exponent = math.frexp(min(slack, SLACK))[1] - 2 if slack > 0 else FINEST  # half the slack, or less
+        exponent = math.frexp(min(slack, MAX_SLACK))[1] - 2 if slack > 0 else FINEST  # half the slack, or less
         width = min(max(exponent, FINEST), COARSEST)
         row = self._rows.get(width)
         if row is None:
