@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._client.resp import Argument
 from .grant import Grant
-from .terms import HELD
+from .terms import HELD, IdentityReleases
 
 
 class UpgradedGrant(Grant):
@@ -20,7 +20,7 @@ class UpgradedGrant(Grant):
         """Stand on ``reader``, which was upgraded, and last no longer than that may."""
         self._reader = reader
         self.hold_limit: float = reader.ends_by()
-        self.same_identity = reader.same_identity
+        self.same_identity: IdentityReleases | None = reader.same_identity
         reader.permit.above = reader.above = self
 
     @property
