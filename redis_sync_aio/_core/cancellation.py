@@ -221,22 +221,30 @@ def cancel_repeatedly(seconds: float | None) -> Iterator[None]:
         again.take_back()
 
 
-@contextmanager
-def heeded() -> Iterator[None]:
-    """For a block in which redis-py may swallow a cancellation from outside: it comes again, until the block ends.
+def cancellations() -> int:
+    """Return the number of cancellations of the current task that were requested and not taken back."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
-    At its end `asyncio.run` cancels each task once, and waits for it (`SWALLOWED`).
+
+@contextmanager
+def heeded(before: int | None = None) -> Iterator[None]:
+    """Repeat a cancellation from outside that redis-py may swallow in the block, until the block ends.
+
+    At its end `asyncio.run` cancels each task once, and waits for it (`SWALLOWED`). ``before`` is the result of
+    `cancellations` before an earlier block, which may have ended with a cancellation swallowed.
     """
     task = asyncio.current_task()
     if task is None or HEED_EVERY is None:
         yield
         return
     timer: asyncio.TimerHandle
-    before, again, loop = task.cancelling(), HEED_EVERY, task.get_loop()
+    since = task.cancelling() if before is None else before
+    again, loop = HEED_EVERY, task.get_loop()
 
     def look() -> None:
         nonlocal timer
-        if task.cancelling() > before:
+        if task.cancelling() > since:
             task.cancel()
             task.uncancel()  # it was counted when it was requested
         timer = loop.call_later(again, look)

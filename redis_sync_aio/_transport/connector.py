@@ -8,7 +8,7 @@ from typing import Protocol
 from redis.asyncio import Redis
 
 from .._client.redis_py import AdoptedConnection, open_connection
-from .._core.cancellation import cancelled
+from .._core.cancellation import cancellations, cancelled
 from .._core.clock import now
 from . import failures
 from .connection import Connection
@@ -131,11 +131,12 @@ class Connector:
 
     async def _open(self) -> Connection:
         # asyncio.timeout, not the socket timeouts of redis-py: those may be None.
+        before = cancellations()
         async with asyncio.timeout(self._connect_timeout):
             adopted = await open_connection(self._client)
             connection = self.opening = self._link.new_connection(adopted)
             try:
-                if self._closed:  # redis-py may swallow a cancellation on Python < 3.12
+                if self._closed or cancellations() > before:  # redis-py may swallow one on Python < 3.12
                     raise asyncio.CancelledError
                 await self._handshake.perform(connection)
                 self.outage.leads_to = connection.leads_to

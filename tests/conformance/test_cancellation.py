@@ -8,13 +8,17 @@ sending of a command and its answer, between answer and push, and into the same 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis, UnixDomainSocketConnection
 
 from redis_sync_aio import AcquireTimeout, Backoff, Coordinator, CoordinatorClosed, Lease, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
 from ..support.factories import Kind, holder
@@ -216,3 +220,39 @@ async def test_p5_closing_does_not_rely_on_a_cancellation_that_redis_py_may_swal
         await sync.close()
     with pytest.raises(CoordinatorClosed):
         await asking
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="there redis-py swallows no cancellation")
+@pytest.mark.parametrize(("push", "name"), [("never", "redis_sync_aio calls"), ("always", "redis_sync_aio link")])
+async def test_a12_a_cancellation_that_redis_py_swallows_while_it_connects_is_heeded(push: Any, name: str) -> None:
+    """At its end `asyncio.run` cancels each task once and waits for it: none may go on until its time is up.
+
+    A connection whose opening drops a cancellation stands for `asyncio.wait_for`, which does so on Python 3.11 when it
+    has a result. The server answers nothing after that.
+    """
+    opened = asyncio.Event()
+
+    class Drops(UnixDomainSocketConnection):
+        async def connect(self) -> None:
+            await super().connect()  # type: ignore[no-untyped-call]
+            if not opened.is_set():
+                opened.set()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+
+    with EmbeddedServer() as server:
+        pool = ConnectionPool(connection_class=Drops, path=server.unix_socket)
+        async with Redis.from_pool(pool) as client:
+            sync = Coordinator(client, push=push, retry_for=30, response_timeout=30)
+            locked = asyncio.create_task(sync.lock("x").locked())
+            await opened.wait()
+            server.pause()
+            try:
+                (task,) = (it for it in asyncio.all_tasks() if it.get_name() == name)
+                task.cancel()
+                await asyncio.wait([task], timeout=5)
+                assert task.done()
+            finally:
+                server.resume()
+                locked.cancel()
+                await sync.close()
