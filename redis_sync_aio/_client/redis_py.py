@@ -26,7 +26,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .._core.cancellation import cancellations, heeded, wait_shielded
+from .._core.cancellation import heeded, wait_shielded
 from .fork import dead_end, in_child
 from .resp import Reply, Words
 
@@ -117,11 +117,10 @@ async def send_once(client: Redis, words: Words) -> Reply:
     A timeout may come at any await, and repeatedly (`cancel_repeatedly`); it cannot interrupt redis-py's bookkeeping.
     """
     pool: Any = client.connection_pool
-    before = cancellations()
     connection: Any = await pooled(client)
     answer: Reply = None
     try:
-        with heeded(before):
+        with heeded():
             await connection.send_command(*words)
             answer = await connection.read_response(disable_decoding=True)
     except redis.exceptions.ResponseError as error:

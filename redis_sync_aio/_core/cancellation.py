@@ -228,23 +228,21 @@ def cancellations() -> int:
 
 
 @contextmanager
-def heeded(before: int | None = None) -> Iterator[None]:
+def heeded() -> Iterator[None]:
     """Repeat a cancellation from outside that redis-py may swallow in the block, until the block ends.
 
-    At its end `asyncio.run` cancels each task once, and waits for it (`SWALLOWED`). ``before`` is the result of
-    `cancellations` before an earlier block, which may have ended with a cancellation swallowed.
+    At its end `asyncio.run` cancels each task once, and waits for it (`SWALLOWED`).
     """
     task = asyncio.current_task()
     if task is None or HEED_EVERY is None:
         yield
         return
     timer: asyncio.TimerHandle
-    since = task.cancelling() if before is None else before
-    again, loop = HEED_EVERY, task.get_loop()
+    before, again, loop = task.cancelling(), HEED_EVERY, task.get_loop()
 
     def look() -> None:
         nonlocal timer
-        if task.cancelling() > since:
+        if task.cancelling() > before:
             task.cancel()
             task.uncancel()  # it was counted when it was requested
         timer = loop.call_later(again, look)

@@ -23,7 +23,7 @@ from .._client.retry import MIN_ATTEMPT, RETRY
 from .._client.settings import address_of
 from .._client.topology import Topology
 from .._core import logs
-from .._core.cancellation import cancel_repeatedly, cancelled
+from .._core.cancellation import cancel_repeatedly, cancelled, heeded
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
 from ..errors import SyncError, copy_error
@@ -130,7 +130,8 @@ class PoolExecutor:
             limit = min(max(call.expires - call.sent, MIN_ATTEMPT), self._response_timeout)
             try:
                 async with asyncio.timeout(limit):
-                    with cancel_repeatedly(limit):
+                    # The blocks of `heeded` inside do not see what redis-py swallowed between them.
+                    with cancel_repeatedly(limit), heeded():
                         reply = await self._attempt.execute(call)
             except SyncError as error:  # raised while a reply was read
                 call.fail(error)
@@ -143,10 +144,10 @@ class PoolExecutor:
             else:
                 self._silent, self._logged, self.connection_error = False, None, None
                 call.answer(reply)
-            if call.over:
-                return
             if task.cancelling():
                 raise asyncio.CancelledError  # redis-py swallowed it, on Python 3.11 at the end of a wait
+            if call.over:
+                return
             await asyncio.sleep(max(0.0, min(delay, call.expires - now())))
             if now() >= call.expires:
                 call.fail(time_is_up(call))
