@@ -266,7 +266,7 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
                 await lease.release()
         return took.waited
 
-    await assert_within(AT_ONCE, all_again)
+    await assert_within(AT_ONCE * 5, all_again)  # slack for a busy machine
     assert counter == entered
     assert ended["cancelled"] > 5 * rounds
     print(f"\n{way}: {25 * rounds} acquires, {ended}, {sum(entered.values())} sections")

@@ -41,7 +41,7 @@ async def test_a_server_out_of_reach(share: bool) -> None:
 ITSELF = "If it is the very task that asks, it waits for itself"
 
 
-async def message(asked: Any, timeout: float = 0.05, **options: Any) -> str:
+async def message(asked: Any, timeout: float = 0.2, **options: Any) -> str:
     with pytest.raises(AcquireTimeout) as caught:
         await asked.acquire(timeout=timeout, **options)
     return str(caught.value)
@@ -63,12 +63,12 @@ async def test_several_without_an_answer(sync: Coordinator, redis: Redis, names:
         pass
     await redis.execute_command("CLIENT", "PAUSE", 300)  # type: ignore[no-untyped-call]
     with pytest.raises(AcquireTimeout, match=r"Redis has not answered yet about .*; allow more time") as caught:
-        await lock.acquire(timeout=0.05)
+        await lock.acquire(timeout=0.2)
     assert not caught.value.answered
     async with AsyncLock(sync, "c"):
         lease = await lock.acquire()
         with pytest.raises(AcquireTimeout, match="this process holds") as caught:
-            await lock.acquire(timeout=0.05)
+            await lock.acquire(timeout=0.2)
         assert caught.value.answered
         await lease.release()
 
@@ -78,7 +78,7 @@ async def test_an_upgrade_without_an_answer(sync: Coordinator, redis: Redis) -> 
     async with config.read() as lease:
         await redis.execute_command("CLIENT", "PAUSE", 300)  # type: ignore[no-untyped-call]
         with pytest.raises(AcquireTimeout, match=r"Redis has not answered yet about .*; allow more time") as caught:
-            async with config.upgrade(lease, timeout=0.05):
+            async with config.upgrade(lease, timeout=0.2):
                 raise AssertionError("not granted")
         assert not caught.value.answered
 
@@ -139,7 +139,7 @@ async def test_a_reentrant_lock_that_another_task_of_this_process_holds(sync: Co
             await ours.acquire(owner=[])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("timeout", [0, 0.05])
+@pytest.mark.parametrize("timeout", [0, 0.2])
 @pytest.mark.parametrize("share", [False, True])
 async def test_an_upgrade_beside_another_reader(
     sync: Coordinator, other: Coordinator, timeout: float, share: bool
@@ -154,7 +154,7 @@ async def test_an_upgrade_beside_another_reader(
                 await lock.upgrade(first, timeout=timeout).__aenter__()
 
 
-@pytest.mark.parametrize("timeout", [0, 0.05])
+@pytest.mark.parametrize("timeout", [0, 0.2])
 async def test_one_of_several_that_this_process_holds(sync: Coordinator, other: Coordinator, timeout: float) -> None:
     lease = await AsyncLock(sync, "b").acquire()  # without a body: it may be for another task to release
     assert f"this process holds 'b'. {ITSELF}" in await message(AsyncMultiLock(sync, ["a", "b"]), timeout)
@@ -165,5 +165,5 @@ async def test_one_of_several_that_this_process_holds(sync: Coordinator, other: 
 async def test_what_is_left_of_a_time_out_is_rounded(sync: Coordinator, other: Coordinator) -> None:
     async with AsyncLock(other, "b"):
         with pytest.raises(AcquireTimeout) as caught:
-            await AsyncMultiLock(sync, ["a", "b"]).acquire(timeout=0.05)
-        assert re.search(r"within 0\.0\d{1,2} seconds", str(caught.value.__cause__))
+            await AsyncMultiLock(sync, ["a", "b"]).acquire(timeout=0.2)
+        assert re.search(r"within 0\.[01]\d{0,2} seconds", str(caught.value.__cause__))
