@@ -224,7 +224,7 @@ async def test_p5_closing_does_not_rely_on_a_cancellation_that_redis_py_may_swal
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="there redis-py swallows no cancellation")
 @pytest.mark.parametrize(("push", "name"), [("never", "redis_sync_aio calls"), ("always", "redis_sync_aio link")])
-async def test_a12_a_cancellation_that_redis_py_swallows_while_it_connects_is_heeded(push: Any, name: str) -> None:
+async def test_a10_a_cancellation_that_redis_py_swallows_while_it_connects_is_heeded(push: Any, name: str) -> None:
     """At its end `asyncio.run` cancels each task once and waits for it: none may go on until its time is up.
 
     A connection whose opening drops a cancellation stands for `asyncio.wait_for`, which does so on Python 3.11 when it
