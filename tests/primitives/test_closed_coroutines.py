@@ -235,6 +235,13 @@ def test_collected_after_its_loop(server: EmbeddedServer, monkeypatch: pytest.Mo
         gc.collect()
     assert not raised
 
+    async def end() -> None:  # the next use of the client closes the connection of the last loop
+        assert not await AsyncLock(client, "end").locked()
+        await client.aclose()
+
+    asyncio.run(end())
+    gc.collect()  # here, and not in a test to come: that loop's transport says that nobody closed it
+
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[list[EmbeddedServer]]:
