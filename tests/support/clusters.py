@@ -75,8 +75,20 @@ class Nodes:
                 if other is not node:
                     await self.say(node, "CLUSTER", "FORGET", self.ids[other])
 
+    async def _knows_epoch(self, node: EmbeddedServer, of: EmbeddedServer) -> bool:
+        """Return whether ``node`` has heard of the configuration epoch of another one."""
+
+        async def epoch(which: EmbeddedServer, name: str) -> int:
+            info = _text(await self.say(which, "CLUSTER", "INFO"))
+            return int(info.partition(f"{name}:")[2].split()[0])
+
+        return await epoch(node, "cluster_current_epoch") >= await epoch(of, "cluster_my_epoch")
+
     async def begin_move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
         """Begin to migrate a slot; its keys are where they were."""
+        # Else the target may take the slot over with an epoch that the source has already, and lose it by the next
+        # message that the source has sent before.
+        await wait_until(lambda: self._knows_epoch(target, source), SOON, timeout=10)
         await self.say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
         await self.say(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
 
