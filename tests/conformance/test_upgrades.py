@@ -386,7 +386,7 @@ async def test_p5_a_downgrade_without_an_answer_is_made_good(how: str, share: bo
         ):
             rw = AsyncReadWriteLock(sync, NAME, ttl=3, share=share)
             lease = await rw.write().acquire()
-            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST)
+            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST, times=None)
             downgrading = asyncio.create_task(rw.downgrade(lease))
             if how == "cancelled":
                 await asyncio.wait_for(swallowed.fired.wait(), 5)
@@ -437,7 +437,7 @@ async def test_p5_cancelled_in_the_turn_of_its_grant_and_no_answer_to_that() -> 
                 async with rw.upgrade(reader):
                     pass
 
-            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST)
+            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST, times=None)
             task = asyncio.create_task(upgrade())
             await asyncio.sleep(0)
             (ticket,) = hub_of(sync).acquisitions.values()
@@ -465,7 +465,7 @@ async def test_p1_nobody_counts_on_the_writers_lease_when_its_end_had_no_answer(
             reader = await rw.read().acquire()
             upgrade = rw.upgrade(reader)
             await upgrade.__aenter__()
-            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST)
+            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST, times=None)
             with pytest.raises(Unreachable):
                 await upgrade.__aexit__(None, None, None)
             swallowed.cancel()
@@ -521,7 +521,7 @@ async def test_who_releases_the_writer_in_its_body_is_told_of_no_answer(share: b
         ):
             rw = AsyncReadWriteLock(sync, NAME, ttl=5, share=share)
             reader = await rw.read().acquire()
-            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST)
+            swallowed = proxy.on(script(load("permits/downgrade").sha), SWALLOW_REQUEST, times=None)
             told = False
             with pytest.raises(LeaseLost):  # noqa: PT012
                 async with rw.upgrade(reader) as writer:
