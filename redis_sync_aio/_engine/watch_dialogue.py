@@ -86,6 +86,8 @@ class QueueView:
         return found
 
 
+WireKeys: TypeAlias = tuple[bytes, ...]
+"""The keys of a name, in the order of its scripts: name, queue, fence, polls; or permits, state, queue, polls."""
 Decide: TypeAlias = Callable[[bool, bool], Dialogue]
 """``decide(mute, full)`` reads and returns a `WritePlan`; mute: we may not publish; full: the server has no memory."""
 

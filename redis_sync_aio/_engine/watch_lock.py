@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from .._client.resp import Reply, Words
 from .._scripts.constants import FOREVER_MS, POLLERS_TICKET, Outcome
 from .._transport.dialogues import Dialogue
 from . import lock_rules as rules
 from .snapshot import LockSnapshot, Message, Ticket
-from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked, deaf, microseconds, pairs
-
-WireKeys: TypeAlias = tuple[bytes, ...]
-"""name, queue, fence, polls."""
+from .watch_dialogue import WINDOW, Decide, QueueView, WireKeys, WritePlan, blob, checked, deaf, microseconds, pairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from .._client.resp import Reply, Words
 from .._scripts.constants import HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
 from .._transport.dialogues import Dialogue
 from . import permit_rules as rules
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
-from .watch_dialogue import WINDOW, Decide, QueueView, WritePlan, blob, checked, deaf, microseconds, pairs
-
-WireKeys: TypeAlias = tuple[bytes, ...]
-"""permits, state, queue, polls."""
+from .watch_dialogue import WINDOW, Decide, QueueView, WireKeys, WritePlan, blob, checked, deaf, microseconds, pairs
 
 BATCH = 1000
 """So many permits that are over are dropped together."""
