@@ -81,17 +81,17 @@ class Hub:
         self._use(self.link or self._new_pool_executor())
         self.manager = GrantManager(
             lambda: self.engine,
-            self.all_leases,
-            self._forget_lease,
-            self._keeps_lease,
-            self._loosen_lease,
-            self.retry_for,
-            options.response_timeout,
-            options.exit_timeout,
-            self.check_context,
-            self.client,
+            leases=self.all_leases,
+            forget=self._forget_lease,
+            keeps=self._keeps_lease,
+            loosen=self._loosen_lease,
+            check_context=self.check_context,
+            client=self.client,
+            retry_for=self.retry_for,
+            response_timeout=options.response_timeout,
+            asked_response_timeout=options.asked_response_timeout,
+            exit_timeout=options.exit_timeout,
         )
-        self.manager.asked_response_timeout = options.asked_response_timeout
         self.closing = Closing(self)
 
     # -- the way to the server -------------------------------------------------------------------------

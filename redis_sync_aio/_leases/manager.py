@@ -39,24 +39,25 @@ MIN_TICK = 0.005
 class GrantManager:
     """The manager of all grants of a coordinator; composes the timer, the renewals and the releases."""
 
-    asked_response_timeout: float | None = None
-
     def __init__(
         self,
         commands: Callable[[], Commands],
+        *,
         leases: Callable[[], Iterable[Grant]],
         forget: Callable[[Grant], None],
         keeps: Callable[[Grant], bool],
         loosen: Callable[[Grant], bool],
-        retry_for: float,
-        response_timeout: float,
-        exit_timeout: float,
         check_context: Callable[[], None],
         client: Client,
+        retry_for: float,
+        response_timeout: float,
+        asked_response_timeout: float | None,
+        exit_timeout: float,
     ) -> None:
         self.client: Client = client
         self.check_context: Callable[[], None] = check_context
         self.response_timeout: float = response_timeout
+        self.asked_response_timeout: float | None = asked_response_timeout
         self.exit_timeout: float = exit_timeout
         self.retry_for: float = retry_for
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
