@@ -55,7 +55,7 @@ __all__ = ["Lock"]
 logger: logging.Logger = logging.getLogger("redis_sync_aio")
 
 GAP_MS, LOOK_EVERY = 150, 1.0
-"""For so long a busy lock is left free, for stock locks that poll; so many seconds are between two looks of waiters."""
+"""Milliseconds for which a busy lock is left free for stock locks that poll; seconds between two looks of waiters."""
 
 
 class Lock(RedisLock):

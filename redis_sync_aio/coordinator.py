@@ -46,8 +46,8 @@ class Coordinator:
             (not dead) waiter costs the others; an event loop that stalls longer than this right after a hand-over
             loses the lease, whatever its ttl. Seconds or timedelta, 0.01 to ten years, default 4.5: a stall of 4
             seconds costs no lease, a stopped waiter less than 5 seconds.
-        burst: a lease that tasks of this process share is handed on so often, once others wait for it at the server;
-            then it is their turn. Default 64; 0: the order of the server is strict, and nothing is shared.
+        burst: how many times a lease that tasks of this process share is handed on, once others wait for it at the
+            server; then it is their turn. Default 64; 0: the order of the server is strict, and nothing is shared.
         slice: for how long it is handed on, once others wait. Seconds or timedelta, more than 0, default 0.005.
         retry_for: for how long a command is repeated while Redis is out of reach, before Unreachable is
             raised; its last attempt has 0.05 seconds at least. Seconds or timedelta, default 10.

@@ -161,7 +161,7 @@ class LeaseLost(SyncError):
     ``name`` is the lock's, ``fence`` the lease's (None: not known). ``held_for`` is for how many seconds the lease was
     held until the loss was noticed (None: not known). ``stalled`` is for how many seconds at least this process, or its
     event loop, stood still since the latest renewal. ``time_is_up``: its time had ended by the clock of this process.
-    ``claim``: it had been handed over for so many seconds at first, and was not renewed (0: it had its whole ttl).
+    ``claim``: seconds for which it had been handed over, without a renewal since (0: it had its whole ttl).
 
     ``given_back`` names the other locks of a multi-lock; ``servers`` has, of a Redlock, on how many servers it was held
     still, of how many, and how many are needed.

@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 def gap_ms(polled_every: Seconds) -> int:
-    """Return for how long a key is left free so that a client that tries so often finds it."""
+    """Return the milliseconds for which a key is left free, so that a client with that polling interval finds it."""
     every = positive_seconds(polled_every, "polled_every")
     if not 0.001 <= every <= 1:
         raise ValueError(f"polled_every must be 0.001 to 1 second, not {every:g}")

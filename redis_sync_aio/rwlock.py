@@ -210,8 +210,8 @@ class AsyncReadWriteLock:
             NotHeld: it is not a writer's lease of this lock, or was released. LeaseLost: it was lost.
             Unreachable, CommandRefused: as `AsyncLock.acquire`.
 
-        On cancellation, and after an error, it may be either on the server, which is told in the background that it
-        reads, for as long as the lease lasts; do not write any more.
+        On cancellation, and after an error, it may be either on the server. For as long as the lease lasts, a command
+        in the background repeats that it reads; do not write any more.
         """
         self._check_lease(lease, "writer")
         await self._upgrade.downgrade(grant_of(lease))

@@ -109,7 +109,7 @@ class Closing:
         await self._unclosed.closed()
 
     async def _drain(self, within: float) -> None:
-        """End what waits, grant nothing, and wait ``within`` so many seconds until nothing is held."""
+        """End what waits, grant nothing, and wait until nothing is held, for ``within`` seconds at most."""
         hub = self._hub
         emptied = hub.emptied = asyncio.Event()
         hub.stop_sharing()

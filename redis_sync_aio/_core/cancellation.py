@@ -117,8 +117,8 @@ async def cancelled(*tasks: asyncio.Task[Any] | None) -> None:
 class Cancelling:
     """Requests a cancellation of a task, until that is taken back.
 
-    The task gets one CancelledError, also where `asyncio.wait_for` drops the first (`SWALLOWED`). With ``every`` it
-    gets another one every so many seconds.
+    The task gets one CancelledError, also where `asyncio.wait_for` drops the first (`SWALLOWED`). ``every``: seconds
+    after which it gets another one, again and again.
     """
 
     def __init__(self, task: asyncio.Task[object], every: float | None = None) -> None:

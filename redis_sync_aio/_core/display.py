@@ -17,7 +17,7 @@ def shown(value: object) -> str:
 
 
 def shown_within(within: float | None) -> str:
-    """Return "within so many seconds" for a message. What is left of a timeout would have many digits."""
+    """Return "within 0.5 seconds" for a message. The rest of a timeout would have many digits."""
     if within == 0:
         return "immediately"
     return f"within {within if within is None or within < 0.001 else round(within, 3)} seconds"

@@ -1,4 +1,4 @@
-"""What decisions about locks and about permits have in common: the queue, and what is told to inboxes."""
+"""The common part of decisions about locks and about permits: the queue, and the messages to inboxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Settled(Enum):
     """What a queue is like for a request, once the waiters ahead of it have what they can have."""
 
     GRANTED = 1  # a waiter holds the lock now
-    RESERVED = 2  # a waiter ahead takes what is free by itself: it polls, or could not be told
+    RESERVED = 2  # a waiter ahead takes what is free by itself: it polls, or no message reached it
     FULL = 3  # the first waiter needs more permits than are free
     FREE = 4  # no waiter is ahead
 
@@ -60,7 +60,7 @@ class QueueDraft:
             self.publish(sharer.inbox, sharer.number, b"%d %016d 0" % (CONTENDED, self.now))
 
     def tell_sooner(self, ms: int) -> None:
-        """Tell a waiter that something is free in ``ms``, sooner than it was told: the first of two that listens."""
+        """Notify the first of two waiters that listens: something is free in ``ms``, sooner than expected."""
         for member in self.queue[:SOONER_TRIES]:
             ticket = self.read_ticket(member)
             told = b"0 %016d %d" % (self.now, ms)

@@ -58,7 +58,7 @@ class LockBase(Primitive[L]):
         """Take the lock away from its holder; the next waiter gets it. Return whether it was held.
 
         The holder, if it lives, finds out at its next renewal and loses its lease (reason "taken" or "expired"). A
-        process that shares it among its tasks is told, and stops handing it on within its ``slice``.
+        process that shares it among its tasks gets a notice, and stops handing it on within its ``slice``.
         Sent once: Unreachable means that it may or may not have happened, and so does a cancellation.
         Also raises CommandRefused, CoordinatorClosed, WrongContext as `acquire`.
         """

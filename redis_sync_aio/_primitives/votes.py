@@ -65,7 +65,7 @@ class Vote:
 
 
 async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
-    """Return the answer of one server, or the error if there is none ``within`` so many seconds."""
+    """Return the answer of one server, or the error if there is none in ``within`` seconds."""
     try:
         async with asyncio.timeout(within):
             return await answer
@@ -78,7 +78,7 @@ async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
 async def raise_fence(vote: Vote, lease: Grant, fence: int, within: float) -> bool:
     """Raise the fences of the server of ``vote``, so that its next is higher than ``fence``; return whether it did.
 
-    It has to answer ``within`` so many seconds. One round trip, unless its own is as high.
+    It has to answer in ``within`` seconds. One round trip, unless its own is as high.
     """
     if lease.fence < fence:
         reserving = vote.resource.hub.manager.renewals.reserve(lease, fence - lease.fence)

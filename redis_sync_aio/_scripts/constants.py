@@ -72,7 +72,7 @@ FENCE_RANGE = 128
 WRITER_WEIGHT = 2**31 - 1
 """The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
 SOONER_TRIES = 2
-"""How many waiters are told that a lease is made shorter, until one listens; the others look by themselves."""
+"""How many waiters are notified of a shorter lease, until one listens; the others look by themselves."""
 MAX_NOTIFIED = 64
 """How many permits are looked at for processes that share, to tell them that a permit is contended."""
 

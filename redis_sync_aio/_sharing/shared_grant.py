@@ -280,7 +280,7 @@ class TaskGrant(Grant):
         return self.process_grant.period
 
     def end_in(self, seconds: float) -> None:
-        """Let it end after so many seconds, before its process grant does."""
+        """Let it end after a number of seconds, before its process grant does."""
         if self._timer is not None:
             self._timer.cancel()
         self.ends = now() + seconds

@@ -1,4 +1,4 @@
--- Tell the first waiter that NAME is free in ms, sooner than it was told; or the second one, if
+-- Notify the first waiter that NAME is free in ms, sooner than expected; or the second one, if
 -- nobody listens at the inbox of the first. Included after `lock_queue`.
 local function notify_sooner(ms)
   for _, ticket in ipairs(redis.call('ZRANGE', QUEUE, 0, SOONER_TRIES - 1)) do

@@ -2,7 +2,7 @@
 -- after `lock_queue`. Clients that poll for NAME (redis-py's Lock) stand in no queue, and a
 -- hand-over leaves nothing for them to find. So they have a common ticket, POLLERS_TICKET: it
 -- stands ahead of the queue for `gap` ms, as a ticket that is polled for. In POLLS it has the time
--- (ms) since when NAME was not free. The first waiter is told when to look.
+-- (ms) since when NAME was not free. A message tells the first waiter when to look.
 -- pcall: the lock is released whatever type POLLS has.
 -- include: lock_notify_sooner
 local ms = math.floor(now / 1000)

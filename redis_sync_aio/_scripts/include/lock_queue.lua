@@ -35,7 +35,7 @@ local function heads() return redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES') en
 -- FREE: no ticket is ahead of `mine`.
 -- The ticket goes first: ZREM is allowed when the server is out of memory, and after one write of a
 -- script the server allows the others. PUBLISH comes before SET: 0 receivers mean that the waiter
--- is gone. The one after it is told how long the new holder has the lock: it looks again then, if
+-- is gone. The one after it gets a note of how long the new holder has the lock: it looks then, if
 -- nothing wakes it before.
 local function settle(mine, first)
   while true do

@@ -15,8 +15,8 @@ end
 -- FREE      when no ticket is ahead any more, and `mine` if that is now the first;
 -- FULL      when the first ticket does not fit, and is alive;
 -- RESERVED  when the first ticket is polled for, and is alive; and for how many more milliseconds.
--- The ticket goes first, PUBLISH comes before the grant, and the next one is told when to look, as
--- for the lock.
+-- The ticket goes first, PUBLISH comes before the grant, and the next one gets a note when to look,
+-- as for the lock.
 local function settle(mine)
   while limit > 0 do
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
