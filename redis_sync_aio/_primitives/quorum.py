@@ -46,7 +46,7 @@ class QuorumGroup(LeaseGroup):
     """The timer or task that asks servers again that do not hold it."""
     _releasing = False
     _had = 0
-    """How many servers held it when it was lost."""
+    """Number of servers that held it when it was lost."""
 
     def __init__(
         self,
@@ -149,16 +149,16 @@ class QuorumGroup(LeaseGroup):
 
     async def _ask_again(self, missing: list[int], seconds: float) -> None:
         """Add the servers that grant it immediately, so that it outlives others that fail later."""
-        with Votes(1, self._answer_within) as bids:
+        with Votes(1, self._answer_within) as votes:
             for server in missing:
                 with suppress(SyncError):  # its coordinator was closed
-                    self._ask(bids, server)
-            await bids.answers(math.inf)
-            for bid, lease in bids.granted:
-                if await raise_fence(bid, lease, self.fence, self._answer_within):
-                    bid.used = True
-                    self._where = {member: at for member, at in self._where.items() if at != bid.server}
-                    self._where[lease] = bid.server
+                    self._ask(votes, server)
+            await votes.answers(math.inf)
+            for vote, lease in votes.granted:
+                if await raise_fence(vote, lease, self.fence, self._answer_within):
+                    vote.used = True
+                    self._where = {member: at for member, at in self._where.items() if at != vote.server}
+                    self._where[lease] = vote.server
                     self.members = tuple(self._where)
                     self._watch(lease)
         self._rejoin_in(seconds)
