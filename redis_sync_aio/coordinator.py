@@ -143,7 +143,7 @@ class Coordinator:
 
     @property
     def connections(self) -> int:
-        """How many connections the link has opened so far."""
+        """Number of connections that the link has opened so far."""
         hub = self._binding.started
         return 0 if hub is None else hub.executor.connections
 

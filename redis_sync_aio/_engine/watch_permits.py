@@ -16,7 +16,7 @@ from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
 from .watch_dialogue import WINDOW, Decide, QueueView, WireKeys, WritePlan, blob, checked, deaf, microseconds, pairs
 
 BATCH = 1000
-"""So many permits that are over are dropped together."""
+"""Most expired permits that are dropped together."""
 UNREAD = 1
 """A placeholder for a weight that no decision needs."""
 

@@ -82,7 +82,7 @@ class Grant:
     release_uncertain = False
     """Whether a release that got no answer may have been executed."""
     renewing = 0
-    """How many renewals are in flight."""
+    """Number of renewals in flight."""
     above: Grant | None = None
     """The writer's grant that stands on this one, while this reader's grant is upgraded (`UpgradedGrant`)."""
     upgrader: Grant | None = None

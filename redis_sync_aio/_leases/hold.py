@@ -59,7 +59,7 @@ class Hold(Generic[L]):
     _guard: CancelOnLoss | None = None
     """Set once the lease has been lost."""
     _before = 0
-    """How many cancellations of the task were counted when the body began."""
+    """Number of cancellations of the task when the body began."""
     _entered = False
 
     def __init__(self, acquire: Callable[[], Awaitable[L]], on_lost: OnLost) -> None:

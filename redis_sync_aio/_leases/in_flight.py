@@ -34,7 +34,7 @@ class Sent:
 
     def __init__(self, span: Span) -> None:
         self.span: Span = span
-        """How long the lease lasts at least if it is executed: counted from before it was first sent."""
+        """Least seconds for which the lease lasts if it is executed, counted from before it was first sent."""
         self.given_up: bool = False
         """Whether its answer is not awaited any more. It may still be executed."""
 

@@ -45,7 +45,7 @@ from .options import LeaseOptions
 L = TypeVar("L", bound=Lease)
 
 SHOWN = 100
-"""So many holders and waiters are listed in statistics."""
+"""Most holders and waiters that statistics list."""
 
 
 class Primitive(LeaseContext[L]):

@@ -68,26 +68,26 @@ SHARING_MARK = ord("~")
 """The last byte of a token under which the tasks of a process share a lease: see include/sharing_token.lua."""
 
 FENCE_RANGE = 128
-"""How many fences one grant reserves for a process that shares."""
+"""Number of fences that one grant reserves for a process that shares."""
 WRITER_WEIGHT = 2**31 - 1
 """The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
 SOONER_TRIES = 2
-"""How many waiters are notified of a shorter lease, until one listens; the others look by themselves."""
+"""Most waiters that are notified of a shorter lease, until one listens; the others look by themselves."""
 MAX_NOTIFIED = 64
-"""How many permits are looked at for processes that share, to tell them that a permit is contended."""
+"""Most permits that are searched for processes that share, to notify them of contention."""
 
 QUEUE_TTL_MS = 600_000
-"""How long a queue is kept after a ticket in it was last renewed."""
+"""Lifetime of a queue after a ticket in it was last renewed."""
 HOUR_MS = 3_600_000
-"""How long fences and limits are kept at least."""
+"""Least lifetime of fences and limits."""
 WEEK_MS = 604_800_000
 """How much longer than its fence the record of a robust lock is kept."""
 TEN_YEARS_MS = 315_360_000_000
-"""How long the fence of a lock without a ttl, and a limit that was set by a resize, are kept."""
+"""Lifetime of the fence of a lock without a ttl, and of a limit that was set by a resize."""
 TOMBSTONE_MS = 60_000
-"""How long a copy of an undone request for a permit finds that it was undone."""
+"""Time for which a copy of an undone request for a permit finds that it was undone."""
 BUSY_MS = 1500
-"""How long a lock is handed over without a break before it is left free, for clients that poll for it."""
+"""Time for which a lock is handed over without a break before it is left free, for clients that poll for it."""
 
 _VALUES = {
     name: value.decode() if isinstance(value, bytes) else str(value)

@@ -243,7 +243,7 @@ class Cohort(Holdings):
 
     @property
     def waiting(self) -> int:
-        """How many tasks wait here; more, while a task that is cancelled has not run since."""
+        """Number of tasks that wait here; more, while a task that is cancelled has not run since."""
         return len(self.line) - max(self._gone, 0)
 
     @property

@@ -16,7 +16,7 @@ from .cohort import Cohort
 from .shared_grant import ProcessGrant, Task, TaskGrant
 
 MANY = 16
-"""So many cohorts are kept before unused ones are forgotten."""
+"""Number of cohorts from which on unused ones are forgotten."""
 
 
 class Cohorts:

@@ -16,10 +16,10 @@ from .shared_grant import ProcessGrant, TaskGrant
 from .task_grant_manager import TaskGrantManager
 
 UNKNOWN_LIMIT = 16
-"""So many permits are asked for together when only the server knows the limit; granted ones do not count."""
+"""Permits that are requested together when only the server knows the limit; granted ones do not count."""
 
 FEW = 64
-"""So many shares are looked through for those of a task. To list them by task costs each grant in the process 10 %."""
+"""Most shares that are searched for those of a task. To list them by task costs each grant in the process 10 %."""
 
 Awaited: TypeAlias = asyncio.Future[TaskGrant | None]
 Waiting: TypeAlias = tuple[Awaited, Request, int]
@@ -47,7 +47,7 @@ class Holdings(TaskGrantManager):
         self._counts = self.limit > 0 or not self._weight
         """Whether it is known how many grants there can be, of which each takes the room of one."""
         self._room = self._places()
-        """How many more grants and tickets there may be."""
+        """Number of further grants and tickets that there may be."""
 
     def _places(self) -> int:
         """Return how many grants and tickets there may be in all."""

@@ -29,7 +29,7 @@ from ..errors import LossReason
 Task: TypeAlias = asyncio.Task[object]
 
 MOST_FENCES = 8192
-"""So many fences are reserved together at most: since they are microseconds, they would run ahead of the clock."""
+"""Most fences that are reserved together: since they are microseconds, more would run ahead of the clock."""
 
 
 class Sharing(LeaseManager, Protocol):
@@ -64,14 +64,14 @@ class ProcessGrant(Grant):
     number = 0
     """The number that contention notices have; 0 until a cohort has the grant."""
     budget = 0
-    """How often it may be handed on while others wait."""
+    """Hand-overs that are left while others wait."""
     yield_at = math.inf
     """Until when it may be handed on while others wait (local clock)."""
     rests_since = 0.0
     rest: asyncio.TimerHandle | None = None
     """The timer that ends its rest without a task."""
     lingers = 0.0
-    """How many seconds that rest lasts."""
+    """Seconds that the rest lasts."""
     takes_room = True
     """Whether it has a place of its cohort that no other grant or ticket has."""
     turning = False
@@ -211,7 +211,7 @@ class TaskGrant(Grant):
     """When it ends, whether its grant is renewed or not (local clock)."""
     weight = 1
     commits = 0
-    """How many guarded commits are in flight, or may be."""
+    """Number of guarded commits that are in flight, or may be."""
     _timer: asyncio.TimerHandle | None
     manager: Sharing
     _terms: Request

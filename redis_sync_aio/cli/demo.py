@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def stock(self) -> dict[int, int]:
-        """How many items there are of each product."""
+        """Number of items of each product."""
         share, rest = divmod(self.items, self.products)
         return {product: share + (product <= rest) for product in range(1, self.products + 1)}
 
