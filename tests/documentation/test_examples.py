@@ -205,7 +205,9 @@ async def test_transfers_lose_no_money() -> None:
     assert output.splitlines()[-1].endswith("the sum is 500")
 
 
-async def test_transfers_without_the_locks_would_lose_money(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_transfers_without_the_locks_lose_money(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_are_in = asyncio.Barrier(2)
+
     class NoLock:
         def __init__(self, *_: object) -> None:
             self.fences = {f"lock:{account}": 0 for account in transfer.ACCOUNTS}
@@ -214,11 +216,23 @@ async def test_transfers_without_the_locks_would_lose_money(redis: Redis, monkey
         async def hold(self, **_: object) -> AsyncIterator[NoLock]:
             yield self
 
+    async def read_before_either_writes(redis: Redis, account: str) -> int:
+        found: int = await balance(redis, account)
+        await both_are_in.wait()
+        return found
+
+    balance = transfer.balance
     monkeypatch.setattr(transfer, "AsyncMultiLock", NoLock)
-    for account in transfer.ACCOUNTS:
+    monkeypatch.setattr(transfer, "balance", read_before_either_writes)
+    for account in ("ann", "bob", "cy"):
         await redis.hset(f"account:{account}", "balance", "100")
-    await asyncio.gather(*(transfer.customer(redis, None, seed) for seed in range(40)))
-    assert sum([await transfer.balance(redis, account) for account in transfer.ACCOUNTS]) != 500
+    async with asyncio.timeout(30):
+        await asyncio.gather(
+            transfer.transfer(redis, None, "ann", "bob", 10),
+            transfer.transfer(redis, None, "bob", "cy", 20),
+        )
+    # Both read 100 for bob; the later write hides the earlier one.
+    assert sum([await balance(redis, account) for account in ("ann", "bob", "cy")]) in (290, 320)
 
 
 async def test_transfer_refuses_to_write_under_an_older_fence(redis: Redis, rival: Coordinator) -> None:
