@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
+from .support import again
 from .support.clusters import Nodes, cluster
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import sample
@@ -52,6 +53,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = sample([item for item in items if not item.get_closest_marker("ci")])
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a test about seconds again if the machine stood still."""
+    return again.run_again(item, nextitem)
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Count what ran again."""
+    return again.status(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List what ran again."""
+    again.summary(terminalreporter)
 
 
 def pytest_collection_finish() -> None:

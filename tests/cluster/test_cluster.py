@@ -43,6 +43,7 @@ from ..support.body import FAST, for_ever, waits
 from ..support.clusters import SHARDS, Nodes
 from ..support.inside import Cluster, hub_of
 
+pytestmark = pytest.mark.timing
 EVERY_SHARD = range(SHARDS)
 
 

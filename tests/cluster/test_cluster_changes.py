@@ -20,6 +20,7 @@ from ..support.callbacks import callbacks
 from ..support.clusters import SLOTS, Nodes, cluster
 from ..support.inside import Shard, ShardLink
 
+pytestmark = pytest.mark.timing
 LONGEST = 0.06
 """Seconds; to read the answer took 0.16 in one callback."""
 

@@ -24,6 +24,8 @@ from ..support.sweep import Outcome, sweep
 from ..support.tls import make_tls
 from ..transport.test_loops_and_forks import NAME, look, play
 
+pytestmark = pytest.mark.timing
+
 
 @pytest_asyncio.fixture(autouse=True)
 async def empty(nodes: Nodes) -> None:

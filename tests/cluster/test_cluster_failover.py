@@ -26,6 +26,8 @@ from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
 from ..support.inside import Address, Cluster, ClusterNodes, Connection, Range, ShardLink, close_implicit
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.mark.parametrize("push", ["auto", "never"])
 async def test_p6_d8_a_shard_stands_still(nodes: Nodes, push: str) -> None:

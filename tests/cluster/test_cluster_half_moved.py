@@ -22,6 +22,7 @@ from redis_sync_aio import (
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes, moved_back, processes
 
+pytestmark = pytest.mark.timing
 TTL = 2.0
 RENEWALS = 5
 """So many take longer than a ttl."""

@@ -22,6 +22,8 @@ from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
 from ..support.inside import Call, Delivery, Engine, LinkEvents, cluster_link_of, hub_of, lock_keys, now
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.mark.parametrize("way", ["link", "polling", "shared", "at once"])
 async def test_p1_p2_p8_d7_contention_while_the_slot_moves(nodes: Nodes, way: str) -> None:

@@ -9,6 +9,8 @@ from redis_sync_aio import Coordinator, Transaction, transaction
 from ..support.clusters import Nodes, cluster, moved_back
 from ..support.inside import Address, ClusterNodes, Range
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:

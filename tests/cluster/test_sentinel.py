@@ -6,12 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
 
 from ..support.body import FAST, waits
 from ..support.inside import now
 from ..support.sentinels import sentinels
 
+pytestmark = pytest.mark.timing
 NAME = "failover"
 BOUND = 1.0
 """Seconds from when a sentinel names the new primary to the next grant.

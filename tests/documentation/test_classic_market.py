@@ -19,6 +19,7 @@ from ..support.factories import Client
 from ..support.inside import turn_key
 from ..support.shop import WAYS
 
+pytestmark = pytest.mark.timing
 SELLERS, BUYERS, ITEMS, MONEY = ["s0", "s1", "s2"], ["b0", "b1", "b2"], 10, 10_000
 GUARDED = [way for way in WAYS if way != "nothing"]
 

@@ -34,6 +34,7 @@ from ..support.resp import Predicate
 from ..support.textbook import Crash, crash, decoded
 from ..support.wired import ACQUIRE, RELEASE, wired
 
+pytestmark = pytest.mark.timing
 NAME = "lock"
 MINUTE = 60_000
 CONNECTING = 9

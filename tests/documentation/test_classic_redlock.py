@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
@@ -19,6 +20,7 @@ from ..support.proxy import SWALLOW_REPLY, FaultProxy, command
 from ..support.textbook import decoded, give_back_everywhere, take_majority
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
 NAME = "everywhere"
 
 

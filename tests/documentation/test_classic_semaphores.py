@@ -26,6 +26,7 @@ from ..support.faketime import FakeClock
 from ..support.inside import permit_keys
 from ..support.textbook import ClockSemaphore, Crash, FairSemaphore, LockedFairSemaphore, NamedSemaphore, crash
 
+pytestmark = pytest.mark.timing
 NAME = "semaphore"
 SKEWS = (0.0, 10.0, -10.0)
 """Seconds by which the clocks of three clients are apart from the server's."""

@@ -21,6 +21,7 @@ from redis_sync_aio.cli._run import MS, Kill, ReportedGrant, Run, Seen
 from redis_sync_aio.cli._timeline import timeline
 from redis_sync_aio.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.timing
 ROOT = Path(cli.__file__).parents[2]
 SMALL = ["--processes", "3", "--tasks", "4", "--items", "200", "--products", "5", "--work", "2", "--ttl", "0.5"]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timing
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
 FAULTS = DOCS / "faults.md"

@@ -22,6 +22,7 @@ from ..support.examples import redis as redis
 from ..support.examples import rival as rival
 from ..support.examples import server as server
 
+pytestmark = pytest.mark.timing
 ROOT = Path(__file__).parents[2]
 
 

@@ -24,6 +24,7 @@ from ..support.examples import rival as rival
 from ..support.examples import server as server
 from ..support.proxy import FaultProxy
 
+pytestmark = pytest.mark.timing
 UNAVAILABLE = {"detail": "the service is not available: try again"}
 NO_PATIENCE = 0.05  # seconds that a service waits for its turn where the test wants to see it give up
 

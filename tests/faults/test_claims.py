@@ -31,6 +31,7 @@ from ..support.inside import hub_of
 from ..support.one_server import one_server_for_all as one_server_for_all
 from ..support.primitives import MAKERS, Maker, upgraded
 
+pytestmark = pytest.mark.timing
 NAME = "claims"
 HINT = "Coordinator(claim=)"
 

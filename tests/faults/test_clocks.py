@@ -25,6 +25,7 @@ from ..support.child import Child
 from ..support.faketime import FakeClock
 from ..support.inside import now
 
+pytestmark = pytest.mark.timing
 NAME = "clocks"
 JUMPS = (15, 30, -3600)
 TTL = 20.0

@@ -33,6 +33,7 @@ from ..support.inside import Releases, hub_of, lock_keys, now
 from ..support.proxy import FaultProxy
 from ..support.sentinels import sentinels
 
+pytestmark = pytest.mark.timing
 NAME = "older"
 OLD = 20
 SOON = 1.5

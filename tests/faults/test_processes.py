@@ -20,6 +20,7 @@ from ..support.inside import load
 from ..support.proxy import HOLD, HOLD_REPLY, FaultProxy, script
 from ..support.sharing import turns
 
+pytestmark = pytest.mark.timing
 NAME = "shared"
 SLACK = 0.2
 """FAULTS A1: seconds that the next grant may come later than the end of a dead holder's lease."""

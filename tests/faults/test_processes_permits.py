@@ -16,6 +16,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.body import FAST, waits
 from ..support.child import Answer, Child, Crew, Failed
 
+pytestmark = pytest.mark.timing
 NAME = "shared"
 LIMIT = 4
 SLACK = 0.2

@@ -32,6 +32,7 @@ from ..support.proxy import DELAY_REPLY, ERROR, SWALLOW_REPLY
 from ..support.wired import RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
 NAME = "refused"
 Acquire = Callable[[Coordinator, bool], Awaitable[Lease]]
 

@@ -17,6 +17,8 @@ from ..support.served import NAME, modes, served
 from ..support.wired import RESPONSE_TIMEOUT, SOON
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
+
 
 async def renewed(lease: Lease) -> None:
     first = lease._grant.deadline

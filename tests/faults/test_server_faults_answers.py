@@ -38,6 +38,7 @@ from ..support.timed import Timed, timed
 from ..support.wired import MODES, RESPONSE_TIMEOUT, SOON
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
 # -- not now -----------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from ..support.body import for_ever, lost_in
 from ..support.inside import now
 from ..support.served import NAME, Served, modes, served
 
+pytestmark = pytest.mark.timing
 TTL = 1.5
 ROOM = 2 * 2**20
 """Bytes that the server may use beyond what it uses at the start."""

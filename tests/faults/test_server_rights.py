@@ -28,6 +28,7 @@ from ..support.served import ORDERS, Served, everything, modes, served_to, user
 from ..support.wired import SOON
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
 SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
 ROBUST_TOO = "+hmget +hset"
 PERMITS = f"{LOCKS.replace('+get +set ', '').replace('+pttl ', '')} {PERMITS_TOO}"

@@ -19,6 +19,8 @@ from ..support.proxy import CUT_AFTER, ERROR, HOLD, SWALLOW_REQUEST, anything
 from ..support.wired import RELEASE, RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
+
 
 @pytest_asyncio.fixture
 async def limited(redis: Redis) -> AsyncIterator[dict[str, str]]:

@@ -19,6 +19,7 @@ from ..support.body import FAST, waits
 from ..support.inside import load
 from ..support.proxy import CUT_AFTER, ERROR, FaultProxy, script
 
+pytestmark = pytest.mark.timing
 NAME = "{fall}:1"
 LOCKS: dict[str, Callable[[Coordinator], AsyncLock | AsyncReentrantLock | AsyncMultiLock]] = {
     "lock": lambda sync: AsyncLock(sync, NAME),

@@ -25,6 +25,7 @@ from ..support.sharing import in_line
 from ..support.wired import RENEW, wired
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
 modes = pytest.mark.parametrize("mode", ["link", "plain"])
 kinds = pytest.mark.parametrize("kind", [*KINDS, SHARED_LOCK, SHARED_SEMAPHORE], ids=str)
 

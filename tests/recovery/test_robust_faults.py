@@ -32,6 +32,7 @@ from ..support.timed import failures
 from ..support.wire_sweep import ANSWERS, WIRE
 from ..support.wired import RETRY_FOR, SOON, Wired, quiet_loop, wired
 
+pytestmark = pytest.mark.timing
 __all__ = ["quiet_loop"]  # a fixture
 
 NAME = "robust"

@@ -35,6 +35,7 @@ from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
 from ..support.transactions import in_use, watchers
 from ..support.transactions_wired import Wired, wired
 
+pytestmark = pytest.mark.timing
 OVERTAKES = 15 * OPTIONS.scale
 """How often a holder is stopped and overtaken. Before a release: --scale=60."""
 

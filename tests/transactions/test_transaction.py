@@ -33,6 +33,8 @@ from ..conftest import MakeClient
 from ..support.timed import timed
 from ..support.transactions import Insufficient, in_use, increment, interrupted, watchers
 
+pytestmark = pytest.mark.timing
+
 
 async def test_it_reads_writes_and_tells_what_it_took(redis: Redis) -> None:
     async def body(tx: Transaction) -> str:

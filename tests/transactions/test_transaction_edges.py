@@ -38,6 +38,7 @@ from ..support.inside import now
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD
 from ..support.transactions import in_use, proxied, watchers
 
+pytestmark = pytest.mark.timing
 # -- before multi() ------------------------------------------------------------------------------------------
 
 

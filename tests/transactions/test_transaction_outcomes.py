@@ -36,6 +36,8 @@ from ..support.proxy import CUT_AFTER, CUT_BEFORE, ERROR, HOLD, HOLD_REPLY
 from ..support.transactions import Insufficient, in_use, increment, interrupted, prove, watchers
 from ..support.transactions_wired import Wired, wired
 
+pytestmark = pytest.mark.timing
+
 
 @pytest_asyncio.fixture
 async def it(server: EmbeddedServer) -> AsyncIterator[Wired]:

@@ -18,6 +18,7 @@ from ..support.child import Crew
 from ..support.inside import turn_key
 from ..support.transactions import increment, interrupted
 
+pytestmark = pytest.mark.timing
 TASKS, TIMES = 32, 1
 
 

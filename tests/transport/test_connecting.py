@@ -23,6 +23,7 @@ from ..support.clusters import cluster
 from ..support.inside import now
 from ..support.sentinels import GROUP, sentinels
 
+pytestmark = pytest.mark.timing
 NAME = "connecting"
 NEVER_LOOK: dict[str, Any] = {"poll_cap": 300}
 """Options of a coordinator that hears of a release by a push, or not at all."""

@@ -33,6 +33,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.inside import waits
 
+pytestmark = pytest.mark.timing
 NAME = "told"
 FAST = Backoff(initial=0.005, cap=0.02)
 

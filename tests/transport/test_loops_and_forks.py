@@ -31,6 +31,7 @@ from ..support.body import FAST, for_ever, waits
 from ..support.timed import Timed
 from ..support.tls import encrypted, make_tls
 
+pytestmark = pytest.mark.timing
 NAME = "scene"
 ROOT = Path(__file__).parents[2]
 FORKS = {"os._exit": 20, "sys.exit": 5}  # the latter ends a whole interpreter each time

@@ -19,6 +19,8 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.inside import close_implicit, implicit
 
+pytestmark = pytest.mark.timing
+
 
 def connections(server: EmbeddedServer) -> int:
     with SyncRedis.from_url(server.url) as client:

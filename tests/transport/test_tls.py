@@ -46,6 +46,8 @@ from ..support.wire_sweep import (
 from ..support.wired import RELEASE, SOON, wired
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
