@@ -20,6 +20,7 @@ from ._acquire.options import Push, hub_options
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, address_of
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, seconds
+from ._core.attached import Observer, PatternOf
 from ._core.backoff import Backoff
 from ._core.keys import Engine
 from ._leases.hold import OnLost
@@ -62,6 +63,10 @@ class Coordinator:
         response_timeout: an answer that takes longer means that the connection is dead; a silent connection is
             tested as often while needed. So a black hole is noticed within twice this time and a quarter of a
             second. Seconds or timedelta; default: the client's ``socket_timeout``, else 5 (transactions: no limit).
+        observe: a function that is called with each event of this coordinator, or several; see
+            `redis_sync_aio.instrumentation`.
+        pattern_of: a function that returns the pattern of a name for `Event.pattern`, or None: then it is the part
+            before the first ":" and ":*".
 
     Raises:
         TypeError: not an asyncio Redis client, or an argument of the wrong type. ValueError: one out of range.
@@ -88,6 +93,8 @@ class Coordinator:
         poll: Backoff | None = None,
         exit_timeout: Seconds = 1.0,
         response_timeout: Seconds | None = None,
+        observe: Observer | Iterable[Observer] | None = None,
+        pattern_of: PatternOf | None = None,
     ) -> None:
         self._binding = Binding(
             hub_options(
@@ -101,6 +108,8 @@ class Coordinator:
                 poll=poll,
                 exit_timeout=exit_timeout,
                 response_timeout=response_timeout,
+                observe=observe,
+                pattern_of=pattern_of,
             )
         )
 

@@ -95,6 +95,8 @@ class AsyncLock(PlainLock):
             await write_order(fence=lease.fence)
     """
 
+    _kind = "lock"
+
     @explains_words_of_redis_py
     def __init__(
         self,

@@ -46,6 +46,7 @@ class AsyncRobustLock(LockBase[RobustLease]):
             await lease.record({"charged": 120})
     """
 
+    _kind = "robust"
     _grant_type = RobustGrant
     _lease_type = RobustLease
     _release_args = (b"*", b"0")  # released by its identity: whichever of its leases wrote the record

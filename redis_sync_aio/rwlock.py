@@ -88,6 +88,7 @@ class ReadSide(Side):
             ...
     """
 
+    _kind = "read"
     _weight = _side = 1
 
 
@@ -103,6 +104,7 @@ class WriteSide(Side):
             ...
     """
 
+    _kind = "write"
     _weight = _side = WRITER_WEIGHT
 
 

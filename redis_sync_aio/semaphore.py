@@ -142,6 +142,8 @@ class AsyncSemaphore(PermitPrimitive):
 
     _weight = 1
 
+    _kind = "semaphore"
+
     @explains_words_of_redis_py
     def __init__(
         self,

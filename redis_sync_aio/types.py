@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client
 from ._core.arguments import Json, Name, Seconds
+from ._core.attached import Observer, PatternOf
 from ._core.keys import Engine
 from ._leases.hold import OnLost
 from ._leases.lease import LossEvent
@@ -26,9 +27,11 @@ __all__ = [
     "LossEvent",
     "LossReason",
     "Name",
+    "Observer",
     "OnBusy",
     "OnLost",
     "OnMismatch",
+    "PatternOf",
     "Push",
     "Replies",
     "Seconds",

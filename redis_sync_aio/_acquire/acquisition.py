@@ -248,6 +248,8 @@ class Acquisition:
                 self._again()
             return
         lease = self._lease = resource.hold(request, self.token, fence, deadline, duration)
+        if self._queued:
+            lease.queued = True
         if self._replayed and not request.reusable:  # a token that is used again must not be spent
             lease.replayed = True
         if request.identity is not None:

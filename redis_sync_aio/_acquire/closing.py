@@ -13,6 +13,7 @@ from .._client.redis_py import CloseObserver, close_idle
 from .._client.settings import running_loop
 from .._client.topology import OneServer
 from .._core.cancellation import wait_shielded
+from .._core.observing import Observing
 from .._leases.grant import Grant
 from .._leases.manager import GrantManager
 from .._transport.cluster_link import ClusterLink
@@ -39,6 +40,7 @@ class ClosableHub(Protocol):
     why_closed: str | None
     emptied: asyncio.Event | None
     forked: bool
+    observing: Observing
 
     def check_context(self) -> None: ...
     def leave_to_parent(self) -> None: ...
@@ -102,6 +104,7 @@ class Closing:
         hub.manager.stop()
         await hub.drained()
         await hub.executor.close()
+        hub.observing.close()
         self._witness.leave()
         if self._client_is_closed:
             for client in hub.servers.clients():
@@ -172,6 +175,7 @@ class Closing:
         """Give up the connection, and the places in the client's pool: the event loop was closed without a word."""
         self._hub.why_closed = self._hub.why_closed or "its event loop was closed"
         self._stop_at_once()
+        self._hub.observing.close()
         self._hub.executor.close_without_loop()
 
     def _stop_at_once(self) -> None:

@@ -12,7 +12,9 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from functools import partial
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 from .._client.cluster import Cluster
 from .._client.resp import Reply
@@ -23,6 +25,7 @@ from .._core.cancellation import outcome_of
 from .._core.clock import now
 from .._core.display import text
 from .._core.keys import Endpoint, Keys
+from .._core.observing import Observing
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.watch import converse
 from .._leases.grant import Grant
@@ -40,6 +43,9 @@ from .link_events import LinkEvents
 from .options import HubOptions
 from .queued import QueuedTickets
 from .resource import ContentionListener, Resource
+
+if TYPE_CHECKING:
+    from .._core.observers import Observers
 
 
 class Hub:
@@ -73,6 +79,10 @@ class Hub:
         """Why it cannot be used any more; None while it can."""
         self.emptied: asyncio.Event | None = None
         """Set when nothing is held or waited for; there while the hub drains."""
+
+        self.observers: Observers | None = None
+        """The observers of requests; None when there is none, so that nothing is made for them."""
+        self.observing = Observing(self, partial(address_of, self.client), options.observers)
 
         self.servers = servers_of(self.client)
         self._endpoint = Endpoint.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
@@ -184,6 +194,7 @@ class Hub:
     def leave_to_parent(self) -> None:
         """Refuse all use in this process, which was forked from the one that made the hub."""
         self.forked, self._thread = True, 0
+        self.observing.leave_to_parent()
 
     async def drained(self) -> None:
         """Wait until nothing is in flight, but not longer than closing may take."""

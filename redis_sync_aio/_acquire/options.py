@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from .._client.retry import RETRY_FOR
 from .._client.settings import Client, check_client, response_timeout_of
 from .._core.arguments import Seconds, count, one_of, positive_seconds, ttl_ms
+from .._core.attached import Attached, Observer, PatternOf
 from .._core.backoff import Backoff
 from .._core.display import shown
 
@@ -34,6 +36,7 @@ class HubOptions:
     response_timeout: float
     asked_response_timeout: float | None
     """The response timeout if it was an argument, not a setting of the client."""
+    observers: tuple[Attached, ...]
 
 
 def hub_options(
@@ -48,6 +51,8 @@ def hub_options(
     poll: Backoff | None = None,
     exit_timeout: Seconds = 1.0,
     response_timeout: Seconds | None = None,
+    observe: Observer | Iterable[Observer] | None = None,
+    pattern_of: PatternOf | None = None,
 ) -> HubOptions:
     """Check the arguments of a coordinator; the defaults are those of implicit coordinators.
 
@@ -75,4 +80,22 @@ def hub_options(
         exit_timeout,
         answered_within,
         None if response_timeout is None else answered_within,
+        _attached(observe, pattern_of),
     )
+
+
+def _attached(observe: Observer | Iterable[Observer] | None, pattern_of: PatternOf | None) -> tuple[Attached, ...]:
+    """Return the observers that a caller gave: none, one, or several."""
+    if pattern_of is not None and not callable(pattern_of):
+        raise TypeError(f"pattern_of must be a function of a name, not {shown(pattern_of)}")
+    if observe is None:
+        if pattern_of is not None:
+            raise ValueError("pattern_of is for events, and there is no observer: give observe=, too")
+        return ()
+    if not callable(observe) and not isinstance(observe, Iterable):
+        raise TypeError(f"observe must be a function of an event, or several, not {shown(observe)}")
+    observers = (observe,) if callable(observe) else tuple(observe)
+    for observer in observers:
+        if not callable(observer):
+            raise TypeError(f"an observer must be a function of an event, not {shown(observer)}")
+    return tuple(Attached(observer, pattern_of) for observer in observers)

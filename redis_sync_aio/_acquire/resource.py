@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from .._client.resp import Argument
@@ -29,6 +29,9 @@ from .owner import AcquiringHub
 from .request import Request
 from .waits import Waiter, Waits
 
+if TYPE_CHECKING:
+    from .._core.observers import Observers
+
 
 class ContentionListener(Protocol):
     """Something that is held, and that stops being handed on once others wait for it at the server."""
@@ -41,6 +44,7 @@ class HubServices(AcquiringHub, HealingHub, Protocol):
 
     acquisitions: dict[int, Acquisition]
     listeners: dict[int, ContentionListener]
+    observers: Observers | None
     burst: int
     slice: float
 

@@ -211,6 +211,18 @@ def outcome_not_taken(name: str) -> None:
     _log(logging.ERROR, "outcome_not_taken", message, sys.exception(), lock=name)
 
 
+# -- observers ---------------------------------------------------------------------------------------------
+
+
+def observer_failed(observer: str, error: Exception) -> None:
+    """Log what an observer raised, the first time."""
+    message = (
+        "the observer %(observer)s raised an error. It is called again, and what else it raises is not logged: an "
+        "observer must not raise"
+    )
+    _log(logging.ERROR, "observer_failed", message, error, observer=observer)
+
+
 # -- undo steps --------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from .._core.keys import Keys
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext, copy_error
 from .loss import Cause, cause_of
 from .tasks import TaskRef, ended
-from .terms import HELD, RELEASED, IdentityReleases, LeaseState, Terms
+from .terms import HELD, RELEASED, Ended, IdentityReleases, LeaseState, Terms
 
 if TYPE_CHECKING:
     from .._client.resp import Argument, Reply
@@ -115,8 +115,12 @@ class Grant:
     """Whether its loss is logged. False for a part of something that logs its own loss."""
     loss_reported: bool = False
     """Whether LeaseLost has already been made for a caller."""
-    _ended: anyio.Event | None = None
-    """Set when it has ended; exists once a task waits for that."""
+    queued = False
+    """Whether its request had to wait for another holder."""
+    handed_over = False
+    """Whether another task of this process had what it stands for, and no command was sent for it."""
+    ended: Ended | None = None
+    """Set when it has ended; exists once a task waits for that, or its request is observed."""
 
     def __init__(
         self,
@@ -187,7 +191,7 @@ class Grant:
         """Wait until it is lost, or its release was confirmed."""
         self.check_context()
         if not self.is_lost() and self.state is not RELEASED:
-            event = self._ended = self._ended or anyio.Event()
+            event = self.ended = self.ended or anyio.Event()
             await event.wait()
 
     def check(self) -> None:
@@ -349,8 +353,8 @@ class Grant:
 
     def notify_ended(self) -> None:
         """Wake all tasks that wait for its end."""
-        if self._ended is not None:
-            self._ended.set()
+        if self.ended is not None:
+            self.ended.set()
 
     def _notify_lost(self) -> None:
         self.notify_ended()
@@ -374,17 +378,8 @@ class Grant:
         ``fence`` and ``since`` (local clock) are those of the whole; the other arguments are as for `LeaseLost`.
         """
         cause = self.cause or cause_of(self, self.reason or "expired")
-        return LeaseLost(
-            name=self.name,
-            reason=cause.reason,
-            fence=self.fence if fence is None else fence,
-            held_for=cause.held_for + (0.0 if since is None else self.since - since),
-            stalled=cause.stalled,
-            time_is_up=cause.time_is_up,
-            claim=cause.claim,
-            given_back=given_back,
-            servers=servers,
-        )
+        held_before = 0.0 if since is None else self.since - since
+        return cause.error(self.name, self.fence if fence is None else fence, held_before, given_back, servers)
 
     def _report_loss(self) -> None:
         logs.lease_lost(self.lost_as())

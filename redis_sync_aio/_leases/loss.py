@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from .._core.clock import now
 from .._core.keys import Keys
-from ..errors import LossReason
+from ..errors import LeaseLost, LossReason
 
 
 class Cause(NamedTuple):
@@ -22,6 +22,27 @@ class Cause(NamedTuple):
     stalled: float = 0.0
     time_is_up: bool = False
     claim: float = 0.0
+
+    def error(
+        self,
+        name: str,
+        fence: int,
+        held_before: float,
+        given_back: tuple[str, ...],
+        servers: tuple[int, int, int] | None,
+    ) -> LeaseLost:
+        """Return the error for what has this cause; ``held_before``: seconds that it was held before this grant."""
+        return LeaseLost(
+            name=name,
+            reason=self.reason,
+            fence=fence,
+            held_for=self.held_for + held_before,
+            stalled=self.stalled,
+            time_is_up=self.time_is_up,
+            claim=self.claim,
+            given_back=given_back,
+            servers=servers,
+        )
 
 
 class Witness(Protocol):

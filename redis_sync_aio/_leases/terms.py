@@ -21,6 +21,13 @@ class LeaseState(Enum):
 HELD, RELEASED = LeaseState.HELD, LeaseState.RELEASED
 
 
+class Ended(Protocol):
+    """Is set when a grant has ended."""
+
+    def set(self) -> None: ...
+    async def wait(self) -> None: ...
+
+
 class Terms(Protocol):
     """The part of a request that its grant keeps."""
 

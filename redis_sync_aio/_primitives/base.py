@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 from weakref import ref
 
 from .._acquire.acquisition import acquire
@@ -42,6 +42,9 @@ from .._transport.call import Call, understood
 from ..errors import AcquireTimeout, NotHeld, SyncError, WrongContext
 from .options import LeaseOptions
 
+if TYPE_CHECKING:
+    from .._core.observers import Observation
+
 L = TypeVar("L", bound=Lease)
 
 SHOWN = 100
@@ -51,6 +54,10 @@ SHOWN = 100
 class Primitive(LeaseContext[L]):
     """Base of everything that is acquired; see the top of this module."""
 
+    _kind = ""
+    """What events call it; empty: they are about what stands on it."""
+    _pattern = ""
+    """The template that its name was made from, if any."""
     _weight = 0  # of a request for permits; a lock has none
     _grant_type: type[Grant] = Grant
     _lease_type: type[L]
@@ -125,6 +132,7 @@ class Primitive(LeaseContext[L]):
             and identity is None
             and cohort.grants
             and cohort.thread == get_ident()
+            and cohort.hub.observers is None
             and (task := current_task(cohort.loop)) is not None
             and (answer := cohort.enter(self._default, task)) is not None
         ):
@@ -336,8 +344,10 @@ class Primitive(LeaseContext[L]):
         grant = await self._try(request)
         return None if grant is None else self._lease_type(grant)
 
-    def _try(self, request: Request) -> Coroutine[Any, Any, Grant | None]:
+    def _try(self, request: Request, observation: Observation | None = None) -> Coroutine[Any, Any, Grant | None]:
         resource = self._resource()
+        if observation is None and (observers := resource.hub.observers) is not None and self._kind:
+            return observers.follow(self._kind, resource.name, partial(self._try, request), self._pattern)
         if resource.leases and request.wait and request.identity is None:
             resource.check_waits(request)
         if not request.shared:
@@ -347,7 +357,7 @@ class Primitive(LeaseContext[L]):
         cohort = cohort_of(resource, request)
         if request is self._default:
             self._cohort = cohort
-        return acquire_shared(cohort, request, current_task(cohort.loop))
+        return acquire_shared(cohort, request, current_task(cohort.loop), observation)
 
     def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
         """Acquire for one task, which shares nothing."""

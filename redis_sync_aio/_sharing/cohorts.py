@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from .._acquire.request import Request
@@ -14,6 +15,9 @@ from .._core.cancellation import undo_in
 from .._leases.grant import Grant
 from .cohort import Cohort
 from .shared_grant import ProcessGrant, Task, TaskGrant
+
+if TYPE_CHECKING:
+    from .._core.observers import Observation
 
 MANY = 16
 """Number of cohorts from which on unused ones are forgotten."""
@@ -130,13 +134,17 @@ def cohort_of(resource: Resource, request: Request) -> Cohort:
     return cohorts.cohort(request)
 
 
-async def acquire_shared(cohort: Cohort, request: Request, task: Task | None) -> TaskGrant | None:
+async def acquire_shared(
+    cohort: Cohort, request: Request, task: Task | None, observation: Observation | None = None
+) -> TaskGrant | None:
     """Acquire for ``task``, the current one; None when ``request.wait`` is False and it is taken."""
     while (answer := cohort.enter(request, task)) is None:
         await asyncio.sleep(0)
         cohort.hub.check()
         # The name may have been forgotten meanwhile, and then made again, as another object.
         cohort = cohort_of(cohort.hub.resource(cohort.resource.keys, cohort.resource), request)
+    if observation is not None:
+        observation.waits = not answer.done()
     try:
         lease = await answer
     except BaseException:

@@ -270,6 +270,16 @@ class TaskGrant(Grant):
         return self.process_grant
 
     @property
+    def handed_over(self) -> bool:  # type: ignore[override]
+        """Whether another task had the process grant before. Readers join it: they have nobody's turn."""
+        return self.fence != self.process_grant.fence
+
+    @property
+    def queued(self) -> bool:  # type: ignore[override]
+        """Whether the process had to wait for another holder; then the first task has."""
+        return not self.handed_over and self.process_grant.queued
+
+    @property
     def linger(self) -> float:
         """For how many seconds its process grant rests after it."""
         return self._terms.linger
@@ -365,7 +375,7 @@ class TaskGrant(Grant):
                 self.end_body()
             if manager.passed_on(self):
                 self.state = RELEASED
-                if self._ended is not None:
-                    self._ended.set()
+                if self.ended is not None:
+                    self.ended.set()
                 return
         await super().release()

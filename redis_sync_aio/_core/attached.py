@@ -1,0 +1,71 @@
+"""An observer, as long as it is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from . import logs
+
+if TYPE_CHECKING:
+    from .events import Event
+
+Observer: TypeAlias = "Callable[[Event], object]"
+"""What is called with each event; its result is ignored. See `redis_sync_aio.instrumentation`."""
+PatternOf: TypeAlias = Callable[[str], str | None]
+"""Returns the pattern of a name, or None to leave that to others."""
+
+
+class Attached:
+    """An observer that is attached: to one coordinator, or to all. It can be closed, and is a context manager."""
+
+    __slots__ = ("_failed", "_observer", "_on_close", "_pattern_of")
+
+    def __init__(
+        self,
+        observer: Observer,
+        pattern_of: PatternOf | None = None,
+        on_close: Callable[[Attached], object] | None = None,
+    ) -> None:
+        """Attach ``observer``. `observe_all` and coordinators do that."""
+        self._observer: Observer | None = observer
+        self._pattern_of = pattern_of
+        self._on_close = on_close
+        self._failed = False
+
+    def _take(self, event: Event) -> None:
+        """Give ``event`` to the observer. What it raises is logged the first time, and changes nothing."""
+        if self._observer is None:
+            return
+        try:
+            self._observer(event)
+        except Exception as error:
+            self._report(error)
+
+    def _pattern(self, name: str) -> str | None:
+        """Return the pattern of ``name`` by the function that came with the observer."""
+        if self._pattern_of is None or self._observer is None:
+            return None
+        try:
+            pattern = self._pattern_of(name)
+        except Exception as error:
+            self._report(error)
+            return None
+        return pattern if isinstance(pattern, str) else None
+
+    def _report(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            logs.observer_failed(repr(self._observer), error)
+
+    def close(self) -> None:
+        """Stop calling the observer. Idempotent, in any thread. A call that has begun in another thread goes on."""
+        self._observer = None
+        if self._on_close is not None:
+            self._on_close(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,148 @@
+"""What happens to requests, leases and connections, as facts: one frozen object for each event.
+
+The package tells observers of these (`_core/observers.py`), and knows nothing of what they do with them. This module is
+imported once something is observed: to make the classes takes longer than to import everything else of `_core`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+WithdrawnOutcome: TypeAlias = Literal["timeout", "cancelled", "error", "taken"]
+"""Why a request ended without a lease."""
+LostReason: TypeAlias = Literal["expired", "taken", "unreachable", "late", "closed", "released", "forgotten"]
+"""Why a lease ended before its holder released it: the reasons of `LeaseLost`, and "forgotten"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events.
+
+    Attributes:
+        kind: "lock", "semaphore", "read", "write", "reentrant", "multi", "redlock" or "robust"; for an event about a
+            whole coordinator "".
+        name: what is locked, as text; those of a multi-lock are joined by ", ". "" for an event about a coordinator.
+        pattern: what names of this sort have in common, for metrics: the template of `synchronized`, or what
+            ``pattern_of`` says, or the part before the first ":" and ":*", or the name if it has no ":".
+        server: the address of the server, without credentials.
+        time: when it happened: seconds on a monotonic clock of this process. Only differences mean anything.
+        request: a number that the events of one request have in common, unique in this process; 0 for an event about a
+            coordinator.
+    """
+
+    kind: str
+    name: str
+    pattern: str
+    server: str
+    time: float
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested(Event):
+    """A task asked for a lease. Exactly one of `Withdrawn`, `Released` and `Lost` follows, and ends the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted(Event):
+    """The task has its lease. Exactly one of `Released` and `Lost` follows.
+
+    Attributes:
+        waited: seconds since `Requested`.
+        contended: whether it had to wait for another holder.
+        fence: the fence of the lease.
+        token: the token of the lease, which is the value under the key of a lock.
+    """
+
+    waited: float
+    contended: bool
+    fence: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn(Event):
+    """A request ended without a lease.
+
+    Attributes:
+        outcome: "timeout": its time was up; "cancelled": the task was; "taken": others had it, and the request did not
+            wait (`try_acquire`, or ``timeout=0``); "error": it raised anything else.
+        waited: seconds since `Requested`.
+        error: what was raised for outcome "timeout" and "error"; else None.
+    """
+
+    outcome: WithdrawnOutcome
+    waited: float
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(Event):
+    """A lease was released, as the server confirmed, or handed on inside this process.
+
+    Attributes:
+        held: seconds since `Granted`.
+    """
+
+    held: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost(Event):
+    """A lease ended before its holder released it.
+
+    Attributes:
+        reason: as that of `LeaseLost`; or "forgotten": nothing refers to the lease any more.
+        held: seconds since `Granted`.
+    """
+
+    reason: LostReason
+    held: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewedLate(Event):
+    """A renewal was sent late, and may still be in time: the event loop was blocked.
+
+    Attributes:
+        lateness: seconds by which it was late.
+        left: seconds that were left of the lease.
+    """
+
+    lateness: float
+    left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver(Event):
+    """A task got from another task of this process what that one held, without a command. `Granted` follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled(Event):
+    """The event loop ran nothing for a while. It is only measured while a coordinator holds something.
+
+    Attributes:
+        seconds: for how long, 0.1 at least.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLost(Event):
+    """The connection to a server was lost. If it is still needed, another one is being opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionRestored(Event):
+    """There is a connection to a server again.
+
+    Attributes:
+        after: seconds since `ConnectionLost`.
+        rechecked: how many leases and requests ask the server now what became of them.
+    """
+
+    after: float
+    rechecked: int

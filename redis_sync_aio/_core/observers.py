@@ -1,0 +1,220 @@
+"""The observers of one hub, and what they are told of each request.
+
+One request has one `Observation`, from the call until the lease has ended. It is made when somebody observes, and tells
+those who were attached by then, so that nobody gets the end of what he saw no beginning of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
+from weakref import ReferenceType, ref
+
+import anyio
+
+from ..errors import AcquireTimeout
+from .attached import Attached
+from .clock import now
+from .events import (
+    ConnectionLost,
+    ConnectionRestored,
+    Event,
+    Granted,
+    HandedOver,
+    Lost,
+    LostReason,
+    Released,
+    RenewedLate,
+    Requested,
+    Stalled,
+    Withdrawn,
+    WithdrawnOutcome,
+)
+
+_next_request = itertools.count(1).__next__
+
+
+class Ended(Protocol):
+    """Is set when a grant has ended."""
+
+    def set(self) -> None: ...
+    async def wait(self) -> None: ...
+
+
+class ObservedGrant(Protocol):
+    """A grant, as its observation knows it."""
+
+    ended: Ended | None
+
+    @property
+    def fence(self) -> int: ...
+    @property
+    def token(self) -> str: ...
+    @property
+    def reason(self) -> LostReason | None: ...
+    @property
+    def queued(self) -> bool: ...
+    @property
+    def handed_over(self) -> bool: ...
+
+
+G = TypeVar("G", bound=ObservedGrant)
+
+
+class Observation:
+    """What is observed of one request. It is the `Ended` of the grant, which it does not keep alive.
+
+    Invariant: of `withdrawn`, and the end of the grant, one has an effect, once.
+    """
+
+    __slots__ = ("__weakref__", "_attached", "_event", "_facts", "_grant", "_observers", "_since", "request", "waits")
+
+    def __init__(self, observers: Observers, kind: str, name: str, pattern: str) -> None:
+        self.request = _next_request()
+        self.waits = False
+        """Whether tasks of this process had it when this request began, and it had to wait for them."""
+        self._observers = observers
+        self._attached = observers.attached
+        self._facts = kind, name, pattern or observers.pattern(name), observers.server
+        self._grant: ReferenceType[ObservedGrant] | None = None
+        self._event: Ended | None = None
+        self._since = now()
+        self._tell(Requested, self._since)
+
+    def _tell(self, event: Callable[..., Event], time: float, **facts: object) -> None:
+        kind, name, pattern, server = self._facts
+        told = event(kind=kind, name=name, pattern=pattern, server=server, time=time, request=self.request, **facts)
+        for attached in self._attached:
+            attached._take(told)
+
+    def withdrawn(self, outcome: WithdrawnOutcome, error: BaseException | None = None) -> None:
+        """Tell that the request ended without a lease."""
+        time = now()
+        self._tell(Withdrawn, time, outcome=outcome, waited=time - self._since, error=error)
+
+    def failed(self, error: BaseException) -> None:
+        """Tell that the request ended with ``error``."""
+        if isinstance(error, AcquireTimeout):
+            self.withdrawn("timeout", error)
+        elif isinstance(error, Exception):
+            self.withdrawn("error", error)
+        else:  # GeneratorExit: its coroutine was closed; KeyboardInterrupt, SystemExit: they end the task, too
+            self.withdrawn("cancelled")
+
+    def granted(self, grant: ObservedGrant) -> None:
+        """Tell that the request was granted, and observe the end of ``grant``."""
+        handed_over, time = grant.handed_over, now()
+        waited, self._since = time - self._since, time
+        contended = grant.queued or (handed_over and self.waits)
+        self._grant = ref(grant, self._collected)
+        self._event, grant.ended = grant.ended, self
+        self._observers.open[self.request] = self
+        if handed_over:
+            self._tell(HandedOver, time)
+        self._tell(Granted, time, waited=waited, contended=contended, fence=grant.fence, token=grant.token)
+
+    def renewed_late(self, lateness: float, left: float) -> None:
+        """Tell that a renewal of the lease was sent late."""
+        self._tell(RenewedLate, now(), lateness=lateness, left=left)
+
+    # -- the end of the grant --------------------------------------------------------------------------
+
+    def set(self) -> None:
+        """Tell that the grant has ended, the first time."""
+        grant = None if self._grant is None else self._grant()
+        if grant is not None:
+            self.end(grant.reason)
+        if self._event is not None:
+            self._event.set()
+
+    async def wait(self) -> None:
+        """Wait until the grant has ended."""
+        self._event = self._event or anyio.Event()
+        await self._event.wait()
+
+    def end(self, reason: LostReason | None) -> None:
+        """Tell that the lease was lost for ``reason``, or released (None), unless its end was told before."""
+        if self._observers.open.pop(self.request, None) is None:
+            return
+        time = now()
+        held = time - self._since
+        if reason is None:
+            self._tell(Released, time, held=held)
+        else:
+            self._tell(Lost, time, reason=reason, held=held)
+
+    def _collected(self, grant: ReferenceType[ObservedGrant]) -> None:
+        """Tell, in the event loop, that the grant was forgotten; the garbage collector runs in any thread."""
+        if self.request in self._observers.open:
+            with suppress(RuntimeError):  # the loop is closed; `Observers.close` tells the end
+                self._observers.loop.call_soon_threadsafe(self.end, "forgotten")
+
+
+class Observers:
+    """The observers of one hub; there while somebody observes it."""
+
+    def __init__(self, server: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.server = server
+        self.loop = loop
+        self.attached: tuple[Attached, ...] = ()
+        self.open: dict[int, Observation] = {}
+        """Observations whose leases have not ended."""
+
+    def pattern(self, name: str) -> str:
+        """Return the pattern of ``name``, as `Event.pattern` says."""
+        for attached in self.attached:
+            if (pattern := attached._pattern(name)) is not None:
+                return pattern
+        begin, colon, _ = name.partition(":")
+        return f"{begin}:*" if colon else name
+
+    async def follow(
+        self, kind: str, name: str, granting: Callable[[Observation], Awaitable[G | None]], pattern: str = ""
+    ) -> G | None:
+        """Await what ``granting`` returns, and tell the observers what becomes of this request."""
+        observation = Observation(self, kind, name, pattern)
+        try:
+            grant = await granting(observation)
+        except BaseException as error:
+            observation.failed(error)
+            raise
+        if grant is None:
+            observation.withdrawn("taken")
+        else:
+            observation.granted(grant)
+        return grant
+
+    def _tell(self, event: Callable[..., Event], **facts: object) -> None:
+        told = event(kind="", name="", pattern="", server=self.server, time=now(), request=0, **facts)
+        for attached in self.attached:
+            attached._take(told)
+
+    def stalled(self, seconds: float) -> None:
+        """Tell that the event loop ran nothing for ``seconds``."""
+        self._tell(Stalled, seconds=seconds)
+
+    def connection_lost(self) -> None:
+        """Tell that a connection was lost."""
+        self._tell(ConnectionLost)
+
+    def connection_restored(self, after: float, rechecked: int) -> None:
+        """Tell that there is a connection again."""
+        self._tell(ConnectionRestored, after=after, rechecked=rechecked)
+
+    def close(self) -> None:
+        """Tell the end of all leases that have none: the hub is closed, and looks after them no more."""
+        for observation in list(self.open.values()):
+            observation.end("closed")
+
+    def leave_to_parent(self) -> None:
+        """Tell nothing any more: this is a forked child, and what is open is the parent's."""
+        self.open.clear()
+        self.attached = ()
+
+
+def observation_of(ended: Ended | None) -> Observation | None:
+    """Return the observation of a grant that has this ``ended``, if it is observed."""
+    return ended if isinstance(ended, Observation) else None

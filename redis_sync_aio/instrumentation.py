@@ -1,0 +1,74 @@
+"""What happens to locks, as events: for metrics, traces, tests, and logs of your own.
+
+An observer is a function that is called with each event::
+
+    from redis_sync_aio.instrumentation import Event, Lost, observe_all
+
+    def count(event: Event) -> None:
+        if isinstance(event, Lost):
+            lost[event.pattern, event.reason] += 1
+
+    sync = Coordinator(redis, observe=count)  # the events of this coordinator
+    observe_all(count)                        # those of all coordinators of this process, implicit ones as well
+
+**What an observer may do.** It is called in the thread of the event loop, between the steps of the lock, so it delays
+them: let it count, append, or put into a queue, and return. It must not block, and is no coroutine function. It may
+attach and close observers, and start tasks. An exception that it raises is logged once (``observer_failed``) and
+changes nothing; a KeyboardInterrupt, or anything else that is no Exception, is not caught. It should not keep the
+events `Withdrawn` forever: they refer to exceptions, and so to frames.
+
+**Requests.** Each acquisition of a lease is a request, with a number of its own: `Requested`, and then exactly one end.
+That is `Withdrawn`, or after `Granted` either `Released` or `Lost`. A call that is refused before it becomes a request
+(a bad argument, a coordinator that is closed or in another event loop) has no events. An observer that is attached
+later gets no events of requests that began before.
+
+- A lock that stands on others (reentrant, multi, Redlock) is one request, whatever happens below: nothing counts twice.
+- An acquisition of a reentrant lock by its owner, inside another one, asks nobody: it has no events. The request ends
+  with the last of these leases.
+- An upgrade is a request of kind "write", while that of its reader goes on. A `downgrade` of such a lease releases it.
+  The downgrade of any other writer changes nothing here: that request stays "write" to its end.
+- Tasks that share what their process holds (``share=True``) have a request each. `HandedOver` says that no server was
+  asked.
+- The request of a Redlock is told to the observers of the first of its coordinators.
+- `redis_sync_aio.compat.Lock` has no events: its lock may be released by any process that knows the token.
+"""
+
+from __future__ import annotations
+
+from ._core.attached import Attached, Observer, PatternOf
+from ._core.events import (
+    ConnectionLost,
+    ConnectionRestored,
+    Event,
+    Granted,
+    HandedOver,
+    Lost,
+    LostReason,
+    Released,
+    RenewedLate,
+    Requested,
+    Stalled,
+    Withdrawn,
+    WithdrawnOutcome,
+)
+from ._core.observing import observe_all
+
+__all__ = [
+    "Attached",
+    "ConnectionLost",
+    "ConnectionRestored",
+    "Event",
+    "Granted",
+    "HandedOver",
+    "Lost",
+    "LostReason",
+    "Observer",
+    "PatternOf",
+    "Released",
+    "RenewedLate",
+    "Requested",
+    "Stalled",
+    "Withdrawn",
+    "WithdrawnOutcome",
+    "observe_all",
+]
