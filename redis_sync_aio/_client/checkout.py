@@ -56,6 +56,12 @@ class CheckedOut:
         self.written: bool = False
         """Whether any part of the latest exchange may have reached the server."""
 
+    @property
+    def address(self) -> str:
+        """Where the connection leads to."""
+        path = getattr(self._connection, "path", None)
+        return f"unix:{path}" if path else f"{self._connection.host}:{self._connection.port}"
+
     async def exchange(self, commands: Sequence[Packed], raw: Container[int] = ()) -> list[Reply]:
         """Send the commands in one write and return the replies, error replies of the server among them.
 

@@ -20,6 +20,7 @@ All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME 
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,24 @@ class Endpoint(NamedTuple):
         unique, mark, shard = former.partition(CLUSTER_MARK)
         now = secrets.token_hex(len(unique) // 2).encode() + mark + shard
         return Endpoint(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
+
+
+_MAKER = re.compile(rb"([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?):\d+~?" % CLUSTER_MARK)
+
+
+class Maker(NamedTuple):
+    """The process that made a token, as the token says."""
+
+    host: str
+    pid: int
+    inbox: bytes
+
+    @classmethod
+    def of(cls, token: bytes) -> Maker | None:
+        """Return the process that made ``token``; None for an identity, and for a token of another package."""
+        if (found := _MAKER.fullmatch(token)) is None:
+            return None
+        return cls(found[1].decode("utf-8", "backslashreplace"), int(found[2]), INBOX_PREFIX + found[3])
 
 
 def of_cluster(inbox: bytes) -> bool:
@@ -211,6 +230,28 @@ def turn_key(key: bytes) -> bytes:
 def marker_key(key: bytes, unique: bytes) -> bytes:
     """Return the key that tells whether one transaction on ``key`` was committed, in the same hash slot."""
     return _stem(key) + b":commit:" + unique
+
+
+_LEFT_BEHIND = re.compile(rb"(.+?):(?:(sem|rw)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL)
+KEY_ENDINGS = b"[}:]:[fpqrs]*"
+"""A pattern of SCAN for the ends of all keys but NAME."""
+
+
+def keys_around(key: bytes) -> Keys | None:
+    """Return the keys of the lock, semaphore or read/write lock that ``key`` belongs to.
+
+    None for a key that is none of theirs, and for NAME itself: any string may be a lock.
+    """
+    if (found := _LEFT_BEHIND.fullmatch(key)) is None:
+        return None
+    stem, kind = found[1], found[2]
+    name = stem[1:-1] if stem[:1] == b"{" and stem[-1:] == b"}" else stem[:-1]
+    try:
+        keys: Keys = lock_keys(name) if kind is None else permit_keys(name, "sem" if kind == b"sem" else "rw")
+    except ValueError:
+        return None
+    # Checked: `a` and `{a}` have other keys, and a name may look like a key.
+    return keys if key in keys.all or (key == stem + b":record" and keys.all[1] == stem + b":queue") else None
 
 
 def _stem(name: bytes) -> bytes:

@@ -1,0 +1,99 @@
+"""Holders and waiters, as tokens and tickets tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from .._client.resp import Reply
+from .._core.display import text
+from .._core.keys import Maker
+from .._engine.snapshot import Ticket
+from .._scripts.constants import POLLERS_TICKET, WRITER_WEIGHT
+from .views import Access, HolderView, WaiterView
+
+Listening: TypeAlias = Mapping[bytes, bool]
+"""Of each inbox whether anybody listens; without those that are not known."""
+
+FIRST_TIME = 10**15
+"""Microseconds; a score below it is a place in a queue, not the time when a ticket came."""
+
+
+class Queued(NamedTuple):
+    """A ticket in the queue, and what is known of it."""
+
+    member: bytes
+    ticket: Ticket
+    since: float | None  # server time in microseconds
+    upgrades: bool
+
+
+def queued(members: Iterable[tuple[bytes, float]], of_lock: bool) -> list[Queued]:
+    """Return the tickets among the members of a queue, which come with their scores."""
+    read = Ticket.of_lock if of_lock else Ticket.parse
+    return [
+        Queued(member, ticket, score if score >= FIRST_TIME else None, score < 0)
+        for member, score in members
+        if member != POLLERS_TICKET and (ticket := read(member)) is not None
+    ]
+
+
+def inboxes(tokens: Iterable[bytes], tickets: Iterable[Queued]) -> set[bytes]:
+    """Return the inboxes of the processes that hold and wait."""
+    makers = {maker.inbox for token in tokens if (maker := Maker.of(token)) is not None}
+    return makers | {one.ticket.inbox for one in tickets if one.ticket.inbox}
+
+
+def waiter(one: Queued, now: int, permits: int, polls_until: Reply, listening: Listening) -> WaiterView:
+    """Return what is known of a ticket. ``permits``: the limit; 0: of a lock. ``polls_until``: the score in POLLS."""
+    ticket, maker = one.ticket, Maker.of(one.ticket.token)
+    polls = not ticket.inbox
+    alive = polls_until is not None and float(polls_until) * 1000 > now if polls else listening.get(ticket.inbox)
+    return WaiterView(
+        token=text(ticket.token),
+        identity=None if maker else text(ticket.token),
+        host=maker.host if maker else None,
+        pid=maker.pid if maker else None,
+        waited=None if one.since is None else max(0.0, (now - one.since) / 1e6),
+        weight=1 if permits == WRITER_WEIGHT else ticket.weight,
+        access=access(ticket.weight, permits),
+        polls=polls,
+        alive=alive,
+    )
+
+
+def holder(
+    token: bytes,
+    now: int,
+    fence: int | None,
+    remaining: float | None,
+    *,
+    listening: Listening,
+    foreign: bool = False,
+    weight: int = 1,
+    permits: int = 0,
+) -> HolderView:
+    """Return what is known of a holder. ``remaining``: seconds; ``permits``: the limit; 0: of a lock."""
+    maker = Maker.of(token)
+    side = access(weight, permits)
+    held_for = None if fence is None or side == "read" else max(0.0, (now - fence) / 1e6)
+    return HolderView(
+        token=text(token),
+        identity=None if maker or foreign else text(token),
+        host=maker.host if maker else None,
+        pid=maker.pid if maker else None,
+        held_for=held_for,
+        remaining=remaining,
+        fence=fence,
+        weight=1 if side else weight,
+        access=side,
+        foreign=foreign,
+        connected=listening.get(maker.inbox) if maker else None,
+    )
+
+
+def access(weight: int, permits: int) -> Access | None:
+    """Return the side of a read/write lock that such a weight is on; None if it is none, by its limit."""
+    if permits != WRITER_WEIGHT:
+        return None
+    return "write" if weight == WRITER_WEIGHT else "read"

@@ -1,0 +1,48 @@
+"""Patterns for names, as Redis has them for keys: ``*``, ``?``, ``[abc]``, ``[^a]``, ``[a-z]``, and a backslash."""
+
+from __future__ import annotations
+
+import re
+
+_PARTS = re.compile(rb"(\*+)|(\?)|\[(\^?)((?:\\.|[^\]\\])*)\]?|\\(.)|(.)", re.DOTALL)
+_ESCAPED = re.compile(rb"([*?\[\]\\])")
+_IN_CLASS = re.compile(rb"\\(.)|([^\\])-([^\\])|([^\\])", re.DOTALL)
+
+
+def escape(name: bytes) -> bytes:
+    """Return the pattern that matches ``name`` alone."""
+    return _ESCAPED.sub(rb"\\\1", name)
+
+
+def exact(pattern: bytes) -> bytes | None:
+    """Return the only name that ``pattern`` matches; None if it may match others."""
+    found = b""
+    for part in _PARTS.finditer(pattern):
+        literal = part[5] or part[6]
+        if literal is None:
+            return None
+        found += literal
+    return found
+
+
+def compiled(pattern: bytes) -> re.Pattern[bytes]:
+    """Return ``pattern`` as a regular expression, which matches as the server would."""
+    return re.compile(b"".join(map(_translated, _PARTS.finditer(pattern))), re.DOTALL)
+
+
+def _translated(part: re.Match[bytes]) -> bytes:
+    several, one, negated, inside, escaped, literal = part.groups()
+    if several:
+        return b".*"
+    if one:
+        return b"."
+    if inside is None:
+        return re.escape(escaped or literal)
+    members = b""
+    for member in _IN_CLASS.finditer(inside):
+        first, last = (member[2], member[3]) if member[2] else [member[1] or member[4]] * 2
+        first, last = sorted((first, last))
+        members += b"\\x%02x-\\x%02x" % (first[0], last[0])
+    if not members:
+        return b"." if negated else b"(?!)"
+    return b"[%b%b]" % (b"^" if negated else b"", members)

@@ -1,0 +1,307 @@
+"""One name: what is asked about it, in two rounds, and what the replies mean.
+
+The first round is for every name that a search finds, so it is short. The second one is only for those that somebody
+holds or waits for. Nothing makes the commands of a name one step: what they tell may be of moments that follow each
+other closely.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .._client.error_replies import error_code
+from .._client.resp import Reply, ReplyError, Words
+from .._core.display import text
+from .._core.keys import Keys, LockKeys, PermitKeys, robust_keys
+from .._engine.watch_dialogue import pairs
+from .._scripts.constants import WRITER_WEIGHT
+from . import problems
+from .parties import Listening, Queued, holder, inboxes, queued, waiter
+from .server import Replies, Server
+from .views import HolderView, Kind, NameView, Problem, WaiterView
+
+TOMBSTONES = 16
+"""How many more permits than shown are read: undone requests may be among them."""
+
+
+class Reading(Protocol):
+    """What is read of one name."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the server has anything of it."""
+        ...
+
+    def first_asked(self, now: int) -> list[Words]:
+        """Return the commands of the first round. ``now``: server time in microseconds, or a little earlier."""
+        ...
+
+    def first(self, replies: Replies) -> bool:
+        """Take the replies; return whether there is anything to tell."""
+        ...
+
+    def then_asked(self) -> list[Words]:
+        """Return the commands of the second round."""
+        ...
+
+    def inboxes(self) -> set[bytes]:
+        """Return the inboxes of all processes in it."""
+        ...
+
+    def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
+        """Take the replies of the second round, and return the view."""
+        ...
+
+
+def reading_of(keys: Keys, shown: int) -> Reading:
+    """Return what reads one name, with the first ``shown`` holders and waiters."""
+    if isinstance(keys, PermitKeys):
+        return PermitReading(keys, shown)
+    assert isinstance(keys, LockKeys)
+    return LockReading(keys, shown)
+
+
+class _Reading:
+    """What locks and permits have in common: the queue, and errors."""
+
+    kind: Kind
+    of_lock = False
+    _queue_at = 1
+    _found = False
+    """Whether there is a holder."""
+    _fence: int | None = None
+
+    def __init__(self, keys: Keys, shown: int) -> None:
+        self.name = keys.name
+        self._keys = keys
+        self._queue, self._polls = keys.all[self._queue_at], keys.all[3]
+        self.shown = shown
+        self.tickets: list[Queued] = []
+        self.problems: list[Problem] = []
+        self._wrong: list[bytes] = []
+
+    @property
+    def known(self) -> bool:
+        """See `Reading`."""
+        return self._active or self._fence is not None
+
+    @property
+    def _active(self) -> bool:
+        return bool(self._found or self.tickets or self.problems or self._wrong)
+
+    def _usable(self, reply: Reply, key: bytes, otherwise: Reply = None) -> Reply:
+        """Return the reply, or ``otherwise`` in place of an error, which is noted."""
+        if not isinstance(reply, ReplyError):
+            return reply
+        code = error_code(str(reply))
+        if code == "WRONGTYPE":
+            if key not in self._wrong:
+                self._wrong.append(key)
+        elif code not in ("MOVED", "ASK", "TRYAGAIN") and not any(it.code == "unreadable" for it in self.problems):
+            self.problems.append(problems.unreadable(str(reply)))  # the others: another shard tells
+        return otherwise
+
+    def _queue_asked(self) -> Words:
+        return (b"ZRANGE", self._queue, 0, self.shown - 1, b"WITHSCORES")
+
+    def _take_queue(self, reply: Reply) -> None:
+        self.tickets = queued(pairs(self._usable(reply, self._queue, [])), self.of_lock)
+
+    def _polled(self) -> list[Queued]:
+        return [one for one in self.tickets if not one.ticket.inbox]
+
+    def _about_queue(self) -> list[Words]:
+        polled: list[Words] = [(b"ZSCORE", self._polls, one.member) for one in self._polled()]
+        return [(b"ZCARD", self._queue), *polled]
+
+    def _waiters(
+        self, replies: Replies, now: int, permits: int, listening: Listening, holders: set[bytes]
+    ) -> tuple[list[WaiterView], int]:
+        """Return the waiters, and how many there are. ``holders`` were granted something between the reads."""
+        waiting = self._usable(replies[0], self._queue, 0)
+        scores = [self._usable(reply, self._polls) for reply in replies[1:]]
+        until = dict(zip([one.member for one in self._polled()], scores, strict=True))
+        rest = [one for one in self.tickets if one.upgrades or one.ticket.token not in holders]
+        found = [waiter(one, now, permits, until.get(one.member), listening) for one in rest]
+        if dead := [it for it in found if it.alive is False]:
+            self.problems.append(problems.dead_waiters(dead))
+        return found, max(len(found), waiting - (len(self.tickets) - len(rest)))
+
+    def _judge_keys(self, fence: int | None, now: int) -> None:
+        if self._wrong:
+            self.problems.append(problems.wrong_type(self._wrong))
+        if fence is not None and fence - now > problems.CLOCK:
+            self.problems.append(problems.clock_behind((fence - now) / 1e6))
+
+
+class LockReading(_Reading):
+    """A lock, as its keys tell."""
+
+    of_lock = True
+    kind = "lock"
+
+    def __init__(self, keys: LockKeys, shown: int) -> None:
+        super().__init__(keys, shown)
+        self._fence_key = keys.fence
+        self._record = robust_keys(keys.name).record
+        self._holder: bytes | None = None
+        self._left = -2
+        self._granted = b""
+
+    def first_asked(self, now: int) -> list[Words]:
+        """See `Reading`."""
+        return [(b"GET", self.name), (b"PTTL", self.name), (b"GET", self._fence_key), self._queue_asked()]
+
+    def first(self, replies: Replies) -> bool:
+        """See `Reading`."""
+        held, left, last, queue = replies
+        self._holder, self._left = self._usable(held, self.name), self._usable(left, self.name, -2)
+        if (last := self._usable(last, self._fence_key)) and last[:16].isdigit():
+            self._fence, self._granted = int(last[:16]), last[17:]
+        self._take_queue(queue)
+        self._found = self._holder is not None
+        return self._active
+
+    def then_asked(self) -> list[Words]:
+        """See `Reading`."""
+        return [(b"HGET", self._record, b"fence"), *self._about_queue()]
+
+    def inboxes(self) -> set[bytes]:
+        """See `Reading`."""
+        return inboxes([] if self._holder is None else [self._holder], self.tickets)
+
+    def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
+        """See `Reading`."""
+        now = server.time
+        robust = isinstance(replies[0], bytes)
+        holders = () if self._holder is None else (self._holder_view(self._holder, now, listening),)
+        tokens = set() if self._holder is None else {self._holder}
+        waiters, waiting = self._waiters(replies[1:], now, 0, listening, tokens)
+        for one in holders:
+            self._judge_holder(one)
+        if not holders and any(it.alive is not False for it in waiters):
+            self.problems.append(problems.queue_without_holder(waiters[0].polls))
+        self._judge_keys(self._fence, now)
+        held = len(holders)
+        return NameView(
+            text(self.name),
+            "robust" if robust else self.kind,
+            server.address,
+            holders,
+            tuple(waiters),
+            held,
+            waiting,
+            1,
+            1 - held,
+            self._fence,
+            tuple(self.problems),
+        )
+
+    def _holder_view(self, token: bytes, now: int, listening: Listening) -> HolderView:
+        known = token == self._granted
+        fence, left = self._fence if known else None, None if self._left < 0 else self._left / 1000
+        return holder(token, now, fence, left, foreign=not known, listening=listening)
+
+    def _judge_holder(self, one: HolderView) -> None:
+        if one.foreign and one.host is not None:
+            self.problems.append(problems.fence_lost())
+        elif one.foreign and self._left == -1:
+            self.problems.append(problems.foreign_without_ttl(self._holder or b""))
+        if self._left == -1 and one.connected is False:
+            self.problems.append(problems.held_by_the_dead(one))
+
+
+class PermitReading(_Reading):
+    """A semaphore or a read/write lock, as its keys tell."""
+
+    _queue_at = 2
+
+    def __init__(self, keys: PermitKeys, shown: int) -> None:
+        super().__init__(keys, shown)
+        self._permits, self._state = keys.all[:2]
+        self.kind = "read_write" if self._permits.endswith(b":rw") else "semaphore"
+        self._limit = self._used = 0
+        self._all_shown = True
+        self._live: list[tuple[bytes, float]] = []  # the first ones, and until when
+
+    def first_asked(self, now: int) -> list[Words]:
+        """See `Reading`."""
+        return [
+            (b"HMGET", self._state, b"limit", b"used", b"fence"),
+            (b"ZCARD", self._permits),
+            (
+                b"ZRANGEBYSCORE",
+                self._permits,
+                b"(%d" % now,
+                b"+inf",
+                b"WITHSCORES",
+                b"LIMIT",
+                0,
+                self.shown + TOMBSTONES,
+            ),
+            self._queue_asked(),
+        ]
+
+    def first(self, replies: Replies) -> bool:
+        """See `Reading`."""
+        known, number, permits, queue = replies
+        limit, used, fence = self._usable(known, self._state, [None] * 3)
+        self._limit, self._used = int(limit or 0), int(used or 0)
+        self._fence = int(fence) if fence else None
+        live = [one for one in pairs(self._usable(permits, self._permits, [])) if one[1].is_integer()]
+        self._all_shown, self._live = len(live) <= self.shown, live[: self.shown]
+        number = self._usable(number, self._permits, 0)
+        if (self._used and not number) or (live and used is None):
+            self.problems.append(problems.permits_lost())
+        self._take_queue(queue)
+        self._found = bool(self._live)
+        return self._active
+
+    def then_asked(self) -> list[Words]:
+        """See `Reading`."""
+        fields = [b"=" + token for token, _ in self._live] or [b"="]
+        return [(b"HMGET", self._state, *fields), *self._about_queue()]
+
+    def inboxes(self) -> set[bytes]:
+        """See `Reading`."""
+        return inboxes((token for token, _ in self._live), self.tickets)
+
+    def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
+        """See `Reading`."""
+        now = server.time
+        about = self._usable(replies[0], self._state, [None] * len(self._live))
+        holders, weights = list[HolderView](), 0
+        for (token, until), found in zip(self._live, about, strict=False):
+            if found is None and not self.problems:
+                continue  # released between the two reads
+            weight, fence = (int(it) for it in found.split()[:2]) if found else (1, 0)
+            weights += weight
+            it = holder(
+                token, now, fence or None, (until - now) / 1e6, listening=listening, weight=weight, permits=self._limit
+            )
+            holders.append(it)
+        shared = self._limit == WRITER_WEIGHT
+        tokens = {token for token, _ in self._live}
+        waiters, waiting = self._waiters(replies[1:], now, self._limit, listening, tokens)
+        held = weights if self._all_shown else self._used  # which also counts those that have ended unnoticed
+        if held >= WRITER_WEIGHT:
+            held = 1
+        if not holders and any(it.alive is not False for it in waiters):
+            self.problems.append(problems.queue_without_holder(waiters[0].polls))
+        if not shared and held > self._limit > 0:
+            self.problems.append(problems.over_limit(held, self._limit))
+        self._judge_keys(self._fence, now)
+        limit = None if shared else self._limit or None
+        return NameView(
+            text(self.name),
+            self.kind,
+            server.address,
+            tuple(holders),
+            tuple(waiters),
+            held,
+            waiting,
+            limit,
+            None if limit is None else max(0, limit - held),
+            self._fence,
+            tuple(self.problems),
+        )

@@ -1,0 +1,102 @@
+"""One server, asked by plain commands that only read, over a connection of the caller's pool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from .._client.checkout import OUT_OF_REACH, CheckedOut
+from .._client.error_replies import answered, error_answer
+from .._client.resp import Reply, ReplyError, Words, pack
+from .._client.settings import Client, address_of
+from .._core.keys import KEY_ENDINGS, Keys, keys_around
+from .._engine.watch_dialogue import microseconds
+from ..errors import Unreachable
+
+COUNT = 1000
+"""Keys that one SCAN looks at: less than a millisecond of the server's time."""
+BATCH = 250
+"""Names that are read in one round trip."""
+
+Replies: TypeAlias = list[Reply]
+"""Replies to the commands of one name, error replies of the server among them as `ReplyError`."""
+
+
+class Server:
+    """A server whose names are read."""
+
+    def __init__(self, connection: CheckedOut) -> None:
+        self._connection = connection
+        self.address = connection.address
+        self.time = 0
+        """When it answered last, in microseconds by its own clock."""
+        self._cursor: bytes | None = b"0"
+
+    async def ask(self, questions: Sequence[Sequence[Words]]) -> list[Replies]:
+        """Send the commands of several names, and return the replies to each."""
+        words: list[Words] = [(b"TIME",), *(words for commands in questions for words in commands)]
+        found = await self._connection.exchange([pack(one) for one in words], raw=range(len(words)))
+        replies = iter([error_answer(it) if isinstance(it, Exception) else it for it in found])
+        self.time = microseconds(_checked(next(replies)))
+        return [[next(replies) for _ in commands] for commands in questions]
+
+    async def scan(self, pattern: bytes) -> list[Keys] | None:
+        """Return the names whose keys the next step of a SCAN finds, those of each once; None when it has ended."""
+        if self._cursor is None:
+            return None
+        match = b"*%b*%b" % (pattern, KEY_ENDINGS)
+        ((reply,),) = await self.ask([[(b"SCAN", self._cursor, b"MATCH", match, b"COUNT", COUNT)]])
+        cursor, keys = _checked(reply)
+        self._cursor = None if cursor == b"0" else cursor
+        return list(dict.fromkeys(found for key in keys if (found := keys_around(key)) is not None))
+
+    async def listening(self, inboxes: Iterable[bytes]) -> dict[bytes, bool]:
+        """Return of each inbox whether anybody listens; nothing if the user may not ask that."""
+        asked = sorted(set(inboxes))
+        if not asked:
+            return {}
+        ((reply,),) = await self.ask([[(b"PUBSUB", b"NUMSUB", *asked)]])
+        if isinstance(reply, ReplyError):
+            return {}
+        numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+        return {inbox: int(number) > 0 for inbox, number in numbers}
+
+
+def _checked(reply: Reply) -> Reply:
+    if isinstance(reply, ReplyError):
+        raise reply
+    return reply
+
+
+@asynccontextmanager
+async def opened(checking_out: Awaitable[CheckedOut]) -> AsyncIterator[Server]:
+    """Await a connection, and give it back in the end; raise as `checkout`."""
+    connection = await checking_out
+    try:
+        yield Server(connection)
+    finally:
+        await connection.give_back()
+
+
+@asynccontextmanager
+async def reading(client: Client) -> AsyncIterator[None]:
+    """Turn what goes wrong while names are read into our errors."""
+    try:
+        yield
+    except (ReplyError, *OUT_OF_REACH) as error:
+        refused = answered(b"", error)
+        if refused is not None:
+            raise refused from error
+        failed = Unreachable(
+            f"{address_of(client)} did not answer while its names were read: "
+            + f"{type(error).__name__}: {error}".rstrip(": .")
+            + "; check the server and the network"
+        )
+        raise failed from error
+
+
+def batches(names: Sequence[Keys]) -> Iterator[Sequence[Keys]]:
+    """Iterate over ``names``, so many at a time that others can use the server in between."""
+    for first in range(0, len(names), BATCH):
+        yield names[first : first + BATCH]

@@ -1,0 +1,136 @@
+"""What an inspection returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write"]
+"""What a name is, as its keys on the server show."""
+
+Access: TypeAlias = Literal["read", "write"]
+"""The side of a read/write lock."""
+
+ProblemCode: TypeAlias = Literal[
+    "foreign_without_ttl",
+    "held_by_the_dead",
+    "dead_waiters",
+    "queue_without_holder",
+    "fence_lost",
+    "permits_lost",
+    "over_limit",
+    "clock_behind",
+    "wrong_type",
+    "unreadable",
+]
+"""What may be wrong with a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something about a name that looks wrong.
+
+    Attributes:
+        code: which problem it is: see docs/inspection.md.
+        meaning: what it means, and what to do about it.
+    """
+
+    code: ProblemCode
+    meaning: str
+
+    def __str__(self) -> str:
+        return self.meaning
+
+
+@dataclass(frozen=True, slots=True)
+class HolderView:
+    """A holder, as the server knows it.
+
+    Attributes:
+        token: the holder's token or identity.
+        identity: the identity, if the caller chose one; None for a token of this package.
+        host, pid: the process that holds it, if the token says so.
+        held_for: seconds since it was granted; for tasks that share, since the server last gave their process fences.
+            None if the server does not know: of readers, and of other clients.
+        remaining: seconds until the lease ends if it is not renewed; None: it has no end.
+        fence: the fence of that grant; of a process that shares a lock, the last one of those reserved for its tasks.
+        weight: how many permits; 1 for locks, and for both sides of a read/write lock.
+        access: "read" or "write" of a read/write lock; None for others.
+        foreign: it was not granted by this package.
+        connected: whether the process listens for grants now. False: it has ended, is disconnected, or polls. None: the
+            token does not name a process, or the server does not tell.
+    """
+
+    token: str
+    identity: str | None
+    host: str | None
+    pid: int | None
+    held_for: float | None
+    remaining: float | None
+    fence: int | None
+    weight: int = 1
+    access: Access | None = None
+    foreign: bool = False
+    connected: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterView:
+    """A request in the queue, as the server knows it. Tasks that share a lease wait with one request.
+
+    Attributes:
+        token, identity, host, pid: as `HolderView`.
+        waited: seconds since it was queued; None if that is not known: it upgrades, or was queued by an older version.
+        weight: how many permits; 1 for locks, and for both sides of a read/write lock.
+        access: "read" or "write" of a read/write lock; None for others.
+        polls: it asks from time to time; others are woken by a message.
+        alive: whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
+            None: the server does not tell.
+    """
+
+    token: str
+    identity: str | None
+    host: str | None
+    pid: int | None
+    waited: float | None
+    weight: int = 1
+    access: Access | None = None
+    polls: bool = False
+    alive: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NameView:
+    """A lock, a semaphore or a read/write lock, as the server knows it.
+
+    Attributes:
+        name: its name.
+        kind: "lock", "robust" (a lock with a record of its work), "semaphore" or "read_write". A reentrant lock, and
+            each name of a multi-lock, is a "lock".
+        server: the address of the server, or the shard, that has it.
+        holders: the holders, those whose lease ends first at the front; as many as were asked for.
+        waiters: the requests in the queue, in order; as many as were asked for.
+        held: how many permits are held; 1 for a lock that is held. Of a read/write lock the number of holders.
+        waiting: how many requests are in the queue.
+        limit: how many permits there are; 1 for a lock. None: of a read/write lock, or not known.
+        available: how many permits are free; None where ``limit`` is. Waiters come first.
+        fence: the last fence that is remembered, None if there is none.
+        problems: what looks wrong.
+    """
+
+    name: str
+    kind: Kind
+    server: str
+    holders: tuple[HolderView, ...]
+    waiters: tuple[WaiterView, ...]
+    held: int
+    waiting: int
+    limit: int | None
+    available: int | None
+    fence: int | None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds it or waits for it, and nothing looks wrong."""
+        return not (self.held or self.holders or self.waiting or self.problems)

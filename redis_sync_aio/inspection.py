@@ -1,0 +1,142 @@
+"""Looking at locks from outside: holders, waiters and their times, and what looks wrong.
+
+    for name in await inspect(redis, "orders:*"):
+        print(name.name, name.holders, name.waiters, name.problems)
+
+It reads what stands on the server, so it needs no process of the application, and it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import anyio
+
+from ._acquire.binding import CoordinatorLike
+from ._acquire.implicit import client_of
+from ._client.checkout import checkout
+from ._client.cluster import Cluster
+from ._client.settings import Client, encode, response_timeout_of
+from ._client.topology import servers_of
+from ._core.arguments import Name, count, require_bool
+from ._core.keys import Keys, lock_keys, permit_keys
+from ._inspection.patterns import compiled, exact
+from ._inspection.problems import TRANSIENT
+from ._inspection.reading import reading_of
+from ._inspection.server import Server, batches, opened, reading
+from ._inspection.views import Access, HolderView, Kind, NameView, Problem, ProblemCode, WaiterView
+
+__all__ = ["Access", "HolderView", "Kind", "NameView", "Problem", "ProblemCode", "WaiterView", "inspect"]
+
+SECOND_LOOK = 0.1
+"""Seconds after which a problem that may be just a moment is looked for again."""
+
+
+async def inspect(
+    client: Client | CoordinatorLike,
+    pattern: Name = "*",
+    *,
+    limit: int = 1000,
+    shown: int = 100,
+    idle: bool = False,
+) -> tuple[NameView, ...]:
+    """Return the locks, semaphores and read/write locks that are held or waited for, sorted by name.
+
+    Only commands that read are sent, over a connection of the client's pool. The names are found by SCAN, so the time
+    grows with the number of keys on the server; each step takes less than a millisecond of it. A pattern without
+    ``*``, ``?`` and ``[`` is a name, and nothing is searched for it.
+
+    What is read of one name is not of one moment, but of moments that follow each other closely. Names that come or go
+    meanwhile may or may not be among the result.
+
+    Args:
+        client: a `redis.asyncio.Redis` (also of Sentinel: the primary is asked), a `RedisCluster` (all primaries are),
+            or a `Coordinator`.
+        pattern: of the names, as in the KEYS command; a backslash takes its meaning from the next character.
+        limit: how many names to return at most, at least 1. If there are as many, there may be more.
+        shown: how many holders and waiters of each name to list, at least 1. All are counted.
+        idle: also return names that nobody holds or waits for, and that are remembered.
+
+    A lock that another package took is found if somebody has waited for it, or by its exact name: any string may be
+    such a lock.
+
+    Raises:
+        Unreachable: a server did not answer. CommandRefused: it refused to search. What it refuses to show of a name is
+            a problem of that name.
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    On cancellation nothing is left behind.
+
+    Example:
+        for found in await inspect(redis, "orders:*"):
+            for problem in found.problems:
+                print(found.name, problem)
+    """
+    source = client_of(client)
+    wanted, limit, shown = encode(source, pattern, "pattern"), count(limit, "limit", 1), count(shown, "shown", 1)
+    require_bool(idle, "idle")
+    servers = servers_of(source)
+    found: list[NameView] = []
+    name, timeout = exact(wanted), response_timeout_of(source, None)
+    async with reading(source):
+        if isinstance(servers, Cluster):
+            await servers.refresh()
+        clients = servers.clients() if name is None else [servers.client_of(name)]
+        for one in clients:
+            async with opened(checkout(one, timeout)) as server:
+                search = _searched(server, wanted) if name is None else _named(name)
+                async for names in search:
+                    found += await _look(server, names, shown, idle)
+                    if len(found) >= limit:
+                        return _sorted(found[:limit])
+    return _sorted(found)
+
+
+def _sorted(found: list[NameView]) -> tuple[NameView, ...]:
+    return tuple(sorted(found, key=lambda view: (view.name, view.kind)))
+
+
+async def _named(name: bytes) -> AsyncIterator[Sequence[Keys]]:
+    yield [lock_keys(name), permit_keys(name, "sem"), permit_keys(name, "rw")]
+
+
+async def _searched(server: Server, pattern: bytes) -> AsyncIterator[Sequence[Keys]]:
+    matches, known = compiled(pattern).fullmatch, set[bytes]()
+    while (names := await server.scan(pattern)) is not None:
+        new = [keys for keys in names if keys.id not in known and matches(keys.name)]
+        known.update(keys.id for keys in new)
+        for batch in batches(new):
+            yield batch
+
+
+async def _look(server: Server, names: Sequence[Keys], shown: int, idle: bool) -> list[NameView]:
+    found = await _read(server, names, shown, idle)
+    doubtful = {keys: view for keys, view in found.items() if any(it.code in TRANSIENT for it in view.problems)}
+    if not doubtful:
+        return list(found.values())
+    await anyio.sleep(SECOND_LOOK)
+    again = await _read(server, list(doubtful), shown, idle)
+    for keys, before in doubtful.items():
+        del found[keys]
+        if keys in again:
+            seen = {it.code for it in before.problems}
+            view = again[keys]
+            real = [it for it in view.problems if it.code in seen or it.code not in TRANSIENT]
+            view = replace(view, problems=tuple(real))
+            if idle or not view.idle:
+                found[keys] = view
+    return list(found.values())
+
+
+async def _read(server: Server, names: Sequence[Keys], shown: int, idle: bool) -> dict[Keys, NameView]:
+    readings = [(keys, reading_of(keys, shown)) for keys in names]
+    replies = await server.ask([it.first_asked(server.time) for _, it in readings])
+    told = [(keys, it) for (keys, it), reply in zip(readings, replies, strict=True) if it.first(reply) or idle]
+    told = [(keys, it) for keys, it in told if it.known]
+    if not told:
+        return {}
+    listening = await server.listening(inbox for _, it in told for inbox in it.inboxes())
+    replies = await server.ask([it.then_asked() for _, it in told])
+    views = {keys: it.view(reply, server, listening) for (keys, it), reply in zip(told, replies, strict=True)}
+    return {keys: view for keys, view in views.items() if idle or not view.idle}
