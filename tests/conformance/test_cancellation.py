@@ -68,7 +68,7 @@ class Arena:
         lease = await self.lock.acquire(timeout=5)
         await lease.release()
         if self.kind.share:  # that sent nothing if it lingers, or if word that the cancelled task waits came first
-            await wait_until(lambda: self.kind.empty(self.redis, NAME), FAST, timeout=1)
+            await wait_until(lambda: self.kind.empty(self.redis, NAME), FAST, timeout=5)
         after = await self.lock.statistics()
         assert (await holder(self.lock), after.waiters) == (None, 0), after
         assert await self.kind.empty(self.redis, NAME)

@@ -78,6 +78,7 @@ def redis_error(name: str) -> type[Exception]:
     return error
 
 
+@pytest.mark.timing
 async def test_without_server(kind: type[RedisLock]) -> None:
     with EmbeddedServer() as server:
         client = server.client(socket_timeout=0.1, retry=Retry(NoBackoff(), 0))
@@ -215,12 +216,13 @@ async def test_lost_connections_change_no_answer(
         ("MISCONF Redis is configured to save RDB snapshots", "ResponseError", Unreachable),
     ],
 )
+@pytest.mark.timing
 async def test_an_answer_that_is_an_error(
     server: EmbeddedServer, answer: str, name: str, at_release: type[Exception] | None
 ) -> None:
     error = redis_error(name)
     async with through_proxy(server) as (proxy, client):
-        hub_of(client).retry_for = 0.02
+        hub_of(client).retry_for = 0.1 if at_release else 10
         rule = proxy.on("EVALSHA", ERROR(answer), times=None)
         await refused(Lock, client, error, at_release)
         with pytest.raises(error) as caught:
@@ -229,6 +231,7 @@ async def test_an_answer_that_is_an_error(
         rule.cancel()
 
 
+@pytest.mark.timing
 async def test_an_extended_lock_is_released_for_sure(server: EmbeddedServer, redis: Redis) -> None:
     async with through_proxy(server) as (proxy, client):
         lock = client.lock(NAME, timeout=0.1, lock_class=Lock)
@@ -243,6 +246,7 @@ async def test_an_extended_lock_is_released_for_sure(server: EmbeddedServer, red
         assert rule.acted
 
 
+@pytest.mark.timing
 async def test_out_of_reach_is_not_false(server: EmbeddedServer, redis: Redis) -> None:
     await redis.set(NAME, OTHER)
     asked = script(load("lock/acquire").sha)

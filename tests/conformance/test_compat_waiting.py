@@ -52,6 +52,7 @@ async def test_they_exclude_each_other(client: Redis, holds: type[RedisLock], co
 
 
 @both_ways
+@pytest.mark.timing
 async def test_the_waiter_has_it_soon_after_the_release(
     client: Redis, redis: Redis, holds: type[RedisLock], comes: type[RedisLock]
 ) -> None:
@@ -277,6 +278,7 @@ async def test_false_only_when_the_time_is_over(lock: RedisLock, redis: Redis) -
         assert 0.04 < asyncio.get_running_loop().time() - start < 5
 
 
+@pytest.mark.timing
 async def test_without_pubsub_it_polls(make_client: MakeClient, redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
     await redis.acl_setuser("mute", enabled=True, nopass=True, reset_channels=True, keys=["*"], categories=["+@all"])
     holder, waiter = (make_client(username="mute", password="x").lock(NAME, lock_class=Lock) for _ in range(2))

@@ -223,6 +223,7 @@ async def test_p5_cancelled_again_and_again_the_steps_end_before_the_cancellatio
     assert undo.errors is None
 
 
+@pytest.mark.timing
 async def test_p5_timeout_becomes_a_timeout_error_after_the_steps(work: Work) -> None:
     asyncio.get_running_loop().call_later(0.03, work.go_on.set)
     with pytest.raises(TimeoutError):
@@ -232,6 +233,7 @@ async def test_p5_timeout_becomes_a_timeout_error_after_the_steps(work: Work) ->
     await assert_undisturbed()
 
 
+@pytest.mark.timing
 async def test_p5_timeout_while_undoing_leaves_the_body_s_error(work: Work) -> None:
     asyncio.get_running_loop().call_later(0.03, work.go_on.set)
     with pytest.raises(KeyError):  # noqa: PT012

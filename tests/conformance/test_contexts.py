@@ -220,7 +220,7 @@ async def test_p1_the_right_lease_for_the_right_task(kind: Kind, lock: Exclusive
     tasks: dict[str, asyncio.Task[None]] = {}
     for who in ("loser", "holder"):
         tasks[who] = asyncio.create_task(work(who))
-        await wait_until(partial(leases.get, who), FAST, timeout=2)
+        await wait_until(partial(leases.get, who), FAST, timeout=5)
         if who == "loser":
             await kind.vanish(redis, NAME)
             leases[who]._grant.lose("expired")
@@ -288,7 +288,7 @@ async def test_e6_a_task_that_acquires_twice_without_a_body_times_out(lock: Excl
             pass
     assert await lock.try_acquire() is None
     lease.check()
-    await wait_until(waits(lock, 0), FAST, timeout=1)
+    await wait_until(waits(lock, 0), FAST, timeout=5)
     await lease.release()
 
 
@@ -297,14 +297,14 @@ async def test_p5_withdrawn_while_it_looks_again(sync: Coordinator, lock: Exclus
     """P5: a waiter that ends in the turn in which it asks again, with its ticket queued before, leaves no ticket."""
     async with lock:
         waiting = asyncio.create_task(lock.acquire())
-        await wait_until(waits(lock), FAST, timeout=2)
+        await wait_until(waits(lock), FAST, timeout=5)
         (ticket,) = hub_of(sync).acquisitions.values()
-        await wait_until(lambda: ticket.call is None, FAST, timeout=2)
+        await wait_until(lambda: ticket.call is None, FAST, timeout=5)
         ticket.ask()
         ticket.withdraw(SyncError("its time is up"))
         with pytest.raises(SyncError):
             await waiting
-        await wait_until(waits(lock, 0), FAST, timeout=1)
+        await wait_until(waits(lock, 0), FAST, timeout=5)
 
 
 # -- release() of the lock ---------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ async def test_identity_is_released_from_anywhere(kind: Kind, lock: Exclusive, m
     lease = await lock.acquire(identity="worker-7")
     assert (lease.token, lease.identity) == ("worker-7", "worker-7")
     waiting = asyncio.create_task(lock.acquire())
-    await wait_until(waits(lock), FAST, timeout=2)
+    await wait_until(waits(lock), FAST, timeout=5)
     async with Coordinator(make_client()) as other:
         await kind.make(other, NAME).release(identity="worker-7")
     successor = await asyncio.wait_for(waiting, 2)

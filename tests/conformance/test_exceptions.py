@@ -343,7 +343,7 @@ async def test_p7(kind: Kind, sync: Coordinator, redis: Redis, body: Body, lease
     seen, outside, tries = Seen(), set[type[BaseException]](), 0
     while not seen.prepared:  # on a very busy machine the timer of wait_for may meet the acquire: nothing was seen
         tries += 1
-        assert tries <= 3
+        assert tries <= 20
         await redis.flushall()
         seen = Seen()
         outside = await leaving(outer(runner(kind, kind.make(sync, NAME), body, lease, outer, redis, seen)))
@@ -364,8 +364,8 @@ async def test_p7(kind: Kind, sync: Coordinator, redis: Redis, body: Body, lease
     if outer not in COUNT_LEFT_BY_ASYNCIO:
         await assert_undisturbed()
     await asyncio.sleep(0)
-    await wait_until(lambda: settled(kind, lease, redis), FAST, timeout=2)
-    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=2)
+    await wait_until(lambda: settled(kind, lease, redis), FAST, timeout=5)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
 
 
 # -- a release that nobody answers -------------------------------------------------------------------------
@@ -381,6 +381,7 @@ async def own_server() -> AsyncIterator[EmbeddedServer]:
 @pytest.mark.parametrize("outer", [nobody, task_cancel, asyncio_timeout], ids=named)
 @pytest.mark.parametrize("body", BODIES, ids=named)
 @pytest.mark.asks_on_release
+@pytest.mark.timing
 async def test_p7_release_without_an_answer(kind: Kind, own_server: EmbeddedServer, body: Body, outer: Outer) -> None:
     """P7: an unreachable server is a release error like any other."""
     seen = Seen()

@@ -97,6 +97,7 @@ BEFORE: tuple[Callable[[], Awaitable[None]], ...] = (group_that_fails, swallowed
 
 @pytest.mark.parametrize("enter", PRIMITIVES.values(), ids=PRIMITIVES)
 @pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.timing
 async def test_p7_a_count_that_was_left_behind_does_not_hide_the_loss(
     sync: Coordinator, redis: Redis, enter: Enter, before: Callable[[], Awaitable[None]]
 ) -> None:
@@ -206,6 +207,7 @@ async def test_p7_nested_losses_while_a_count_is_left_behind(kind: Kind, sync: C
 # -- one cancellation --------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 async def test_p7_a_long_clean_up_is_not_cancelled_again(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """The clean-up of the body takes longer than a second after the loss, and runs to its end."""
     cleaned: list[bool] = []
@@ -222,6 +224,7 @@ async def test_p7_a_long_clean_up_is_not_cancelled_again(kind: Kind, sync: Coord
     assert cleaned == [True]
 
 
+@pytest.mark.timing
 async def test_p7_a_body_that_goes_on_after_a_loss_is_left_alone(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     """It swallowed the one cancellation, and is told at its end."""
 

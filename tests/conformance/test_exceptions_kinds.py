@@ -72,4 +72,4 @@ async def test_p7(
     async def others_are_free() -> bool:
         return await redis.exists("other-1", "other-2", f"{{{suite.NAME}}}:other") == 0
 
-    await wait_until(others_are_free, FAST, timeout=2)  # a loss gives them back in the background
+    await wait_until(others_are_free, FAST, timeout=5)  # a loss gives them back in the background

@@ -227,6 +227,7 @@ INSIDE = (in_timeout, in_wait_for, in_scope, in_shield, in_task_group, in_anyio_
 
 
 @pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.timing
 async def test_p7_loss_inside(
     kind: Kind, sync: Coordinator, redis: Redis, inside: Callable[[], Awaitable[None]]
 ) -> None:
@@ -292,7 +293,7 @@ async def test_p7_cancelled_while_releasing(
         await asyncio.wait_for(task, 2)
     assert task.cancelling() == 1
     assert seen == ([] if error is None else [error])
-    await wait_until(lambda: free(kind, redis), FAST, timeout=2)
+    await wait_until(lambda: free(kind, redis), FAST, timeout=5)
 
 
 @pytest.mark.parametrize("timeouts", ["anyio", "asyncio"])
@@ -311,7 +312,7 @@ async def test_p7_a_timeout_around_takes_its_cancellation_back(
                 timeout.reschedule(0)
                 raise BodyError
     await assert_undisturbed()
-    await wait_until(lambda: free(kind, redis), FAST, timeout=2)
+    await wait_until(lambda: free(kind, redis), FAST, timeout=5)
 
 
 @pytest.mark.parametrize("clean_up_in", ["scope", "group"])
@@ -355,7 +356,7 @@ async def test_p7_cancelled_while_releasing_nested(kind: Kind, sync: Coordinator
     with pytest.raises(CancelledError):
         await asyncio.wait_for(task, 2)
     assert task.cancelling() == 1
-    await wait_until(lambda: free(kind, redis), FAST, timeout=2)
+    await wait_until(lambda: free(kind, redis), FAST, timeout=5)
 
 
 # -- what ends the process ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -24,6 +25,8 @@ from ..support.body import FAST, assert_undisturbed, for_ever, lost_in, waits
 from ..support.factories import KINDS, LOCK, Kind
 from ..support.inside import link_events_of
 from ..support.timed import assert_within, timed
+
+pytestmark = pytest.mark.timing
 
 NAME = "loss"
 TTL = 0.1
@@ -68,10 +71,10 @@ async def gone(kind: Kind, redis: Redis, lease: Lease) -> bool:
 
 async def assert_lost(kind: Kind, lease: Lease, reason: LossReason, redis: Redis) -> None:
     """Everything a lease can be asked says that it is lost, and asking changes nothing on the server."""
-    await wait_until(lambda: gone(kind, redis, lease), FAST, timeout=1)
+    await wait_until(lambda: gone(kind, redis, lease), FAST, timeout=5)
     before = await holder(kind, redis)
     assert lease.lost.is_set()
-    await asyncio.wait_for(lease.lost.wait(), 1)
+    await asyncio.wait_for(lease.lost.wait(), 5)
     assert lease.remaining() == 0
     for ask in (lease.release, lambda: lease.extend(5)):
         with pytest.raises(LeaseLost) as caught:
@@ -221,7 +224,7 @@ async def test_closed_under_the_body(
     losing = asyncio.create_task(lost_in(kind.make(sync, NAME, ttl=0.3), body))
     await running.wait()
     await (sync.close() if closes == "coordinator" else client.aclose())
-    _, error = await asyncio.wait_for(losing, 1)
+    _, error = await asyncio.wait_for(losing, 5)
     assert error.reason == "closed"
     if closes == "coordinator":
         assert not await kind.held(redis, NAME)
@@ -329,7 +332,7 @@ async def test_renewals_keep_a_handed_over_lease_alive(kind: Kind, sync: Coordin
         await first.release()
         second = await waiting
         assert second.remaining() <= 0.2
-        await wait_until(lambda: second.remaining() > 0.3, FAST, timeout=1)
+        await wait_until(lambda: second.remaining() > 0.3, FAST, timeout=5)
         await asyncio.sleep(1.1)
         second.check()
         await second.release()
@@ -402,7 +405,7 @@ async def test_a_loop_blocked_for_less_than_the_ttl(
         async with kind.make(sync, NAME, ttl=0.6) as lease:
             time.sleep(0.44)  # noqa: ASYNC251
             lease.check()
-            await wait_until(lambda: lease.remaining() > 0.4, FAST, timeout=1)
+            await wait_until(lambda: lease.remaining() > 0.4, FAST, timeout=5)
     (record,) = caplog.records
     assert "late" in record.getMessage()
     assert NAME in record.getMessage()
@@ -424,7 +427,7 @@ async def test_a_loop_blocked_beyond_the_ttl(kind: Kind, sync: Coordinator, redi
     lease, error = await lost_in(kind.make(sync, NAME, ttl=TTL), body)
     assert not finished
     assert error.reason == "late"
-    assert "stood still for at least 0.1 seconds" in str(error)
+    assert re.search(r"stood still for at least \d\.\d seconds", str(error))
     assert 0.1 < error.stalled < (error.held_for or 0) < 5
     await assert_lost(kind, lease, "late", redis)
 

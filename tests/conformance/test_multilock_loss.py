@@ -51,6 +51,7 @@ async def only_the_foreign_is_left(lock: AsyncMultiLock) -> bool:
 
 @faults
 @pytest.mark.parametrize("which", range(3))
+@pytest.mark.timing
 async def test_p6_one_is_lost(
     sync: Coordinator, redis: Redis, names: tuple[str, ...], which: int, fault: Fault, reason: LossReason
 ) -> None:
@@ -106,6 +107,7 @@ async def test_p6_one_deadline_the_earliest(sync: Coordinator, redis: Redis, nam
         assert lease.remaining() <= 5
 
 
+@pytest.mark.timing
 async def test_p6_one_is_lost_while_the_next_is_waited_for(
     sync: Coordinator, other: Coordinator, redis: Redis, names: tuple[str, ...]
 ) -> None:
@@ -191,6 +193,7 @@ async def test_p5_an_error_gives_back_all(
 
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("how", ["times out", "cancelled"])
+@pytest.mark.timing
 async def test_p5_giving_up_the_wait_gives_back_all(
     sync: Coordinator, other: Coordinator, names: tuple[str, ...], which: int, how: str
 ) -> None:
@@ -210,6 +213,7 @@ async def test_p5_giving_up_the_wait_gives_back_all(
     await wait_until(lambda: all_free(lock), FAST, timeout=5)
 
 
+@pytest.mark.timing
 async def test_a_release_without_an_answer_may_be_repeated(names: tuple[str, ...]) -> None:
     async with EmbeddedServer(port=0) as server, server.client() as client:
         sync = Coordinator(client, retry_for=0.3, response_timeout=0.2)

@@ -48,7 +48,7 @@ async def nothing_left(kind: Kind, sync: Coordinator, redis: Redis, name: str = 
     """Nobody holds it, nobody is queued, and the process has forgotten it."""
     assert await kind.empty(redis, name)
     assert not hub_of(sync).acquisitions
-    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=10 * kind.linger + 0.01)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
 
 
 async def turns(number: int) -> None:
@@ -101,6 +101,7 @@ async def three(
 @ends
 @pytest.mark.parametrize("order", ["before the grant", "after the grant"])
 @only_link
+@pytest.mark.timing
 async def test_p5_b2_grant_and_end_in_the_same_turn(
     kind: Kind,
     sync: Coordinator,
@@ -147,6 +148,7 @@ async def test_p5_b2_grant_and_end_in_the_same_turn(
 
 
 @ends
+@pytest.mark.timing
 async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
     kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
@@ -175,6 +177,7 @@ async def test_p5_b2_grant_and_end_any_number_of_turns_apart(
 
 
 @ends
+@pytest.mark.timing
 async def test_p5_b2_end_while_it_asks_again(
     kind: Kind, sync: Coordinator, other: Coordinator, last: Coordinator, redis: Redis, how: Ends
 ) -> None:
@@ -182,10 +185,10 @@ async def test_p5_b2_end_while_it_asks_again(
     for _ in range(5):
         holder, first, third = await three(kind, sync, other, last)
         [ticket] = hub_of(sync).acquisitions.values()
-        await wait_until(lambda: ticket.call is None, FAST, timeout=2)  # noqa: B023
+        await wait_until(lambda: ticket.call is None, FAST, timeout=5)  # noqa: B023
         ticket.ask()
         first.cancel() if how == "cancelled" else expire(sync)
-        await wait_until(waits(kind.make(other, NAME)), FAST, timeout=1)
+        await wait_until(waits(kind.make(other, NAME)), FAST, timeout=5)
         await holder.release()
         lease = await third_gets_it(third, first, lambda: None)
         await lease.release()
@@ -194,6 +197,7 @@ async def test_p5_b2_end_while_it_asks_again(
 
 @ends
 @only_link
+@pytest.mark.timing
 async def test_p5_b2_end_while_the_connection_is_down(
     kind: Kind, server: EmbeddedServer, other: Coordinator, last: Coordinator, redis: Redis, how: Ends, way: str
 ) -> None:
@@ -227,6 +231,7 @@ async def test_p5_b2_end_while_the_connection_is_down(
         await nothing_left(kind, sync, redis)
 
 
+@pytest.mark.timing
 async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: Redis, way: str) -> None:
     """Acquires that are cancelled or time out at random; nothing but the lock protects the counters."""
     rounds = 100 if way == "link" else 20
@@ -276,6 +281,7 @@ async def test_p5_b6_random_cancellations(kind: Kind, sync: Coordinator, redis: 
 
 @pytest.mark.parametrize("heal", ["poll_cap", "lease"])
 @only_link
+@pytest.mark.timing
 async def test_p3_c7_lost_wake_up_is_healed(
     kind: Kind, client: Redis, redis: Redis, other: Coordinator, monkeypatch: pytest.MonkeyPatch, heal: str
 ) -> None:

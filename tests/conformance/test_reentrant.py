@@ -285,6 +285,7 @@ async def test_extending_any_lease_extends_all(lock: AsyncReentrantLock, redis: 
         assert 55_000 < await redis.pttl(NAME) <= 60_000
 
 
+@pytest.mark.timing
 async def test_p6_leases_of_all_levels_follow_the_renewals(sync: Coordinator) -> None:
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
     async with lock as outer, lock as inner:

@@ -44,6 +44,7 @@ faults = pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=FAULT
 
 
 @faults
+@pytest.mark.timing
 async def test_p6_a_loss_cancels_the_outermost_body(
     sync: Coordinator, redis: Redis, fault: Fault, reason: LossReason
 ) -> None:
@@ -90,6 +91,7 @@ async def test_p6_a_loss_found_by_the_last_release(
     assert lock.depth() == 0
 
 
+@pytest.mark.timing
 async def test_p6_an_acquisition_does_not_count_on_a_dead_lease(sync: Coordinator, redis: Redis) -> None:
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL, on_lost="event")
 
@@ -132,6 +134,7 @@ async def test_p6_lost_in_the_very_turn_of_its_grant(
         assert lock.depth() == 1
 
 
+@pytest.mark.timing
 async def test_p6_leaving_a_lost_lease_of_acquire(sync: Coordinator, redis: Redis) -> None:
     """Without bodies: each release says LeaseLost, and then the owner may begin anew."""
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
@@ -147,6 +150,7 @@ async def test_p6_leaving_a_lost_lease_of_acquire(sync: Coordinator, redis: Redi
     await (await lock.acquire(timeout=5)).release()
 
 
+@pytest.mark.timing
 async def test_p6_a_loss_nobody_could_notice_is_found_at_the_inner_end(sync: Coordinator) -> None:
     """A blocked event loop: the inner body's end looks at the clock, so what follows it does not run."""
     lock = AsyncReentrantLock(sync, NAME, ttl=0.05, auto_renew=False)
@@ -159,6 +163,7 @@ async def test_p6_a_loss_nobody_could_notice_is_found_at_the_inner_end(sync: Coo
     await lost_in(lock, body)
 
 
+@pytest.mark.timing
 async def test_p6_a_loss_cancels_every_task_that_is_inside(sync: Coordinator, redis: Redis) -> None:
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
     inside = asyncio.Semaphore(0)
@@ -179,6 +184,7 @@ async def test_p6_a_loss_cancels_every_task_that_is_inside(sync: Coordinator, re
     await lost_in(lock.hold(owner="job", on_lost="event"), body)
 
 
+@pytest.mark.timing
 async def test_p6_the_outer_body_ended_first(sync: Coordinator, redis: Redis) -> None:
     """Then the next one is the outermost."""
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
@@ -214,6 +220,7 @@ async def test_the_lock_underneath_is_not_released_by_its_name(lock: AsyncReentr
         lease.check()
 
 
+@pytest.mark.timing
 async def test_a_release_without_an_answer_may_be_repeated() -> None:
     with EmbeddedServer(port=0) as server:
         async with server.client() as client:

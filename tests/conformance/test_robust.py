@@ -356,6 +356,7 @@ async def test_the_time_between_two_looks_at_the_clock_renews_nothing(
     await lease.release()
 
 
+@pytest.mark.timing
 async def test_renewals_keep_the_record(sync: Coordinator, redis: Redis) -> None:
     lease = await AsyncRobustLock(sync, NAME, ttl=0.3).acquire()
     await redis.pexpire(RECORD, 60_000)
@@ -491,11 +492,6 @@ async def test_a_foreign_key_in_place_of_the_record_is_refused_and_the_lock_give
     assert await redis.pttl(RECORD) == -1
 
 
-async def _subscribed(redis: Redis) -> set[str]:
-    """Return the ids of the connections that listen to an inbox at this server."""
-    return {client["id"] for client in await redis.client_list() if client["sub"] != "0"}
-
-
 async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     await crash(redis, first)
@@ -537,7 +533,7 @@ async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
     """Whoever asks for the lock is told what is wrong; what else is held goes on, by the same connection."""
     await AsyncLock(sync, "bystander").acquire()
     first = await lock.acquire(identity="w")
-    connections = await _subscribed(redis)
+    connections = sync.connections
     if asks == "the next one":
         await crash(redis, first)
         if "before" in wrong:  # only who repeats the adoption looks at it
@@ -553,7 +549,7 @@ async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
     else:
         await first.extend(20)
     assert {**await redis.hgetall(RECORD), b"seq": 0, b"writers": 0} == {**found, b"seq": 0, b"writers": 0}
-    assert await _subscribed(redis) == connections
+    assert sync.connections == connections
     await redis.delete(RECORD)
     if asks == "the next one":
         async with lock as lease:

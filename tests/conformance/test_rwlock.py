@@ -189,6 +189,7 @@ async def test_p8_fences(rw: AsyncReadWriteLock, redis: Redis, share: bool) -> N
         assert later.fence > reader.fence
 
 
+@pytest.mark.timing
 async def test_a_crashed_reader_costs_the_rest_of_its_lease(sync: Coordinator, rw: AsyncReadWriteLock) -> None:
     """P3: a writer gets it when the lease of a reader that does not renew is over, and not before."""
     reader = await AsyncReadWriteLock(sync, NAME, ttl=0.3, auto_renew=False).read().acquire()
@@ -307,6 +308,7 @@ async def test_p1_a_lease_is_upgraded_once_at_a_time(sync: Coordinator, rw: Asyn
     await check_free(rw)
 
 
+@pytest.mark.timing
 async def test_p6_an_upgrade_ends_with_the_max_hold_of_the_reader(sync: Coordinator) -> None:
     """The writer renews the same permit, and must not keep it for longer."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=0.4, max_hold=0.7)
@@ -324,6 +326,7 @@ async def test_p6_an_upgrade_ends_with_the_max_hold_of_the_reader(sync: Coordina
     await check_free(rw)
 
 
+@pytest.mark.timing
 async def test_p6_a_reader_that_is_lost_waits_no_longer_to_write(sync: Coordinator, redis: Redis) -> None:
     """Its permit is gone, so it is told so, and does not write."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=0.5)
@@ -403,6 +406,7 @@ async def test_downgrade(rw: AsyncReadWriteLock, share: bool) -> None:
     await check_free(rw)
 
 
+@pytest.mark.timing
 async def test_loss_of_an_upgraded_lease(rw: AsyncReadWriteLock, redis: Redis) -> None:
     """P6: reader and writer are one permit: when it is gone, both are, and the bodies are cancelled."""
     rw = AsyncReadWriteLock(rw.read()._source, NAME, ttl=0.2)

@@ -232,6 +232,7 @@ async def test_p5_an_identity_that_waited_twice_and_gave_up_once(sync: Coordinat
 # -- the end of a lease ------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: Coordinator) -> None:
     """P6: the waiter has them within 0.2 s of that; the old holder is told, and takes nothing back."""
     sem, theirs = semaphore(sync, 3), semaphore(other, 3)
@@ -254,6 +255,7 @@ async def test_p6_permits_come_back_when_a_lease_ends(sync: Coordinator, other: 
 
 
 @only_link
+@pytest.mark.timing
 async def test_p3_a_renewal_gives_away_what_is_over(sync: Coordinator, other: Coordinator, redis: Redis) -> None:
     """P3: the waiter was told of half a minute; another client ended a permit since, and the other one is renewed."""
     sem, theirs = semaphore(sync, 2), semaphore(other, 2)
@@ -273,6 +275,7 @@ async def test_p3_a_renewal_gives_away_what_is_over(sync: Coordinator, other: Co
     await capacity(sem, 2)
 
 
+@pytest.mark.timing
 async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator, redis: Redis) -> None:
     """P6: somebody who knows its identity released it; the others' permits are renewed as before."""
     sem = semaphore(sync, 3, ttl=0.5)
@@ -294,6 +297,7 @@ async def test_p6_a_lost_permit_cancels_its_body_and_no_other(sync: Coordinator,
 
 @pytest.mark.parametrize("lost", ["state", "permits"])
 @pytest.mark.parametrize("waiters", [0, 3])
+@pytest.mark.timing
 async def test_p6_d2_one_of_its_keys_is_lost(sync: Coordinator, redis: Redis, lost: str, waiters: int) -> None:
     """P6, D2: evicted or deleted: the holders are told, nobody is stuck, and the limit holds again."""
     sem = semaphore(sync, 2, ttl=0.3)
@@ -402,6 +406,7 @@ async def test_p12_all_keys_end_by_themselves(sync: Coordinator, redis: Redis) -
 
 
 @only_link
+@pytest.mark.timing
 async def test_d10_out_of_memory(way: str) -> None:
     """P6, D10: nothing new is granted, and says why. What is held is renewed, released, and handed over."""
     async with (

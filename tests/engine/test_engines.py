@@ -93,16 +93,17 @@ async def test_scripts_wanted_and_refused(mode: str) -> None:
 
 
 @modes
+@pytest.mark.timing
 async def test_the_right_is_taken_away(mode: str) -> None:
     """D16: while it is held and waited for: the lease is renewed, and handed over, all the same."""
     async with served_to("resetkeys ~* resetchannels &* +@all", mode=mode) as s:
         lock = AsyncLock(s.sync, ORDERS, ttl=0.5)
         lease = await lock.acquire()
         waiting = asyncio.create_task(lock.acquire(timeout=5))
-        await wait_until(lambda: _waits(lock), SOON, timeout=2)
+        await wait_until(lambda: _waits(lock), SOON, timeout=5)
         await user(s, "-@scripting")
         first = lease._grant.deadline
-        await wait_until(lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON, timeout=2)
+        await wait_until(lambda: lease._grant.deadline > first or lease.lost.is_set(), SOON, timeout=5)
         lease.check()
         await lease.release()
         following = await waiting
@@ -153,7 +154,7 @@ async def test_cancelled_while_scripts_turn_out_to_be_refused(mode: str, turns: 
         other = AsyncLock(s.sync, ORDERS)
         async with asyncio.timeout(2):
             await (await other.acquire()).release()
-        await wait_until(lambda: _is_free(s.admin), SOON, timeout=2)
+        await wait_until(lambda: _is_free(s.admin), SOON, timeout=5)
 
 
 async def _is_free(admin: Redis) -> bool:

@@ -137,14 +137,15 @@ async def test_conflicts_and_errors_of_a_transaction(client: Redis) -> None:
     assert (await transaction(client, increment, "n")).conflicts == 0
 
 
+@pytest.mark.timing
 async def test_a_server_that_is_down(client: Redis, fake: FakeServer, other: Coordinator) -> None:
     fake.connected = False
     with pytest.raises(Unreachable):
         await transaction(client, increment, "n", deadline=0.05)
-    hub_of(other).retry_for = 0.05
+    patience, hub_of(other).retry_for = hub_of(other).retry_for, 0.05
     with pytest.raises(Unreachable):
         await other.lock(NAME).acquire()
-    fake.connected = True
+    fake.connected, hub_of(other).retry_for = True, patience
     assert (await transaction(client, increment, "n")).value == 1
     async with other.lock(NAME):
         pass
@@ -170,6 +171,7 @@ async def test_one_at_a_time_in_order(client: Redis, other: Coordinator) -> None
     assert order == sorted(set(order))
 
 
+@pytest.mark.timing
 async def test_a_lost_lease_cancels_the_body(client: Redis, other: Coordinator) -> None:
     lock = AsyncLock(client, NAME, ttl=0.3)
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ from ..support.wired import quiet_loop as quiet_loop
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -> None:
     """It may be released again until it ends; behind the end of its coordinator that is told, and does not hang."""
-    async with wired(server, mode, retry_for=0.1) as w:
+    async with wired(server, mode) as w:
         lease = await w.lock(ttl=10).acquire()
+        hub_of(w.sync).retry_for = 0.1
         w.proxy.refuse = True
         await w.proxy.cut()
         with pytest.raises(Unreachable):
@@ -37,7 +39,7 @@ async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -
         await w.sync.close()
         for use in (lease.release, lambda: lease.extend(5), lease.release):
             with pytest.raises(CoordinatorClosed):
-                await asyncio.wait_for(use(), 2)
+                await asyncio.wait_for(use(), 5)
         await w.direct.delete(w.name)
 
 
@@ -55,7 +57,7 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
             keys, b"late", Delivery(sent, sent + 20, over.set_result), ttl_ms=9, ticket=b"", poll_ms=0, more=(0,)
         )
         assert not over.done()  # not before `send` has returned
-        call: Call = await asyncio.wait_for(over, 2)
+        call: Call = await asyncio.wait_for(over, 5)
         assert isinstance(call.error, CoordinatorClosed)
         assert sync.connections == 1
 
@@ -114,6 +116,7 @@ async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: 
         assert (out.decode().split(), unexpected) == (["Unreachable", "done"], [])
 
 
+@pytest.mark.timing
 def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:
     """`asyncio.run` cancels it, too, while it waits for what is under way."""
 
@@ -132,7 +135,10 @@ def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> Non
     asyncio.run(main())
     with SyncRedis.from_url(server.url) as client:
         assert not client.exists("closing")
-        assert len(client.client_list()) == 1
+        until = now() + 10
+        while len(client.client_list()) > 1:  # the server may hear late of those that were closed
+            assert now() < until
+            time.sleep(0.01)
 
 
 async def test_two_wait_until_nothing_is_under_way() -> None:
@@ -149,9 +155,10 @@ async def test_two_wait_until_nothing_is_under_way() -> None:
     await asyncio.sleep(0)
     assert not any(task.done() for task in both)
     calls[1].answer(1)
-    await asyncio.wait_for(asyncio.gather(*both), 1)
+    await asyncio.wait_for(asyncio.gather(*both), 5)
 
 
+@pytest.mark.timing
 async def test_what_is_only_asked_is_no_idleness(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """P12: gates and statistics use a connection as well."""
     monkeypatch.setattr(implicit, "IDLE", 0.05)
@@ -179,6 +186,6 @@ async def test_a_cancelled_resize_is_heard_of(server: EmbeddedServer) -> None:
         async def heard() -> bool:
             return semaphore.limit == 3
 
-        await wait_until(heard, FAST, timeout=2)
-        async with semaphore.hold(timeout=2):
+        await wait_until(heard, FAST, timeout=5)
+        async with semaphore.hold(timeout=5):
             assert (await semaphore.statistics()).limit == 3

@@ -138,9 +138,10 @@ async def test_closed_while_it_waits(redis: Redis, make_client: MakeClient, make
         acquiring = here.acquire()
         future = step(acquiring)
         for _ in range(4):  # it tries, and then waits
-            if future is None or await answered_soon(future):
-                await over(future)
-                future = step(acquiring)
+            if future is not None and not await answered_soon(future):
+                break
+            await over(future)
+            future = step(acquiring)
         if granted:
             await there.release(held)
             await over(future)
@@ -272,9 +273,10 @@ async def test_a_redlock_that_is_closed_at_any_step(redlocks: list[AsyncRedlock]
             try:
                 future = step(acquiring)
                 for _ in range(steps):
-                    if future is None or await answered_soon(future):
-                        await over(future)
-                        future = step(acquiring)
+                    if future is not None and not await answered_soon(future):
+                        break
+                    await over(future)
+                    future = step(acquiring)
             except StopIteration as end:
                 await end.value.release()
             acquiring.close()

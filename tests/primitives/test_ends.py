@@ -88,6 +88,7 @@ async def test_what_watches_a_lease_ends_with_its_release(primitive: Primitive, 
 
 
 @pytest.mark.parametrize("share", [False, True])
+@pytest.mark.timing
 async def test_draining_lets_bodies_end_and_grants_nothing(sync: Coordinator, share: bool) -> None:
     """They are renewed meanwhile, and may release by name; the coordinator closes as soon as nothing is held."""
     sem = AsyncSemaphore(sync, "it", limit=1, ttl=0.6, share=share)

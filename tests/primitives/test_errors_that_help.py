@@ -82,6 +82,7 @@ async def test_tls_on_a_port_without(server: EmbeddedServer, response_timeout: f
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
+@pytest.mark.timing
 async def test_for_how_long_redis_did_not_answer(push: Any) -> None:
     async with Redis(port=1) as client, Coordinator(client, retry_for=0.5, push=push) as sync:
         with pytest.raises(Unreachable, match=r"did not answer .* within \d\.\d seconds: ConnectionError"):
@@ -130,6 +131,7 @@ async def test_no_script_is_named(redis: Redis, push: Any) -> None:
 @pytest.mark.parametrize("engine", ["lua", "watch"])
 @pytest.mark.parametrize("push", ["auto", "never"])
 @pytest.mark.parametrize("timeout", [0, 0.5])
+@pytest.mark.timing
 async def test_data_under_the_name(redis: Redis, push: Any, engine: Any, timeout: float) -> None:
     """A key without a ttl that is no lock of ours is never free by itself: the error says what it has."""
     await redis.set(NAME, "my precious data")

@@ -15,6 +15,8 @@ from redis_sync_aio import AsyncLock, AsyncReentrantLock, AsyncSemaphore, Coordi
 from ..support.body import FAST
 from .conftest import PRIMITIVES, Make, Primitive
 
+pytestmark = pytest.mark.timing
+
 everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
 TTL = 1.0
 

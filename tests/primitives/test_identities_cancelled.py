@@ -62,7 +62,7 @@ async def check_nothing_left(kind: Kind, redis: Redis) -> None:
     async def empty() -> bool:
         return await kind.empty(redis, NAME)
 
-    await wait_until(empty, FAST, timeout=2)
+    await wait_until(empty, FAST, timeout=5)
 
 
 @kinds
@@ -120,7 +120,7 @@ async def test_cancelled_around_the_hand_over(
     async def queued() -> bool:
         return (await elsewhere.statistics()).waiters >= 2
 
-    await wait_until(queued, FAST, timeout=2)
+    await wait_until(queued, FAST, timeout=5)
     releasing = asyncio.create_task(holder.release())
     await turns(number)
     await cancel(tasks[cancelled])
@@ -168,7 +168,7 @@ async def test_the_other_side_was_joined_by_nobody(sync: Coordinator, redis: Red
             found = await rw.statistics()
             return found.writer is None and found.readers == 0
 
-        await wait_until(free, FAST, timeout=2)
+        await wait_until(free, FAST, timeout=5)
 
 
 @kinds

@@ -26,6 +26,8 @@ from ..support.compat import calls
 from ..support.inside import hub_of, permit_keys
 from ..support.timed import Timed
 
+pytestmark = pytest.mark.timing
+
 NAME = "neighbour"
 FAST = Backoff(initial=0.001, cap=0.01)
 SELDOM = Backoff(initial=60, cap=60, jitter=False)

@@ -40,6 +40,8 @@ from ..support.timed import Timed, timed
 from ..support.wired import ACQUIRE, RELEASE, RENEW
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
+
 NAME = "everywhere"
 KEYS = lock_keys(NAME.encode())
 WITHIN = 0.2
@@ -119,7 +121,7 @@ def paused(servers: Sequence[EmbeddedServer]) -> Iterator[None]:
 
 
 async def nothing_left(servers: Sequence[EmbeddedServer]) -> None:
-    await wait_until(lambda: not left_on(servers), FAST, timeout=3)
+    await wait_until(lambda: not left_on(servers), FAST, timeout=5)
 
 
 async def waiters(process: list[Coordinator], number: int, server: int = 0) -> None:
@@ -128,7 +130,7 @@ async def waiters(process: list[Coordinator], number: int, server: int = 0) -> N
     async def condition() -> bool:
         return (await lock.statistics()).waiters >= number
 
-    await wait_until(condition, FAST, timeout=3)
+    await wait_until(condition, FAST, timeout=5)
 
 
 # -- while all is well ------------------------------------------------------------------------------------
@@ -491,7 +493,7 @@ async def test_p6_a_minority_is_no_loss_and_a_majority_is(
 
     async def body(lease: RedlockLease) -> None:
         take_from(servers[:2])
-        await wait_until(lambda: lease.held_on == 3, FAST, timeout=3)
+        await wait_until(lambda: lease.held_on == 3, FAST, timeout=5)
         await asyncio.sleep(0.7)
         lease.check()
         take_from(servers[2:3])
@@ -502,7 +504,7 @@ async def test_p6_a_minority_is_no_loss_and_a_majority_is(
     assert error.reason == "taken"
     assert lease.is_lost()
     assert lease.lost.is_set()
-    await wait_until(lambda: left_on(servers) == [KEYS.name] * 3, FAST, timeout=3)
+    await wait_until(lambda: left_on(servers) == [KEYS.name] * 3, FAST, timeout=5)
 
 
 async def test_p6_a_server_that_forgot_or_came_back_holds_it_again(

@@ -23,6 +23,8 @@ from redis_sync_aio import (
     WouldDeadlock,
 )
 
+pytestmark = pytest.mark.timing
+
 NAME = "job"
 
 

@@ -266,6 +266,7 @@ async def grants(coordinators: tuple[Coordinator, ...], tasks: tuple[int, ...], 
     )
 
 
+@pytest.mark.timing
 async def test_p2_a_lone_task_gets_its_half(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P2: a process with one busy task has as many grants as one with sixteen."""
     shares = []
@@ -277,6 +278,7 @@ async def test_p2_a_lone_task_gets_its_half(redis: Redis, sync: Coordinator, oth
     raise AssertionError(shares)
 
 
+@pytest.mark.timing
 async def test_p2_jain(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P2: two times sixteen tasks: Jain's index over all of them is 0.95 at least."""
     indices = []
@@ -291,6 +293,7 @@ async def test_p2_jain(redis: Redis, sync: Coordinator, other: Coordinator) -> N
 # -- the word is lost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 async def test_p3_the_word_is_lost_and_a_renewal_says_it(redis: Redis, other: Coordinator) -> None:
     """P3: nobody hears that others wait; the next renewal says so."""
     async with Coordinator(redis, slice=60) as sync:

@@ -46,6 +46,7 @@ async def leaves(task: asyncio.Task[Lease], how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
+@pytest.mark.timing
 async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinator, how: str) -> None:
     """P3, P5: a lock that is free is had by one who does not wait, whoever left the line behind the last who waited."""
     lock, brief = shared(sync), shared(sync, ttl=0.1, auto_renew=False)
@@ -66,6 +67,7 @@ async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinato
         await (await lock.acquire(timeout=0)).release()
 
 
+@pytest.mark.timing
 async def test_p3_who_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P3: who waits when the limit is changed goes on under the new one, whoever left a line of that."""
     few = AsyncSemaphore(sync, NAME, limit=4, share=True)
@@ -115,6 +117,7 @@ async def test_p3_who_waits_while_another_tries(redis: Redis, sync: Coordinator,
 # -- what ends -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 async def test_p6_an_upgrade_notices_its_own_end(redis: Redis, sync: Coordinator) -> None:
     """P6: although more than one still reads beside it."""
     rw = AsyncReadWriteLock(sync, NAME, share=True)

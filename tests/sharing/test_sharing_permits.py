@@ -54,7 +54,7 @@ async def test_permits_are_handed_on_without_a_command(sync: Coordinator, redis:
     await asyncio.gather(*(work() for _ in range(20)))
     assert most == 5
     assert await scripts(redis) <= 10 + 5 * 5
-    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=2)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
     assert (await sem.statistics()).held == 0
 
 
@@ -96,6 +96,7 @@ async def test_p8_a_permit_that_is_handed_on_has_a_higher_fence(sync: Coordinato
     await last.release()
 
 
+@pytest.mark.timing
 async def test_p2_another_process_has_its_turn(sync: Coordinator, other: Coordinator) -> None:
     """It waits for one permit of five; all five are busy in a process whose tasks never stop asking."""
     sem, stop = semaphore(sync), False
@@ -157,17 +158,18 @@ async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
     heavy = await sem.acquire(2)
     light = await sem.acquire()
     tasks = [asyncio.create_task(sem.acquire(weight)) for weight in (1, 2, 1, 2, 1)]
-    await wait_until(waits(sem, 5), FAST, timeout=2)
+    await wait_until(waits(sem, 5), FAST, timeout=5)
     await heavy.release()
     await light.release()
     for task in asyncio.as_completed(tasks):
         lease = await task
         assert (await sem.statistics()).held <= 3
         await lease.release()
-    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=2)
+    await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
+@pytest.mark.timing
 async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: Coordinator, by_itself: bool) -> None:
     """P1: at once in the process that sets it, elsewhere with the next renewal; then nothing is given until it fits."""
     sem, stop = semaphore(sync, None, ttl=0.6), False
@@ -182,7 +184,7 @@ async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: C
     tasks = [asyncio.create_task(busy()) for _ in range(8)]
     await wait_until(lambda: len(hub_of(sync).listeners) == 4, FAST, timeout=5)
     await admin.resize(3)
-    await wait_until(lambda: len(hub_of(sync).listeners) == 2, FAST, timeout=2)
+    await wait_until(lambda: len(hub_of(sync).listeners) == 2, FAST, timeout=5)
     stop = True
     done, _ = await asyncio.wait(tasks, timeout=5)
     assert len(done) == 8
@@ -229,11 +231,12 @@ async def test_a_limit_that_is_changed_by_less_than_a_weight(sync: Coordinator) 
     await first.release()
 
 
+@pytest.mark.timing
 async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(sync: Coordinator, redis: Redis) -> None:
     sem = semaphore(sync, 1, ttl=0.3)
     lost = await sem.acquire()
     waiting = asyncio.create_task(sem.acquire())
-    await wait_until(waits(sem, 1), FAST, timeout=2)
+    await wait_until(waits(sem, 1), FAST, timeout=5)
     await redis.delete(*sem._keys.all)
     lease = await asyncio.wait_for(waiting, 2)
     assert lost.is_lost()
@@ -267,10 +270,10 @@ async def test_p2_readers_do_not_join_while_a_writer_waits(sync: Coordinator, ot
     rw, theirs = AsyncReadWriteLock(sync, NAME, share=True), AsyncReadWriteLock(other, NAME, share=True)
     reader = await rw.read().acquire()
     writer = asyncio.create_task(theirs.write().acquire())
-    await wait_until(waits(theirs, 1), FAST, timeout=2)
+    await wait_until(waits(theirs, 1), FAST, timeout=5)
     await rw.statistics()  # over the same connection as the message that somebody waits
     late = asyncio.create_task(rw.read().acquire())
-    await wait_until(waits(rw, 2), FAST, timeout=2)
+    await wait_until(waits(rw, 2), FAST, timeout=5)
     assert await rw.read().try_acquire() is None
     await reader.release()
     writing = await asyncio.wait_for(writer, 2)
@@ -330,7 +333,7 @@ async def test_a_late_command_does_not_pass_for_the_next_task(server: EmbeddedSe
         lock = AsyncLock(sync, "guarded", share=True)
         first = await lock.acquire()
         waiting = asyncio.create_task(lock.acquire())
-        await wait_until(waits(lock, 1), FAST, timeout=2)
+        await wait_until(waits(lock, 1), FAST, timeout=5)
         proxy.on("EXEC", CUT_BEFORE)
         with pytest.raises(OutcomeUnknown):  # noqa: PT012
             async with first.transaction() as tx:
@@ -351,7 +354,7 @@ async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(sync: Coordi
     writer = await rw.write().acquire()
     assert isinstance(writer._grant, TaskGrant)
     waiting = asyncio.create_task(rw.write().acquire())
-    await wait_until(waits(rw, 1), FAST, timeout=2)
+    await wait_until(waits(rw, 1), FAST, timeout=5)
     await rw.downgrade(writer)
     found = await rw.statistics()
     assert (found.writer, found.readers, found.waiters) == (None, 1, 1)

@@ -143,6 +143,7 @@ async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, syn
         await untyped.execute_command("ACL", "SETUSER", "default", "allchannels")
 
 
+@pytest.mark.timing
 async def test_p6_what_rests_is_renewed(redis: Redis, sync: Coordinator) -> None:
     """P6: it is ours as long as it rests, longer than its ttl."""
     lock = shared(sync, ttl=0.5, linger=60)
@@ -167,6 +168,7 @@ async def test_p3_what_rests_goes_to_whoever_asks(
     await gets_free(redis)
 
 
+@pytest.mark.timing
 async def test_p3_what_rests_goes_after_linger(redis: Redis, sync: Coordinator) -> None:
     """P3: a foreign lock, which nobody hears of, waits for ``linger`` and no longer."""
     foreign = redis.lock(NAME, timeout=5, sleep=0.001)
@@ -179,6 +181,7 @@ async def test_p3_what_rests_goes_after_linger(redis: Redis, sync: Coordinator) 
     await wait_until(lambda: not (hub_of(sync).resources or hub_of(sync).listeners), FAST, timeout=5)
 
 
+@pytest.mark.timing
 async def test_p2_linger_begins_anew(redis: Redis, sync: Coordinator) -> None:
     """P2: with each release; one timer does for all of them."""
     lock = shared(sync, linger=0.4)

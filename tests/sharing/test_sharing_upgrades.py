@@ -70,6 +70,7 @@ async def test_an_upgrade_that_ends_early_reads_on(sync: Coordinator, timeout: f
 
 
 @pytest.mark.parametrize("how", ["lost", "expired", "released"])
+@pytest.mark.timing
 async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: Redis, how: str) -> None:
     """P1: while it waits for who reads beside it the permit is lost, or only its own lease ends: it never writes."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=0.3 if how == "lost" else 30, share=True)
@@ -97,6 +98,7 @@ async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: R
 
 
 @pytest.mark.parametrize("share", [True, False])
+@pytest.mark.timing
 async def test_p1_a_writer_is_lost_with_the_reader_it_was(sync: Coordinator, share: bool) -> None:
     """P1, P6: the reader's lease is not renewed. What its upgrade was extended to does not outlast the permit."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=0.3, auto_renew=False, share=share)
@@ -117,6 +119,7 @@ async def test_p1_a_writer_is_lost_with_the_reader_it_was(sync: Coordinator, sha
     await wait_until(is_free, FAST, timeout=5)
 
 
+@pytest.mark.timing
 async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(sync: Coordinator) -> None:
     """P6: of the reader that it was, which has a permit together with one that has no such limit."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=0.5, share=True)
