@@ -279,7 +279,7 @@ class Lock(RedisLock):
             raise error
         if call is None:
             cause = resource.hub.connection_error_of(resource.keys)
-            raise Unreachable(f"Redis did not confirm the release of {resource.name!r} in time") from cause
+            raise Unreachable.release_unconfirmed(resource.name) from cause
         if call.error is not None:
             with redis_errors():
                 raise call.error

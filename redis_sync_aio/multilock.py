@@ -13,7 +13,7 @@ from ._client.settings import Client, Same, running_loop
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, timeout_seconds
 from ._core.cancellation import undo_in
 from ._core.clock import now
-from ._core.display import shown, shown_within
+from ._core.display import shown
 from ._core.keys import Engine, lock_keys
 from ._leases.choice import to_release
 from ._leases.grant import Grant
@@ -143,7 +143,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             return self._lease(await self._acquire_all(within, ttl))
         except AcquireTimeout as error:
             raise AcquireTimeout(
-                f"could not acquire all of {self._shown()} {shown_within(within)}",
+                f"could not acquire all of {self._shown()}",
+                within=within,
                 name=error.name,
                 remaining=error.remaining,
                 answered=error.answered,
@@ -191,7 +192,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
         On cancellation the release goes on in the background.
         """
-        await to_release(LeaseGroup.shares_of(self._key()), self._shown()).release()
+        await to_release(LeaseGroup.shares_of(self._key()), *self.names).release()
 
     async def locked(self) -> bool:
         """Return whether anybody holds any of the locks. One round trip; errors and cancellation as in `statistics`."""

@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 from ._acquire.binding import CoordinatorLike
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive_seconds, timeout_seconds
 from ._core.clock import now
-from ._core.display import shown_within
 from ._core.keys import Engine, lock_keys
 from ._leases.choice import to_release
 from ._leases.hold import Hold, LeaseContext, OnLost
@@ -197,7 +196,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
         On cancellation the release goes on in the background.
         """
-        await to_release(LeaseGroup.shares_of(self._majority.key()), repr(self.name)).release()
+        await to_release(LeaseGroup.shares_of(self._majority.key()), self.name).release()
 
     async def force_release(self) -> int:
         """Take the lock away from its holder, on all servers that answer; return on how many it was held.
@@ -234,4 +233,4 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         servers = f"{self._majority.quorum} of {len(self._locks)} servers"
-        raise AcquireTimeout(f"{self.name!r} was not free on {servers} {shown_within(within)}", name=self.name)
+        raise AcquireTimeout(f"{self.name!r} was not free on {servers}", within=within, name=self.name)

@@ -153,7 +153,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         inside = LeaseGroup.shares_of(self._key(owner))
         if not inside:
             who = "this task" if owner is None else f"the owner {owner!r}"
-            raise NotHeld(f"{self.name!r} is not held by {who}: release the lease itself, or name the owner of it")
+            raise NotHeld.by_owner(self.name, who)
         await inside[-1].release()
 
     def depth(self, *, owner: Hashable | None = None) -> int:
@@ -219,6 +219,6 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         if owner is None:
             owner = asyncio.current_task()
             if owner is None:
-                raise WrongContext(f"{self.name!r} is used outside a task: name an owner, acquire(owner=...)")
+                raise WrongContext.no_task(self.name)
         # A task that forgets to release must not stay alive by that.
         return loop, Same(self._client), self._lock._keys.name, ref(owner) if isinstance(owner, asyncio.Task) else owner

@@ -60,10 +60,8 @@ class Side(PermitPrimitive):
         lease = await acquire(resource, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             resource.decline(lease)
-            has, use = ("writing", "downgrade() it") if lease.weight == WRITER_WEIGHT else ("reading", "upgrade() it")
-            raise WouldDeadlock(
-                f"{text(lease.wire_token)!r} holds {self.name!r} already, for {has}: go on with that lease, or {use}"
-            )
+            writes = lease.weight == WRITER_WEIGHT
+            raise WouldDeadlock.other_side(self.name, identity=text(lease.wire_token), writes=writes)
         return lease
 
     def _held(self) -> list[Grant]:

@@ -81,22 +81,15 @@ class _Refusal:
         self.limit = limit
 
     def __call__(self, answer: Answer, weight: int, *, asked: int) -> SyncError:
-        limit, expected = answer.number, self.limit
-        if limit == 0:
-            why = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
-        elif answer.outcome is Outcome.TOO_HEAVY or (limit == self.limit and weight > limit):
-            expected = asked
-            why = f"a weight of {weight} never fits into its limit of {limit}: ask for less, or resize() it"
-        elif limit == self.limit:
-            why = f"its limit became {limit} while this was asked for: ask again"
-        else:
-            why = f"its limit is {limit}, not {self.limit}: "
-            if answer.more:
-                why += "resize() set it, and only resize() changes it: call it, or use limit=None"
-            else:
-                why += "use the same limit everywhere, limit=None, on_mismatch, or resize(); "
-                why += "when nobody holds a permit or waits for one, another limit is accepted"
-        return LimitMismatch(why, name=self.name, expected=expected or None, found=limit or None)
+        limit = answer.number
+        too_heavy = answer.outcome is Outcome.TOO_HEAVY or (limit == self.limit and weight > limit)
+        return LimitMismatch(
+            name=self.name,
+            expected=(asked if too_heavy and limit else self.limit) or None,
+            found=limit or None,
+            weight=weight if too_heavy else 0,
+            resized=answer.more > 0,
+        )
 
 
 class AsyncSemaphore(PermitPrimitive):
@@ -274,12 +267,7 @@ class AsyncSemaphore(PermitPrimitive):
         """
         found = (await self._view(0)).limit
         if not found:
-            raise LimitMismatch(
-                "the server knows no limit of it yet; the first acquire with a limit sets it",
-                name=self.name,
-                expected=self.limit,
-                found=None,
-            )
+            raise LimitMismatch(name=self.name, expected=self.limit, found=None)
         return found
 
     async def statistics(self) -> SemaphoreStatistics:

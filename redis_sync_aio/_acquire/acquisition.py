@@ -24,8 +24,8 @@ from .._engine.snapshot import ticket_member
 from .._leases.grant import Grant
 from .._scripts.constants import ASK_AGAIN, Outcome
 from .._transport.call import Call
-from .._transport.failures import too_slow, unanswered
-from ..errors import SyncError
+from .._transport.failures import unanswered
+from ..errors import SyncError, Unreachable
 from .owner import Owner
 from .queued import Queued
 from .request import Request
@@ -243,7 +243,7 @@ class Acquisition:
             if self._too_late():
                 self._leave()
                 if not self.taker.done():
-                    self.taker.set_exception(too_slow(resource.keys.name, duration, claimed))
+                    self.taker.set_exception(Unreachable.too_slow(resource.name, duration=duration, claimed=claimed))
             else:
                 self._again()
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .hub import Hub, closed_error
+from ..errors import CoordinatorClosed
+from .hub import Hub
 from .options import HubOptions
 
 
@@ -31,7 +32,7 @@ class Binding:
             hub.check()
             return hub
         if self.why_closed is not None:
-            raise closed_error(self.why_closed)
+            raise CoordinatorClosed.used(self.why_closed)
         hub = self.started = Hub(self.options)
         return hub
 

@@ -174,22 +174,16 @@ class Hub:
         """Raise WrongContext or CoordinatorClosed unless it may be used here and now."""
         self.check_context()
         if self.why_closed is not None:
-            raise closed_error(self.why_closed)
+            raise CoordinatorClosed.used(self.why_closed)
 
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
         if self._thread == get_ident() and self.loop.is_running():
             return  # a shortcut: until Python 3.12 to ask for the running loop is a call to the system
         if self.forked:
-            raise WrongContext(
-                "this coordinator belongs to the parent process: after a fork create a new client and a new "
-                "Coordinator in the child (or start children with the 'spawn' method)"
-            )
+            raise WrongContext.forked()
         if self.loop is not running_loop():
-            raise WrongContext(
-                "this coordinator runs in another event loop: create one Coordinator per loop, and do not "
-                "share locks made from it, nor leases, between loops or threads"
-            )
+            raise WrongContext.other_loop()
 
     def leave_to_parent(self) -> None:
         """Refuse all use in this process, which was forked from the one that made the hub."""
@@ -217,7 +211,7 @@ class Hub:
         """
         resource = self.resources.get(keys.id)
         if self.emptied is not None:
-            raise CoordinatorClosed(f"the coordinator is being closed, and grants {text(keys.name)!r} no more")
+            raise CoordinatorClosed.draining(text(keys.name))
         if resource is None:
             if spare is not None and spare.hub is self:
                 resource = spare
@@ -275,8 +269,3 @@ class Hub:
         """Give back what is held and no task has; return whether there was anything."""
         shared = [resource.sharing for resource in self.resources.values() if resource.sharing is not None]
         return sum(sharing.rest_ends() for sharing in shared) > 0
-
-
-def closed_error(why: str) -> CoordinatorClosed:
-    """Return the error for the use of a coordinator that is closed."""
-    return CoordinatorClosed(f"this coordinator cannot be used any more, make another one: {why}")

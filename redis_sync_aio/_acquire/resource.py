@@ -235,7 +235,7 @@ class Resource:
 
     def give_up(self, why: str) -> Iterator[None]:
         """End all that wait, with CoordinatorClosed, one with each step."""
-        error = CoordinatorClosed(f"the wait for {self.name!r} ended: {why}")
+        error = CoordinatorClosed.while_waiting(self.name, why)
         if self.sharing is not None:
             self.sharing.give_up(error)
         for acquisition in list(self.acquisitions.values()):

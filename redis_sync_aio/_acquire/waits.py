@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from .._core import logs
 from .._core.clock import now
-from .._core.display import shown, shown_within, text
+from .._core.display import shown, text
 from .._core.keys import Keys, PermitKeys
 from .._engine.commands import Commands, Delivery
 from .._engine.replies import LockView, PermitsView, read_inspect, read_permits
@@ -172,14 +172,13 @@ def timeout_error(
 
     ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
     """
-    in_time = shown_within(within)
     own = sum(lease.weight for lease in resource.leases.all())
-    failed, it, use, why = f"was not free {in_time}", "it", "", ""
+    failed, it, use, why = "was not free", "it", "", ""
     if not answered:
-        failed = f"was not granted {in_time}"
+        failed = "was not granted"
     elif weight and permits != WRITER_WEIGHT:
         of = f"of its {permits} permits" if permits else "of its permits"
-        failed, it = f"did not have {weight} {of} free {in_time}", f"{own} of them" if own else "them"
+        failed, it = f"did not have {weight} {of} free", f"{own} of them" if own else "them"
     elif own and not isinstance(resource.keys, PermitKeys):
         use = "use AsyncReentrantLock"
     elif own:
@@ -188,6 +187,7 @@ def timeout_error(
         why = data_instead(resource.waits.data)
     return AcquireTimeout(
         f"{resource.name!r} {failed}",
+        within=within,
         name=resource.name,
         remaining=resource.holder_remaining(),
         answered=answered,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import islice
+
+from ..errors._wording import listed as listed_text
 
 LONGEST = 100
-MAX_LISTED = 10
-"""Names that one message shows."""
 
 
 def shown(value: object) -> str:
@@ -16,18 +15,9 @@ def shown(value: object) -> str:
     return whole if len(whole) <= LONGEST else f"{whole[: LONGEST - 1]}…"
 
 
-def shown_within(within: float | None) -> str:
-    """Return "within 0.5 seconds" for a message. The rest of a timeout would have many digits."""
-    if within == 0:
-        return "immediately"
-    return f"within {within if within is None or within < 0.001 else round(within, 3)} seconds"
-
-
 def listed(names: Collection[bytes]) -> str:
     """Return names for a message: the first ones, and how many more there are."""
-    shown = [repr(text(name)) for name in islice(names, MAX_LISTED)]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+    return listed_text(tuple(map(text, names)))
 
 
 def text(value: bytes) -> str:

@@ -18,11 +18,12 @@ from .tasks import TaskRef, current_ref, ended
 
 L = TypeVar("L", bound=Grant)
 
-MAX_LISTED = 5
 
+def to_release(held: Sequence[L], *names: str) -> L:
+    """Return the lease of ``held`` (oldest first) that a release gives back; raise NotHeld if none is certain.
 
-def to_release(held: Sequence[L], what: str) -> L:
-    """Return the lease of ``held`` (oldest first) that a release gives back; raise NotHeld if none is certain."""
+    ``names`` are those of the locks, for the message.
+    """
     leases = [lease for lease in held if lease.group is None]
     task = current_ref()
     own = [lease for lease in leases if lease.acquirer is not None and lease.acquirer == task]
@@ -31,15 +32,7 @@ def to_release(held: Sequence[L], what: str) -> L:
     left_behind = [lease for lease in leases if lease.acquirer is not None and ended(lease.acquirer)]
     if len(left_behind) == 1:
         return left_behind[0]
-    raise NotHeld(f"this task holds no lease on {what}; {_holders(held)}")
-
-
-def _holders(held: Sequence[Grant]) -> str:
-    if not held:
-        return "neither does any other task of this process. Release the lease where it was acquired"
-    shown = ", ".join(map(_holder, held[:MAX_LISTED]))
-    more = f" and {len(held) - MAX_LISTED} more" if len(held) > MAX_LISTED else ""
-    return f"in this process it is held by {shown}{more}. Release that very lease: lease.release()"
+    raise NotHeld.by_this_task(names, holders=[_holder(lease) for lease in held])
 
 
 def _holder(lease: Grant) -> str:
@@ -62,9 +55,4 @@ def refuse_deadlock(name: str, held: Iterable[Grant], task: TaskRef, reads: bool
             use = "use AsyncReentrantLock to acquire it again"
             if isinstance(lease.keys, PermitKeys):
                 use = "go on with that lease, or downgrade() it" if writes else "upgrade() that lease"
-            raise WouldDeadlock(waits_for_itself(name, lease, use))
-
-
-def waits_for_itself(name: str, lease: Grant, use: str) -> str:
-    """Return the message for a task that would wait for its own body, which holds ``lease``."""
-    return f"a body of this task holds {name!r} (fence {lease.fence}), so the task would wait for itself: {use}"
+            raise WouldDeadlock.own_body(name, fence=lease.fence, use=use)

@@ -199,7 +199,7 @@ class Grant:
         if self.is_lost():
             raise self.loss()
         if self.state is not HELD:
-            raise NotHeld(f"the lease on {self.name!r} was released; acquire the lock again")
+            raise NotHeld.released(self.name)
 
     async def extend(self, ms: int) -> None:
         """End it ``ms`` milliseconds from now, and renew it with this ttl from then on; see `Lease.extend`."""

@@ -114,7 +114,7 @@ class Hold(Generic[L]):
         grant = self._grant
         self._task = None
         if grant is None:
-            await _refused(_not_entered("this hold()"), error)
+            await _refused(NotHeld.not_entered("this hold()"), error)
             return
         grant.on_loss = grant.body = None
         own = error if self._guard is None or not self._guard.finish(error) else None
@@ -184,16 +184,9 @@ async def _refused(refusal: Exception, error: BaseException | None) -> None:
     _note(error, refusal)
 
 
-def _not_entered(what: str) -> NotHeld:
-    return NotHeld(
-        f"{what} was not entered, so there is nothing to leave: use `async with`, or enter_async_context() of an exit "
-        "stack; for a lease from acquire() use enter_async_context(lease)"
-    )
-
-
 async def leave_unentered(what: str, error: BaseException | None) -> None:
     """Raise NotHeld for leaving ``what``, which was not entered, or attach it to the error that propagates (P7)."""
-    await _refused(_not_entered(what), error)
+    await _refused(NotHeld.not_entered(what), error)
 
 
 def _ambiguous(what: str) -> RuntimeError:
@@ -244,7 +237,7 @@ class LeaseContext(ABC, Generic[L]):
         holds = self._holds
         hold = holds.get(current_ref()) or self._left_by_another_task()
         if hold is None:
-            return _refused(_ambiguous(repr(self)) if holds else _not_entered(repr(self)), error)  # type: ignore[return-value]
+            return _refused(_ambiguous(repr(self)) if holds else NotHeld.not_entered(repr(self)), error)  # type: ignore[return-value]
         task, outer = hold._task, hold._outer
         del holds[task]
         if outer is not None:

@@ -196,7 +196,7 @@ class Primitive(LeaseContext[L]):
             if resource is not None:
                 resource.list_shares()
                 own = resource.leases.latest(current_ref(), self._side)
-            await (own or to_release(self._held(), repr(self.name))).release()
+            await (own or to_release(self._held(), self.name)).release()
             return
         token = self._encode(identity, "identity")
         resource = self._known()
@@ -222,12 +222,7 @@ class Primitive(LeaseContext[L]):
         found = await self._at_work().ask(send, goes_on=True)
         # P4: a copy of this very release may have been executed, and its answer lost.
         if found != Released.RELEASED and not sent[0].ambiguous:
-            instead = await self._holders()
-            raise NotHeld(
-                f"{self.name!r} is not held by {text(token)!r} but by {instead}: nothing was changed"
-                if instead
-                else f"{self.name!r} is not held by {text(token)!r}, nor by anybody else"
-            )
+            raise NotHeld.by_identity(self.name, text(token), holders=await self._holders())
 
     def _leases(self) -> list[Grant]:
         """Return this process's leases of what has these keys, the oldest first."""

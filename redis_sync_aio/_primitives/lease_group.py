@@ -21,7 +21,6 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 from .._acquire.request import Request
 from .._client.settings import Client
 from .._core.clock import now
-from .._leases.choice import waits_for_itself
 from .._leases.grant import Grant
 from .._leases.tasks import TaskRef, current_ref, ended
 from .._leases.terms import HELD, LeaseState
@@ -135,7 +134,7 @@ class LeaseGroup:
         task = current_ref()
         for share in LeaseGroup.shares_of(key):
             if task is not None and share.bars(task):
-                raise WouldDeadlock(waits_for_itself(name, share, "go on with that lease"))
+                raise WouldDeadlock.own_body(name, fence=share.fence, use="go on with that lease")
 
     def enter(self, kind: type[S]) -> S:
         """Add and return a share. Raises LeaseLost if a member is lost."""

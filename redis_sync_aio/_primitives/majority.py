@@ -56,13 +56,6 @@ def report_ahead(name: str, hubs: Sequence[Hub], votes: Votes, fence: int) -> No
             logs.fence_ahead(name, vote.server + 1, len(votes.all), ahead)
 
 
-def no_majority(name: str, answered: int, servers: int, quorum: int, within: float, more: str) -> Unreachable:
-    """Return the error for ``answered`` of so many servers, when ``quorum`` have to answer."""
-    return Unreachable(
-        f"{answered} of {servers} servers answered about {name!r} within {within:g} seconds, {quorum} have to{more}"
-    )
-
-
 def why_no_answer(name: str, votes: Votes, quorum: int, within: float) -> SyncError:
     """Return why no majority answered."""
     errors = [error for vote in votes.all if (error := vote.error) is not None]
@@ -74,7 +67,9 @@ def why_no_answer(name: str, votes: Votes, quorum: int, within: float) -> SyncEr
         return refused[0]
     answered = sum(vote.answered for vote in votes.all)
     shown = "; ".join(f"{vote.server + 1}: {_said(vote)}" for vote in votes.all if not vote.answered)
-    return no_majority(name, answered, len(votes.all), quorum, within, f". No. {shown}")
+    return Unreachable.minority(
+        name, answered=answered, servers=len(votes.all), needed=quorum, seconds=within, others=f"No. {shown}"
+    )
 
 
 def _said(vote: Vote) -> str:
@@ -90,11 +85,8 @@ def why_no_fence(name: str, votes: Votes, quorum: int) -> Unreachable | None:
     if len(granted) < quorum or majority_fence([lease.fence for _, lease in granted], quorum) is not None:
         return None
     last = min(lease.fence for _, lease in granted)
-    shown = ", ".join(f"no. {vote.server + 1}: {(lease.fence - last) / 1_000_000:+.0f} s" for vote, lease in granted)
-    return Unreachable(
-        f"the fences for {name!r} of the servers that answered differ by more than {APART:g} seconds ({shown}), and "
-        f"{quorum} of {len(votes.all)} servers have to agree: set their clocks, or bring the other servers back"
-    )
+    ahead = {vote.server + 1: (lease.fence - last) / 1_000_000 for vote, lease in granted}
+    return Unreachable.clocks_apart(name, servers=len(votes.all), needed=quorum, allowed=APART, ahead=ahead)
 
 
 class RedlockGrant(GroupGrant):
@@ -263,6 +255,11 @@ class Majority:
         """Return the answers that came; raises Unreachable unless they are those of a majority."""
         found = [answer for answer in answers if answer is not None]
         if len(found) < self.quorum:
-            more = "; check the servers and the network"
-            raise no_majority(self.name, len(found), len(self.locks), self.quorum, self._answer_within, more)
+            raise Unreachable.minority(
+                self.name,
+                answered=len(found),
+                servers=len(self.locks),
+                needed=self.quorum,
+                seconds=self._answer_within,
+            )
         return found

@@ -60,7 +60,7 @@ class Upgrader:
         if first is not None and (writer is None or writer.state is LeaseState.RELEASING or writer.remaining()):
             if first is not lease:
                 raise self._deadlock()
-            raise WouldDeadlock(f"the lease on {self._read.name!r} is upgraded already: wait for that to end")
+            raise WouldDeadlock.upgraded_already(self._read.name)
         known = self._read._at_work().known(self._keys)  # another lease of the same identity
         if known is not None and any(upgraded.wire_token == lease.wire_token for upgraded in known.held()):
             raise self._deadlock()
@@ -146,17 +146,14 @@ class Upgrader:
         lease.check()
         if lease.keys != self._read._keys or lease.weight != weight or lease.state is not HELD:
             use = "upgrade() takes one of read()" if weight == 1 else "downgrade() takes one of write() or upgrade()"
-            raise NotHeld(f"not a {what}'s lease of {self._read.name!r}, or not held any more: {lease!r}; {use}")
+            raise NotHeld.other_lease(self._read.name, given=repr(lease), expected=what, use=use)
 
     def _refused(self, answer: Answer, lease: Grant) -> SyncError:
         if answer.outcome is not Outcome.GONE:
             return self._deadlock()
         if lease.state in (LeaseState.RELEASING, LeaseState.RELEASED):
-            return NotHeld(f"the lease on {lease.name!r} was released before it could be upgraded")
+            return NotHeld.released(lease.name, before="it could be upgraded")
         return lease.loss()
 
     def _deadlock(self) -> WouldDeadlock:
-        return WouldDeadlock(
-            f"another reader of {self._read.name!r} is, or waits to become, the writer, and both wait for each other: "
-            "release this lease, and acquire the write side"
-        )
+        return WouldDeadlock.other_upgrade(self._read.name)

@@ -70,7 +70,7 @@ async def in_time(answer: Awaitable[T], within: float) -> T | SyncError:
         async with asyncio.timeout(within):
             return await answer
     except TimeoutError:
-        return Unreachable(f"a server did not answer within {within:g} seconds; check it and the network")
+        return Unreachable.one_server(within)
     except SyncError as error:
         return error
 

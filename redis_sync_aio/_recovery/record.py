@@ -115,10 +115,7 @@ class WorkRecord:
                 names = tuple(step.name for step in self.steps)
                 self.abandoned = Abandoned(text(token), int(fence), at, self.progress, names)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            return WrongKeyType(
-                f"the record of {lease.name!r} is not one of ours: {error}; delete {text(lease.keys.all[-1])!r}",
-                code="WRONGTYPE",
-            )
+            return WrongKeyType.of_record(lease.name, key=text(lease.keys.all[-1]), problem=str(error))
         self._seq, self._sound = seq, (self.progress, self.steps)
         return None
 
@@ -197,7 +194,7 @@ class WorkRecord:
             return StaleWriter(name=lease.name, identity=lease.identity, fence=lease.fence)
         error = self._manager.renewals.apply_answer(lease, ttl, call)
         if error is None and lease.state is not HELD and call.reply[0] != Renewed.RENEWED:
-            return NotHeld(f"the lease on {lease.name!r} was released before this was recorded")
+            return NotHeld.released(lease.name, before="this was recorded")
         return error
 
 

@@ -180,8 +180,7 @@ class Attempts:
             self._body_failed(error)
             return False  # P7: the body's own error comes out bare
         except asyncio.CancelledError:
-            why = "it was cancelled inside the loop, with EXEC in flight. Look at the data"
-            self._left = self._unknown(advice=why) if tx._session.in_doubt else self._caught("a cancellation")
+            self._left = self._unknown(cancelled=True) if tx._session.in_doubt else self._caught("a cancellation")
             self._finish()
             raise
         except BaseException:
@@ -225,8 +224,8 @@ class Attempts:
             self._give_up(error)
         if self._perhaps:
             error.add_note(
-                f"redis_sync_aio: an earlier run of this body may have been committed: the answer {self._EARLIER} of "
-                f"the transaction on {self._shown()} was lost. Look at the data"
+                f"redis_sync_aio: an earlier run of this body may have been committed: the answer to an earlier EXEC "
+                f"of the transaction on {self._shown()} was lost. Look at the data"
             )
         self._left = self._caught(f"{type(error).__name__} in its body")
 
@@ -238,8 +237,6 @@ class Attempts:
 
     # -- again, or not ---------------------------------------------------------------------------------
 
-    _EARLIER = "to an earlier EXEC"
-
     def _pass(self, tx: Transaction, error: SyncError) -> Literal[True]:
         """Plan the next attempt, or raise: nothing was done in this one, because of ``error``."""
         if is_transient(error) and self._plan_after_failure(tx._session.asked):
@@ -250,8 +247,7 @@ class Attempts:
         """Raise ``error``, by which this attempt has done nothing; or that an earlier one may have."""
         if not self._perhaps or isinstance(error, OutcomeUnknown):
             raise error
-        why = f"a later run ended with {type(error).__name__}, which is the cause of this. Look at the data"
-        raise self._unknown(self._EARLIER, why) from error
+        raise self._unknown(later_error=type(error).__name__) from error
 
     async def _unanswered(self, outcome: ExecUnanswered, sent: float) -> None:
         """Find out, or decide, what becomes of an EXEC that may have been executed."""
@@ -260,14 +256,13 @@ class Attempts:
             try:
                 executed = await self._marker.find_out(sent)
             except CommandRefused as error:
-                why = f"the marker that tells could not be read, see the cause of this: {error}. Look at the data"
-                raise self._unknown(advice=why) from error
+                raise self._unknown(marker_error=str(error)) from error
         if executed:
             self._succeeded(None, recovered=True)
         elif executed is None and not self._terms.idempotent:
             raise self._unknown() from outcome.cause
         elif not self._plan_after_failure(sent):
-            raise (self._unknown() if executed is None else self._void()) from outcome.cause
+            raise (self._unknown() if executed is None else Unreachable.exec_not_run(self._keys())) from outcome.cause
         elif executed is None:
             self._perhaps = True
 
@@ -293,51 +288,29 @@ class Attempts:
         return True
 
     def _conflict(self, turn: bool = False) -> Conflict:
-        elapsed = now() - self._begun
-        what = [f"others had the turn on {self._shown()} until the deadline"] if turn else []
-        if self._conflicts or not turn:
-            what.append(f"others changed {self._shown()} during {self._conflicts} of {self._attempts} attempts")
-        advice = self._less_conflicts()
         return Conflict(
-            f"{', and before that '.join(what)}, in {elapsed:.3f} seconds: nothing was written. {advice}",
             attempts=self._attempts,
             conflicts=self._conflicts,
-            elapsed=elapsed,
-            keys=tuple(map(text, self._terms.keys)),
+            elapsed=now() - self._begun,
+            keys=self._keys(),
+            more_attempts=self._attempts >= self._terms.attempts,
+            escalates=self._terms.escalate_after is not None,
+            turn_taken=turn,
         )
 
-    def _less_conflicts(self) -> str:
-        """Return advice that the caller does not follow already."""
-        advice = ["allow more attempts" if self._attempts >= self._terms.attempts else "allow more time (deadline)"]
-        if len(self._terms.keys) > 1:
-            advice.append("watch fewer keys")
-        if self._terms.escalate_after is None:
-            advice.append("let it take turns with the others (escalate_after=3)")
-        elif self._conflicts:
-            advice.append("let all who often write these keys take turns, too (escalate_after)")
-        return ", or ".join(advice).capitalize()
-
-    def _unknown(self, what: str = "to EXEC", advice: str = "") -> OutcomeUnknown:
-        if not advice:
-            advice = "look at the data"
-            if self._terms.idempotent:
-                advice += ", or allow more attempts or time (deadline): it was not run again"
-            elif self._terms.exactly_once:
-                advice += ": the marker that tells was out of reach"
-            else:
-                advice += ", or declare the body idempotent=True, or let a marker tell (exactly_once=True)"
+    def _unknown(self, *, cancelled: bool = False, later_error: str = "", marker_error: str = "") -> OutcomeUnknown:
+        terms = self._terms
         return OutcomeUnknown(
-            f"the answer {what} was lost: the transaction on {self._shown()} was committed as a whole, or not at all; "
-            f"{advice}",
             attempts=self._attempts,
-            keys=tuple(map(text, self._terms.keys)),
+            keys=self._keys(),
+            declared="idempotent" if terms.idempotent else "exactly_once" if terms.exactly_once else "",
+            cancelled=cancelled,
+            later_error=later_error,
+            marker_error=marker_error,
         )
 
-    def _void(self) -> Unreachable:
-        return Unreachable(
-            f"the connection was lost before EXEC of the transaction on {self._shown()} was executed: nothing was "
-            "written. Check the server and the network, or allow more attempts or time"
-        )
+    def _keys(self) -> tuple[str, ...]:
+        return tuple(map(text, self._terms.keys))
 
     def _shown(self) -> str:
         return listed(self._terms.keys)

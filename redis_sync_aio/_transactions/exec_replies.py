@@ -46,18 +46,9 @@ async def read_replies(connection: CheckedOut, commands: Sequence[Command], raw:
         return tuple(replies)
     failed = [number for number in bad if isinstance(raw[number], Exception)]
     first = (failed or bad)[0]
-    command = f"command {first + 1} of {len(commands)} ({first_word(commands[first][1][0])})"
-    if failed:
-        what = (
-            f"{command} failed when it ran: {replies[first]}. {len(replies) - len(failed)} of {len(replies)} commands "
-            "were executed, and Redis does not take them back; `replies` has the details"
-        )
-    else:
-        what = (
-            f"all commands were executed, but the reply to {command} cannot be read: {type(replies[first]).__name__}: "
-            f"{replies[first]}; `replies` has the others"
-        )
-    raise PartiallyApplied(what, replies=tuple(replies)) from replies[first]
+    command = first_word(commands[first][1][0])
+    partially = PartiallyApplied(replies=tuple(replies), command=command, index=first, failed=len(failed))
+    raise partially from replies[first]
 
 
 def _as_read(connection: CheckedOut, reply: Reply, options: dict[str, Any]) -> Reply:
@@ -67,8 +58,4 @@ def _as_read(connection: CheckedOut, reply: Reply, options: dict[str, Any]) -> R
 
 def without_multi(error: redis.exceptions.ResponseError, replies: Sequence[Reply]) -> PartiallyApplied:
     """Return the error for a MULTI that was refused: what followed was executed, each command on its own."""
-    return PartiallyApplied(
-        f"MULTI was refused: {error}. The commands after it were executed one by one, watched by nothing; "
-        "`replies` has their replies. Let this user run MULTI and EXEC",
-        replies=tuple(replies),
-    )
+    return PartiallyApplied(replies=tuple(replies), multi=str(error))

@@ -15,7 +15,7 @@ from .._client.error_replies import is_transient
 from .._client.retry import AFTER_CONFLICT, RETRY
 from .._client.topology import Topology
 from .._core.clock import now
-from .._core.display import listed, text
+from .._core.display import text
 from ..errors import Conflict, OutcomeUnknown, SyncError, TransactionMisuse
 from .body import BodyScope
 from .exec_replies import ExecUnanswered, Replies
@@ -139,13 +139,8 @@ class GuardedTransaction(Transaction):
         named = self._named()
         self._session.watch_only(self._guard.keys)
         await self._session.send([])
-        name = self._guard.name
-        others = f"others changed {listed(named)}, or " if named else ""
-        advice = ", without tx.watch() for what the lock protects" if named else " when less goes on"
         raise Conflict(
-            f"{others}{name!r} itself was touched meanwhile (renewed; a semaphore or read/write lock also acquired or "
-            f"released by others), at each of {conflicts} commits: nothing was written. The lease on {name!r} "
-            f"still holds: read and write again{advice}",
+            lease=self._guard.name,
             attempts=1,
             conflicts=conflicts,
             elapsed=now() - self._begun,
@@ -157,9 +152,4 @@ class GuardedTransaction(Transaction):
         return list(self._session.keys)[len(self._guard.keys) :]
 
     def _unknown(self) -> OutcomeUnknown:
-        return OutcomeUnknown(
-            f"the answer to EXEC was lost: what was guarded by the lease on {self._guard.name!r} was written as a "
-            "whole, or not at all; look at the data",
-            attempts=1,
-            keys=tuple(map(text, self._session.keys)),
-        )
+        return OutcomeUnknown(lease=self._guard.name, attempts=1, keys=tuple(map(text, self._session.keys)))

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from .._core.clock import now
-from . import failures
+from .._core.display import text
+from ..errors import Unreachable
 from .call import Call
 from .connection import BURST, Connection
 from .deferred import DeferredCalls
@@ -65,7 +66,7 @@ class CallQueue:
                 continue
             call.ambiguous |= perhaps
             if call.at_most_once and perhaps:
-                call.fail(failures.reply_lost(call))
+                call.fail(Unreachable.reply_lost(text(call.name)))
             elif not self.deferred.join(call):
                 resend.append(call)
         self.unsent.extendleft(reversed(resend))

@@ -10,34 +10,19 @@ import redis.exceptions
 from .._client.error_replies import TRANSIENT, answered, error_code, refusal
 from .._client.redis_py import NotAdoptable
 from .._core.clock import now
-from .._core.display import shown_within, text
+from .._core.display import text
 from ..errors import CommandRefused, CoordinatorClosed, PushUnavailable, SyncError, Unreachable
 from .call import Call
 
 
 def closed(call: Call) -> CoordinatorClosed:
     """Return the error for a call that had no reply when its executor was closed."""
-    return CoordinatorClosed(
-        f"the coordinator was closed before a reply about {text(call.name)!r} arrived: the command may have been "
-        "executed or not; check with a new Coordinator"
-    )
+    return CoordinatorClosed.without_reply(text(call.name))
 
 
 def too_late(call: Call) -> None:
     """Fail a call that was sent to a closed executor, in a later turn of the loop, as a reply would come."""
-    error = CoordinatorClosed(
-        f"no command was sent for {text(call.name)!r}: its coordinator is closed. What it still holds ends with its "
-        "ttl; create a new Coordinator"
-    )
-    asyncio.get_running_loop().call_soon(call.fail, error)
-
-
-def reply_lost(call: Call) -> Unreachable:
-    """Return the error for a call that lost its reply and is not repeated."""
-    return Unreachable(
-        f"the connection was lost before the reply about {text(call.name)!r} arrived: the command may have been "
-        "executed or not; check statistics()"
-    )
+    asyncio.get_running_loop().call_soon(call.fail, CoordinatorClosed.not_sent(text(call.name)))
 
 
 def unanswered(
@@ -49,14 +34,10 @@ def unanswered(
     ``within`` the limit in seconds that the caller has set.
     """
     if cause is not None and not isinstance(cause, EXPECTED):
-        return _client_raised(name, cause, within)
-    error = Unreachable(
-        f"Redis did not answer a command for {text(name)!r} {'in time' if within is None else shown_within(within)}"
-        + (f": {type(cause).__name__}" if cause else "")
-        + (f": {str(cause).rstrip('.')}" if cause and str(cause) else "")
-        + (f"; before that it answered {before.code}" if isinstance(before, CommandRefused) else "")
-        + "; check the server and the network, or allow more time (retry_for, timeout)"
-    )
+        error = Unreachable.client_raised(text(name), seconds=within, raised=message_of(cause))
+    else:
+        code = before.code if isinstance(before, CommandRefused) else ""
+        error = Unreachable.unanswered(text(name), seconds=within, cause=cause, code=code)
     error.__cause__ = cause or before
     return error
 
@@ -64,17 +45,6 @@ def unanswered(
 def message_of(error: BaseException) -> str:
     """Return the message of ``error``, with its type if the message alone may be unclear."""
     return str(error) if isinstance(error, (SyncError, *EXPECTED)) else f"{type(error).__name__}: {error}".rstrip(": .")
-
-
-def _client_raised(name: bytes, cause: BaseException, within: float | None) -> Unreachable:
-    """Return the error for a command without a reply because of ``cause``, which the caller's client has raised."""
-    error = Unreachable(
-        f"a command for {text(name)!r} got no answer {'in time' if within is None else shown_within(within)}: the "
-        f"client raised {message_of(cause)}. That is neither a reply of Redis nor a failure of the network; check the "
-        "code that the client calls while it connects, such as a credential provider"
-    )
-    error.__cause__ = cause
-    return error
 
 
 def not_from_outside(error: Exception | asyncio.CancelledError, closed: bool) -> Exception:
@@ -94,15 +64,6 @@ def not_from_outside(error: Exception | asyncio.CancelledError, closed: bool) ->
     return found
 
 
-def too_slow(name: bytes, duration: float, claimed: bool) -> Unreachable:
-    """Return the error for a request whose grants, of ``duration`` seconds, have ended before they arrive."""
-    return Unreachable(
-        f"Redis takes longer to answer about {text(name)!r} than a lease of {duration:g} seconds lasts: each grant "
-        "had ended before its reply arrived. Nothing is held; "
-        + ("raise Coordinator(claim=)" if claimed else "give it a longer ttl")
-    )
-
-
 def time_is_up(call: Call, cause: BaseException | None = None) -> SyncError:
     """Return the error for a call whose time is up: the reason for its failures, or that its outcome is unknown."""
     error = call.connection_error
@@ -115,10 +76,7 @@ def not_allowed(message: str, what: str) -> Exception:
     """Return the error to raise for an error reply to ``what`` while a connection was set up."""
     if error_code(message) in TRANSIENT:
         return redis.exceptions.ConnectionError(message)
-    return PushUnavailable(
-        f"the server does not allow {what}, which pushed wake-ups need: {message}; allow it, or use "
-        'Coordinator(client, push="never") to poll instead'
-    )
+    return PushUnavailable.not_allowed(what, reply=message)
 
 
 def refused_for_good(error: Exception) -> SyncError:
@@ -126,7 +84,7 @@ def refused_for_good(error: Exception) -> SyncError:
     if isinstance(error, SyncError):
         return error
     if isinstance(error, NotAdoptable):
-        return PushUnavailable(f'{error}; use Coordinator(client, push="never") to poll instead')
+        return PushUnavailable.not_with_this_client(str(error))
     return answered(b"", error) or refusal(b"", f"ERR {error}")
 
 

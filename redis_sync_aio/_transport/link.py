@@ -227,7 +227,7 @@ class Link:
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         """Replace a connection that ended without our doing, if one is needed."""
         if connection is not self._connection:
-            self._handshake.fail(connection, Unreachable("the connection was lost while it was being set up"))
+            self._handshake.fail(connection, Unreachable.while_connecting())
             return
         self._connection = None
         self._connector.error = error or ConnectionResetError("the server closed the connection")

@@ -31,17 +31,17 @@ from redis_sync_aio.errors import (
 ERRORS = [
     AcquireTimeout("late", name="x", remaining=1.5),
     LeaseLost(name="x", reason="taken", fence=7, held_for=1.5, given_back=("y",), servers=(1, 3, 2)),
-    LimitMismatch("other", name="x", expected=None, found=3),
+    LimitMismatch(name="x", expected=2, found=3),
     StaleFence(name="x", fence=1, highest=2),
     UnknownStep(name="x", steps=("a", "b"), known=()),
     UndoFailed("two failed", [ValueError("a"), KeyError("b")]),
     CommandRefused("no", code="ERR"),
     OutOfMemory("full", code="OOM"),
-    Conflict("others", attempts=3, conflicts=2, elapsed=0.5, keys=("a",)),
-    OutcomeUnknown("who knows", attempts=1, keys=("a",)),
-    PartiallyApplied("half", replies=(1, ResponseError("no"))),
-    Unreachable("away"),
-    NotHeld("not"),
+    Conflict(attempts=3, conflicts=2, elapsed=0.5, keys=("a",)),
+    OutcomeUnknown(attempts=1, keys=("a",)),
+    PartiallyApplied(replies=(1, ResponseError("no")), command="GET", index=1, failed=1),
+    Unreachable.reply_lost("x"),
+    NotHeld.released("x"),
     StaleWriter(name="a", identity="w", fence=7),
 ]
 

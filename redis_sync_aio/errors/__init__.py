@@ -1,0 +1,40 @@
+"""The errors of locks, leases and transactions, in one tree.
+
+Each message names the lock, says what was expected and what was found, and what to do about it. It is built from facts
+in the class: by ``__init__``, or, if a class stands for several situations, by a static method for each. Those methods
+are for this package and may change.
+``SyncError`` catches them all; the second base of a class is what callers would catch anyway
+(``TimeoutError`` for a timeout, redis-py's ``ConnectionError`` for a server out of reach).
+They can be pickled and copied. Not among them: bad arguments are TypeError, ValueError or RuntimeError;
+`redis_sync_aio.embedded` has errors of its own, and `redis_sync_aio.compat` raises redis-py's.
+"""
+
+from __future__ import annotations
+
+from ._base import SyncError, copy_error
+from ._leases import AcquireTimeout, LimitMismatch, NotHeld, StaleFence, WouldDeadlock
+from ._loss import LeaseLost, LossReason
+from ._recovery import StaleWriter, UndoFailed, UnknownStep
+from ._servers import (
+    CommandRefused,
+    CoordinatorClosed,
+    OutOfMemory,
+    PermissionDenied,
+    PushUnavailable,
+    Unreachable,
+    WrongContext,
+    WrongKeyType,
+)
+from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied, TransactionMisuse
+
+__all__ = [
+    "AcquireTimeout", "CommandRefused", "Conflict", "CoordinatorClosed", "LeaseLost", "LimitMismatch", "LossReason",
+    "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied", "PermissionDenied", "PushUnavailable",
+    "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable",
+    "WouldDeadlock", "WrongContext", "WrongKeyType", "copy_error",
+]  # fmt: skip
+
+# Tracebacks and pickles name the place where users find the classes.
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__

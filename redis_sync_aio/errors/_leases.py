@@ -1,0 +1,191 @@
+"""Errors of acquiring, holding and releasing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ._base import SyncError
+from ._wording import listed
+from ._wording import within as shown_within
+
+_MAX_HOLDERS = 5
+"""Holders that one message shows."""
+
+
+class AcquireTimeout(SyncError, TimeoutError):
+    """The lock was not granted within ``timeout``: others held it, or Redis had not answered yet, as the message says.
+
+    The request is being withdrawn when this is raised; with pushed wake-ups the withdrawal was sent already, behind the
+    request and on the same connection. So nothing stays behind.
+
+    ``name`` is the lock's; ``remaining`` is for how many seconds the present holder has it if it does not renew,
+    as far as this process or the server's last answer can tell (None: not known, or forever): a hint for
+    ``Retry-After``. ``answered`` is False if Redis had not answered yet, so that it may be free.
+    """
+
+    def __init__(
+        self,
+        failed: str,
+        *,
+        name: str,
+        within: float | None = None,
+        remaining: float | None = None,
+        answered: bool = True,
+        held_here: bool = False,
+        it: str = "it",
+        use: str = "",
+        why: str = "",
+    ) -> None:
+        """Word the message.
+
+        Args:
+            failed: what was not done.
+            name, remaining, answered: the attributes.
+            within: for how many seconds it was tried, if that is known.
+            held_here: this process holds it; else others do.
+            it: what is held, for the sentence about that.
+            use: what to do if the task waits for itself.
+            why: another reason, with advice; then nothing is said about holders.
+        """
+        longer = "wait longer, or look at statistics() for the holders"
+        if not answered:
+            why = f"Redis has not answered yet about {name!r}; allow more time"
+        elif not why and held_here:
+            itself = "If it is the very task that asks, it waits for itself"
+            why = f"this process holds {it}. {itself}{f': {use}' if use else ''}; else {longer}"
+        elif not why:
+            why = f"others hold {it} or wait for {'them' if it.endswith('them') else 'it'}; {longer}"
+        super().__init__(f"{failed}{'' if within is None else f' {shown_within(within)}'}: {why}")
+        self.name = name
+        self.remaining = remaining
+        self.answered = answered
+
+
+class LimitMismatch(SyncError, ValueError):
+    """The server's limit is another than the caller's, or too small for the weight asked for. Nothing was changed.
+
+    ``expected`` is the limit that the caller gave (None: it was left to the server); if a `resize` made a waiting
+    request too heavy, the limit when it asked. ``found`` is the server's (None: it knows none yet).
+    """
+
+    def __init__(
+        self, *, name: str, expected: int | None, found: int | None, weight: int = 0, resized: bool = False
+    ) -> None:
+        """Word the message.
+
+        Args:
+            name: the semaphore's.
+            expected, found: the attributes.
+            weight: what was asked for, if it is too heavy for the server's limit.
+            resized: the server's limit was set by `resize`.
+        """
+        if found is None:
+            why = "the server knows no limit of it yet, and limit=None takes the server's: create it with a limit"
+        elif weight:
+            why = f"a weight of {weight} never fits into its limit of {found}: ask for less, or resize() it"
+        elif found == expected:
+            why = f"its limit became {found} while this was asked for: ask again"
+        elif resized:
+            why = f"its limit is {found}, not {expected}: resize() set it, and only resize() changes it: call it, or "
+            why += "use limit=None"
+        else:
+            why = f"its limit is {found}, not {expected}: use the same limit everywhere, limit=None, on_mismatch, or "
+            why += "resize(); when nobody holds a permit or waits for one, another limit is accepted"
+        super().__init__(f"{name!r}: {why}")
+        self.name = name
+        self.expected = expected
+        self.found = found
+
+
+class WouldDeadlock(SyncError, RuntimeError):
+    """Waiting would never end: two wait for each other, or one for itself. Nothing was changed."""
+
+    @staticmethod
+    def own_body(name: str, *, fence: int, use: str) -> WouldDeadlock:
+        """Return the error for a task that would wait for its own body; ``use`` says what to do instead."""
+        return WouldDeadlock(
+            f"a body of this task holds {name!r} (fence {fence}), so the task would wait for itself: {use}"
+        )
+
+    @staticmethod
+    def other_side(name: str, *, identity: str, writes: bool) -> WouldDeadlock:
+        """Return the error for an identity that already holds the other side of a read/write lock."""
+        has, use = ("writing", "downgrade() it") if writes else ("reading", "upgrade() it")
+        return WouldDeadlock(f"{identity!r} holds {name!r} already, for {has}: go on with that lease, or {use}")
+
+    @staticmethod
+    def upgraded_already(name: str) -> WouldDeadlock:
+        """Return the error for the upgrade of a lease that is upgraded."""
+        return WouldDeadlock(f"the lease on {name!r} is upgraded already: wait for that to end")
+
+    @staticmethod
+    def other_upgrade(name: str) -> WouldDeadlock:
+        """Return the error for two readers that would be upgraded at the same time."""
+        return WouldDeadlock(
+            f"another reader of {name!r} is, or waits to become, the writer, and both wait for each other: release "
+            "this lease, and acquire the write side"
+        )
+
+
+class NotHeld(SyncError):
+    """A release, or a check, of something that is not held (by this task, or by this identity).
+
+    Also the end of an ``async with`` that did not begin, as after ``push_async_exit(lock)``.
+    """
+
+    @staticmethod
+    def by_this_task(names: Collection[str], *, holders: Sequence[str]) -> NotHeld:
+        """Return the error for a release by a task without a lease; ``holders`` are the holders in this process."""
+        found = "neither does any other task of this process. Release the lease where it was acquired"
+        if holders:
+            more = f" and {len(holders) - _MAX_HOLDERS} more" if len(holders) > _MAX_HOLDERS else ""
+            shown = ", ".join(holders[:_MAX_HOLDERS]) + more
+            found = f"in this process it is held by {shown}. Release that very lease: lease.release()"
+        return NotHeld(f"this task holds no lease on {listed(names)}; {found}")
+
+    @staticmethod
+    def by_owner(name: str, owner: str) -> NotHeld:
+        """Return the error for a release of a reentrant lock that ``owner`` does not hold."""
+        return NotHeld(f"{name!r} is not held by {owner}: release the lease itself, or name the owner of it")
+
+    @staticmethod
+    def by_identity(name: str, identity: str, *, holders: str) -> NotHeld:
+        """Return the error for a release by an identity without a lease; ``holders`` are the server's, if any."""
+        found = f" but by {holders}: nothing was changed" if holders else ", nor by anybody else"
+        return NotHeld(f"{name!r} is not held by {identity!r}{found}")
+
+    @staticmethod
+    def released(name: str, *, before: str = "") -> NotHeld:
+        """Return the error for the use of a lease that was released; ``before`` says before what."""
+        return NotHeld(
+            f"the lease on {name!r} was released{f' before {before}' if before else ''}; acquire the lock again"
+        )
+
+    @staticmethod
+    def other_lease(name: str, *, given: str, expected: str, use: str) -> NotHeld:
+        """Return the error for a ``given`` lease that is not the ``expected`` kind, or not held."""
+        return NotHeld(f"not a {expected}'s lease of {name!r}, or not held any more: {given}; {use}")
+
+    @staticmethod
+    def not_entered(what: str) -> NotHeld:
+        """Return the error for leaving ``what``, which was not entered."""
+        return NotHeld(
+            f"{what} was not entered, so there is nothing to leave: use `async with`, or enter_async_context() of an "
+            "exit stack; for a lease from acquire() use enter_async_context(lease)"
+        )
+
+
+class StaleFence(SyncError):
+    """A resource was used under a fence that is older than one it has seen: that lease is over. Nothing was changed.
+
+    ``fence`` is the one that was refused, ``highest`` the highest that was accepted before.
+    """
+
+    def __init__(self, *, name: str, fence: int, highest: int) -> None:
+        super().__init__(
+            f"the fence {fence} is too old for {name!r}, which has accepted {highest}: another holder came after that "
+            "lease. Do not write; acquire the lock again"
+        )
+        self.name = name
+        self.fence = fence
+        self.highest = highest

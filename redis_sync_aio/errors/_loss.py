@@ -1,0 +1,107 @@
+"""Why a lease was lost, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ._base import SyncError
+
+LossReason = Literal["expired", "taken", "unreachable", "late", "closed", "released"]
+
+_EXPLAINED: dict[LossReason, str] = {
+    "expired": "it is gone from the server before its time was up: it was released elsewhere (by its identity or by "
+    "force), or its key was deleted. Acquire it again",
+    "taken": "another token holds the lock now. Do not write any more; acquire it again",
+    "unreachable": "Redis could not be reached before the deadline to renew it. Do not write any more; check the "
+    "server and the network, or give it a longer ttl",
+    "late": "its deadline passed before this process had renewed it, although the server was answering: there is more "
+    "to do than one event loop can. Do not write any more; hold fewer leases in one process, or give them a longer ttl",
+    "closed": "the coordinator or its client was closed while it was held. Close it after the bodies have ended",
+    "released": "another task released it while this body ran. Release it in the task whose body runs, or end the body",
+}
+_TIME_IS_UP = (
+    "its time was up: its ttl ran out without a renewal, or max_hold was reached. Acquire it again, or give it more"
+)
+_STOOD_STILL = (
+    "its deadline passed while this process, or its event loop, stood still for at least {:.1f} seconds, so it was not "
+    "renewed. Do not write any more; move blocking work to a thread, hold fewer leases in one process, or give it a "
+    "longer ttl"
+)
+
+
+_CLAIM = (
+    "{}. It was handed over by its last holder and had a claim of {:g} seconds until its first renewal, not its whole "
+    "ttl: a longer ttl does not help. Do not write any more; move blocking work to a thread, or raise "
+    "Coordinator(claim=)"
+)
+
+
+def _explained(reason: LossReason, *, stalled: float = 0.0, time_is_up: bool = False, claim: float = 0.0) -> str:
+    """Return why a lease was lost and what to do about it; the arguments are those of `LeaseLost`."""
+    if claim and reason in ("late", "expired", "unreachable"):
+        what = "Redis could not be reached before the deadline to renew it"
+        if reason != "unreachable":
+            still = f"this process, or its event loop, stood still for at least {stalled:.1f} seconds, and"
+            what = f"its deadline passed: {still if stalled else 'this process'} had not renewed it"
+        return _CLAIM.format(what, claim)
+    if reason == "expired" and time_is_up:
+        return _TIME_IS_UP
+    if reason == "late" and stalled:
+        return _STOOD_STILL.format(stalled)
+    return _EXPLAINED[reason]
+
+
+class LeaseLost(SyncError):
+    """The lease ended while it was still in use: what it protected is no longer protected.
+
+    ``reason`` says how it was found out:
+
+    - ``"expired"``: its time was up (a ttl without renewals, or ``max_hold``); or it is gone from the server before
+      that: it was released elsewhere (by its identity, by force), or its key was deleted. The message says which.
+    - ``"taken"``: another token is under the key, so another client holds the lock now.
+    - ``"unreachable"``: the deadline passed while Redis could not be reached to renew the lease.
+    - ``"late"``: the deadline passed because this process did not renew the lease in time: it, or its event loop, stood
+      still, or had too much to do. The server was not asked; another client may hold the lock.
+    - ``"closed"``: this process gave it up: its coordinator, or its client, was closed under it.
+    - ``"released"``: another task of this process released it while the body ran.
+
+    ``name`` is the lock's, ``fence`` the lease's (None: not known). ``held_for`` is for how many seconds the lease was
+    held until the loss was noticed (None: not known). ``stalled`` is for how many seconds at least this process, or its
+    event loop, stood still since the latest renewal. ``time_is_up``: its time had ended by the clock of this process.
+    ``claim``: seconds for which it had been handed over, without a renewal since (0: it had its whole ttl).
+
+    ``given_back`` names the other locks of a multi-lock; ``servers`` has, of a Redlock, on how many servers it was held
+    still, of how many, and how many are needed.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        reason: LossReason,
+        fence: int | None = None,
+        held_for: float | None = None,
+        stalled: float = 0.0,
+        time_is_up: bool = False,
+        claim: float = 0.0,
+        given_back: tuple[str, ...] = (),
+        servers: tuple[int, int, int] | None = None,
+    ) -> None:
+        which = "" if fence is None else f" (fence {fence})"
+        lasted = "" if held_for is None else f" after {held_for:.1f} seconds"
+        why = _explained(reason, stalled=stalled, time_is_up=time_is_up, claim=claim)
+        if servers is not None:
+            held, of, needed = servers
+            why = f"{held} of {of} servers hold it, {needed} have to; of the last one that did, {why}"
+        if given_back:
+            why += f". With it {', '.join(map(repr, given_back))} are given back"
+        super().__init__(f"the lease on {name!r}{which} was lost{lasted}: {why}")
+        self.name = name
+        self.reason: LossReason = reason
+        self.fence = fence
+        self.held_for = held_for
+        self.stalled = stalled
+        self.time_is_up = time_is_up
+        self.claim = claim
+        self.given_back = given_back
+        self.servers = servers

@@ -1,0 +1,48 @@
+"""Errors of robust locks and their undo steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ._base import SyncError
+from ._leases import NotHeld
+
+
+class UnknownStep(SyncError, LookupError):
+    """Undo steps are recorded under names that the registry does not have. None was run.
+
+    ``steps`` are those names.
+    """
+
+    def __init__(self, *, name: str, steps: tuple[str, ...], known: tuple[str, ...]) -> None:
+        """Word the message: ``known`` are the names that the registry of the lock ``name`` has."""
+        super().__init__(
+            f"undo steps of {name!r} without a function: {', '.join(steps)}; the registry has "
+            f"{', '.join(known) or 'nothing'}. Nothing was run: register them (also under old names that may still be "
+            "recorded)"
+        )
+        self.steps = steps
+
+
+class UndoFailed(SyncError, ExceptionGroup[Exception]):
+    """Some undo steps raised, or took too long; the others were run. ``exceptions`` are their errors, as they ran."""
+
+    def derive(self, excs: Sequence[Exception]) -> UndoFailed:  # type: ignore[override]
+        """Return a part of the group, for ``except*``."""
+        return UndoFailed(self.message, excs)
+
+
+class StaleWriter(NotHeld):
+    """Another lease of the same identity adopted the record of the robust lock later, and writes it from then on.
+
+    Nothing was recorded by this lease. It still holds the lock, together with that other one. ``name`` is the lock's,
+    ``fence`` that of the lease.
+    """
+
+    def __init__(self, *, name: str, identity: str | None, fence: int) -> None:
+        super().__init__(
+            f"nothing was recorded under {name!r}: a later lease of the identity {identity!r} has adopted the record "
+            f"and writes it now. Record by that lease, or acquire again (this lease has the fence {fence})"
+        )
+        self.name = name
+        self.fence = fence

@@ -1,0 +1,251 @@
+"""Errors of servers, connections and coordinators."""
+
+from __future__ import annotations
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ._base import SyncError
+from ._wording import listed, within
+
+
+class Unreachable(SyncError, RedisConnectionError):
+    """Redis did not answer within the time allowed, after bounded retries: the outcome is not known.
+
+    Of a transaction it is: nothing was written (`OutcomeUnknown` is raised when that is not certain).
+
+    What a request that was given up may have left on the server is withdrawn as soon as the server is back,
+    and otherwise ends with its ttl.
+    """
+
+    @staticmethod
+    def unanswered(name: str, *, seconds: float | None, cause: BaseException | None, code: str = "") -> Unreachable:
+        """Return the error for a command about ``name`` without a reply.
+
+        ``seconds`` is the caller's limit. ``cause`` says why there is no reply, if that is known. ``code`` is that of
+        the refusal of an earlier attempt.
+        """
+        return Unreachable(
+            f"Redis did not answer a command for {name!r} {'in time' if seconds is None else within(seconds)}"
+            + (f": {type(cause).__name__}" if cause else "")
+            + (f": {str(cause).rstrip('.')}" if cause and str(cause) else "")
+            + (f"; before that it answered {code}" if code else "")
+            + "; check the server and the network, or allow more time (retry_for, timeout)"
+        )
+
+    @staticmethod
+    def client_raised(name: str, *, seconds: float | None, raised: str) -> Unreachable:
+        """Return the error for a command about ``name`` without a reply, because the caller's client raised an error.
+
+        ``seconds`` is the caller's limit.
+        """
+        return Unreachable(
+            f"a command for {name!r} got no answer {'in time' if seconds is None else within(seconds)}: the client "
+            f"raised {raised}. That is neither a reply of Redis nor a failure of the network; check the code that the "
+            "client calls while it connects, such as a credential provider"
+        )
+
+    @staticmethod
+    def reply_lost(name: str) -> Unreachable:
+        """Return the error for a command that lost its reply and is not repeated."""
+        return Unreachable(
+            f"the connection was lost before the reply about {name!r} arrived: the command may have been executed or "
+            "not; check statistics()"
+        )
+
+    @staticmethod
+    def while_connecting() -> Unreachable:
+        """Return the error for a connection that was lost before any command was sent on it."""
+        return Unreachable("the connection was lost while it was being set up; check the server and the network")
+
+    @staticmethod
+    def too_slow(name: str, *, duration: float, claimed: bool) -> Unreachable:
+        """Return the error for a request whose grants, of ``duration`` seconds, have ended before they arrive.
+
+        ``claimed`` says that a shorter claim, and not the ttl, ended them.
+        """
+        return Unreachable(
+            f"Redis takes longer to answer about {name!r} than a lease of {duration:g} seconds lasts: each grant had "
+            f"ended before its reply arrived. Nothing is held; "
+            f"{'raise Coordinator(claim=)' if claimed else 'give it a longer ttl'}"
+        )
+
+    @staticmethod
+    def release_unconfirmed(name: str) -> Unreachable:
+        """Return the error for a release that goes on, and was not confirmed in time."""
+        return Unreachable(
+            f"Redis did not confirm the release of {name!r} in time: it is tried again in the background; check the "
+            "server and the network"
+        )
+
+    @staticmethod
+    def exec_not_run(keys: tuple[str, ...]) -> Unreachable:
+        """Return the error for a transaction whose EXEC did not reach the server."""
+        return Unreachable(
+            f"the connection was lost before EXEC of the transaction on {listed(keys)} was executed: nothing was "
+            "written. Check the server and the network, or allow more attempts or time"
+        )
+
+    @staticmethod
+    def in_transaction(keys: tuple[str, ...], cause: BaseException) -> Unreachable:
+        """Return the error for a transaction that lost its connection before EXEC was sent."""
+        return Unreachable(
+            f"the connection failed in a transaction on {listed(keys)}: {type(cause).__name__}: {cause}; nothing was "
+            "written. Check the server and the network"
+        )
+
+    @staticmethod
+    def one_server(seconds: float) -> Unreachable:
+        """Return the error for one of several servers that did not answer."""
+        return Unreachable(f"a server did not answer within {seconds:g} seconds; check it and the network")
+
+    @staticmethod
+    def minority(
+        name: str, *, answered: int, servers: int, needed: int, seconds: float, others: str = ""
+    ) -> Unreachable:
+        """Return the error for too few answers of several servers; ``others`` says what the other servers did."""
+        return Unreachable(
+            f"{answered} of {servers} servers answered about {name!r} within {seconds:g} seconds, {needed} have to"
+            f"{f'. {others}' if others else '; check the servers and the network'}"
+        )
+
+    @staticmethod
+    def extended_by_minority(name: str, *, extended: int, servers: int, needed: int, seconds: float) -> Unreachable:
+        """Return the error for a lease on several servers that too few of them extended."""
+        return Unreachable(
+            f"{extended} of {servers} servers extended the lease on {name!r} within {seconds:g} seconds, {needed} have "
+            "to: its deadline stays; check the others"
+        )
+
+    @staticmethod
+    def clocks_apart(name: str, *, servers: int, needed: int, allowed: float, ahead: dict[int, float]) -> Unreachable:
+        """Return the error for servers whose clocks, and so whose fences, differ by more than ``allowed`` seconds.
+
+        ``ahead`` has for the number of each server that answered how many seconds it is ahead of the slowest.
+        """
+        shown = ", ".join(f"no. {number}: {seconds:+.0f} s" for number, seconds in ahead.items())
+        return Unreachable(
+            f"the fences for {name!r} of the servers that answered differ by more than {allowed:g} seconds ({shown}), "
+            f"and {needed} of {servers} servers have to agree: set their clocks, or bring the other servers back"
+        )
+
+
+class CommandRefused(SyncError):
+    """The server answered with an error, so nothing was changed.
+
+    Unless the message says that an earlier copy of the command may have been executed: the answer to that was lost.
+
+    ``code`` is the first word of the server's answer, for instance ``"OOM"`` or ``"MISCONF"``.
+    """
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PermissionDenied(CommandRefused):
+    """The ACL user may not run a command, use a key or a channel, or its credentials are missing or wrong.
+
+    docs/servers.md has the least rule.
+    """
+
+
+class OutOfMemory(CommandRefused):
+    """The server is at ``maxmemory``: nothing new can be acquired.
+
+    With scripts, releases and renewals still work; with WATCH (``engine="watch"``) those of permits do not.
+    """
+
+
+class WrongKeyType(CommandRefused):
+    """The key of this lock holds something that is not a lock (a list, a hash, …)."""
+
+    @staticmethod
+    def of_record(name: str, *, key: str, problem: str) -> WrongKeyType:
+        """Return the error for a robust lock whose record this package did not write."""
+        return WrongKeyType(f"the record of {name!r} is not one of ours: {problem}; delete {key!r}", code="WRONGTYPE")
+
+
+class PushUnavailable(SyncError):
+    """Pushed wake-ups were required (``push="always"``) but are not possible with this server, user or client."""
+
+    @staticmethod
+    def not_allowed(what: str, *, reply: str) -> PushUnavailable:
+        """Return the error for a server that answered ``reply`` to the command ``what``."""
+        return PushUnavailable(
+            f"the server does not allow {what}, which pushed wake-ups need: {reply}; allow it, or use "
+            'Coordinator(client, push="never") to poll instead'
+        )
+
+    @staticmethod
+    def not_with_this_client(problem: str) -> PushUnavailable:
+        """Return the error for a client whose connections cannot be used."""
+        return PushUnavailable(f'{problem}; use Coordinator(client, push="never") to poll instead')
+
+
+class CoordinatorClosed(SyncError):
+    """The coordinator, or the client behind it, was closed: create a new one."""
+
+    @staticmethod
+    def used(why: str) -> CoordinatorClosed:
+        """Return the error for the use of a coordinator that is closed."""
+        return CoordinatorClosed(f"this coordinator cannot be used any more, create a new one: {why}")
+
+    @staticmethod
+    def draining(name: str) -> CoordinatorClosed:
+        """Return the error for a request about ``name`` to a coordinator that is being closed."""
+        return CoordinatorClosed(f"the coordinator is being closed, and grants {name!r} no more: create a new one")
+
+    @staticmethod
+    def while_waiting(name: str, why: str) -> CoordinatorClosed:
+        """Return the error for a request about ``name`` that waits when the coordinator is closed."""
+        return CoordinatorClosed(f"the wait for {name!r} ended: {why}")
+
+    @staticmethod
+    def without_reply(name: str) -> CoordinatorClosed:
+        """Return the error for a command about ``name`` that had no reply when the coordinator was closed."""
+        return CoordinatorClosed(
+            f"the coordinator was closed before a reply about {name!r} arrived: the command may have been executed or "
+            "not; check with a new Coordinator"
+        )
+
+    @staticmethod
+    def not_sent(name: str) -> CoordinatorClosed:
+        """Return the error for a command about ``name`` that a closed coordinator did not send."""
+        return CoordinatorClosed(
+            f"no command was sent for {name!r}: its coordinator is closed. What it still holds ends with its ttl; "
+            "create a new Coordinator"
+        )
+
+
+class WrongContext(SyncError, RuntimeError):
+    """Used from another event loop, or from another process after a fork."""
+
+    def about(self, what: str) -> WrongContext:
+        """Return the same error, naming ``what`` was used."""
+        return WrongContext(f"{what} cannot be used here: {self}")
+
+    @staticmethod
+    def forked() -> WrongContext:
+        """Return the error for the use of a coordinator in a process that was forked from its own."""
+        return WrongContext(
+            "this coordinator belongs to the parent process: after a fork create a new client and a new Coordinator in "
+            "the child (or start children with the 'spawn' method)"
+        )
+
+    @staticmethod
+    def other_loop() -> WrongContext:
+        """Return the error for the use of a coordinator in an event loop that is not its own."""
+        return WrongContext(
+            "this coordinator runs in another event loop: create one Coordinator per loop, and do not share locks made "
+            "from it, nor leases, between loops or threads"
+        )
+
+    @staticmethod
+    def no_loop() -> WrongContext:
+        """Return the error for use outside an event loop."""
+        return WrongContext("no event loop is running here: use it inside a coroutine")
+
+    @staticmethod
+    def no_task(name: str) -> WrongContext:
+        """Return the error for the use of a reentrant lock without an owner and outside a task."""
+        return WrongContext(f"{name!r} is used outside a task: name an owner, acquire(owner=...)")

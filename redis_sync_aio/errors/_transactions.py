@@ -1,0 +1,163 @@
+"""Errors of transactions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ._base import SyncError
+from ._wording import listed
+
+
+class Conflict(SyncError):
+    """Others changed the watched keys in each attempt, until attempts or time were used up: nothing was done.
+
+    ``attempts`` says how often the body ran, ``conflicts`` how often EXEC found a change, ``elapsed`` how many seconds
+    it took, ``keys`` which keys were watched.
+    """
+
+    def __init__(
+        self,
+        *,
+        attempts: int,
+        conflicts: int,
+        elapsed: float,
+        keys: tuple[str, ...],
+        lease: str = "",
+        more_attempts: bool = False,
+        escalates: bool = False,
+        turn_taken: bool = False,
+    ) -> None:
+        """Word the message.
+
+        Args:
+            attempts, conflicts, elapsed, keys: the attributes.
+            lease: the lock whose lease guarded the commit, if one did.
+            more_attempts: the number of attempts was the limit; else the time was.
+            escalates: the transaction takes turns after some conflicts.
+            turn_taken: others had the turn until the deadline.
+        """
+        if lease:
+            found = f"others changed {listed(keys)}, or " if keys else ""
+            found += (
+                f"{lease!r} itself was touched meanwhile (renewed; a semaphore or read/write lock also acquired or "
+                f"released by others), at each of {conflicts} commits"
+            )
+            advice = f"The lease on {lease!r} still holds: read and write again"
+            advice += ", without tx.watch() for what the lock protects" if keys else " when there is less contention"
+        else:
+            what = [f"others had the turn on {listed(keys)} until the deadline"] if turn_taken else []
+            if conflicts or not turn_taken:
+                what.append(f"others changed {listed(keys)} during {conflicts} of {attempts} attempts")
+            found = f"{', and before that '.join(what)}, in {elapsed:.3f} seconds"
+            advice = self._less_conflicts(len(keys), conflicts, more_attempts, escalates)
+        super().__init__(f"{found}: nothing was written. {advice}")
+        self.attempts = attempts
+        self.conflicts = conflicts
+        self.elapsed = elapsed
+        self.keys = keys
+
+    @staticmethod
+    def _less_conflicts(keys: int, conflicts: int, more_attempts: bool, escalates: bool) -> str:
+        """Return advice that the caller does not follow already."""
+        advice = ["allow more attempts" if more_attempts else "allow more time (deadline)"]
+        if keys > 1:
+            advice.append("watch fewer keys")
+        if not escalates:
+            advice.append("let it take turns with the others (escalate_after=3)")
+        elif conflicts:
+            advice.append("let all who often write these keys take turns, too (escalate_after)")
+        return ", or ".join(advice).capitalize()
+
+
+class OutcomeUnknown(SyncError):
+    """EXEC was sent and its answer was lost: the writes of the transaction were made, all of them, or none.
+
+    ``attempts`` says how often the body ran, ``keys`` which keys were watched.
+    """
+
+    def __init__(
+        self,
+        *,
+        attempts: int,
+        keys: tuple[str, ...],
+        lease: str = "",
+        declared: Literal["", "idempotent", "exactly_once"] = "",
+        cancelled: bool = False,
+        later_error: str = "",
+        marker_error: str = "",
+    ) -> None:
+        """Word the message.
+
+        Args:
+            attempts, keys: the attributes.
+            lease: the lock whose lease guarded the commit, if one did.
+            declared: what the caller declared about repeating the body.
+            cancelled: the loop was cancelled while EXEC was in flight.
+            later_error: the type of the error that ended a later run of the body; then an earlier EXEC is meant.
+            marker_error: why the marker that tells could not be read.
+        """
+        what = f"what was guarded by the lease on {lease!r}" if lease else f"the transaction on {listed(keys)}"
+        if cancelled:
+            advice = "it was cancelled inside the loop, with EXEC in flight. Look at the data"
+        elif later_error:
+            advice = f"a later run ended with {later_error}, which is the cause of this. Look at the data"
+        elif marker_error:
+            advice = f"the marker that tells could not be read: {marker_error}. Look at the data"
+        elif declared == "idempotent":
+            advice = "look at the data, or allow more attempts or time (deadline): it was not run again"
+        elif declared == "exactly_once":
+            advice = "look at the data: the marker that tells was out of reach"
+        elif lease:
+            advice = "look at the data"
+        else:
+            advice = "look at the data, or declare the body idempotent=True, or let a marker tell (exactly_once=True)"
+        super().__init__(
+            f"the answer to {'an earlier ' if later_error else ''}EXEC was lost: {what} was committed as a whole, or "
+            f"not at all; {advice}"
+        )
+        self.attempts = attempts
+        self.keys = keys
+
+
+class PartiallyApplied(SyncError):
+    """Some commands of a transaction failed when they ran: Redis does not take the others back.
+
+    Or all were executed, and a reply cannot be read. ``replies`` has the reply of each command in order, an exception
+    in place of each that failed or cannot be read.
+    """
+
+    def __init__(
+        self, *, replies: tuple[object, ...], command: str = "", index: int = 0, failed: int = 0, multi: str = ""
+    ) -> None:
+        """Word the message.
+
+        Args:
+            replies: the attribute.
+            command: the name of the first command that failed; if none did, of the first whose reply cannot be read.
+            index: its index in ``replies``.
+            failed: how many commands failed.
+            multi: the error reply to MULTI, if that was refused and each command was executed on its own.
+        """
+        count = len(replies)
+        which = f"command {index + 1} of {count} ({command})"
+        if multi:
+            message = (
+                f"MULTI was refused: {multi}. The commands after it were executed one by one, watched by nothing; "
+                "`replies` has their replies. Let this user run MULTI and EXEC"
+            )
+        elif failed:
+            message = (
+                f"{which} failed when it ran: {replies[index]}. {count - failed} of {count} commands were executed, "
+                "and Redis does not take them back; `replies` has the details"
+            )
+        else:
+            message = (
+                f"all commands were executed, but the reply to {which} cannot be read: "
+                f"{type(replies[index]).__name__}: {replies[index]}; `replies` has the others"
+            )
+        super().__init__(message)
+        self.replies = replies
+
+
+class TransactionMisuse(SyncError, RuntimeError):
+    """The body of a transaction did what cannot work; the message says what to do instead. Nothing was written."""

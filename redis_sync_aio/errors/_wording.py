@@ -1,0 +1,23 @@
+"""How names and times are written in messages of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+
+MAX_LISTED = 10
+"""Names that one message shows."""
+
+
+def listed(names: Collection[str]) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
+    shown = ", ".join(map(repr, islice(names, MAX_LISTED)))
+    more = len(names) - MAX_LISTED
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def within(seconds: float) -> str:
+    """Return "within 0.5 seconds" for a message. The rest of a timeout would have many digits."""
+    if seconds == 0:
+        return "immediately"
+    return f"within {seconds if seconds < 0.001 else round(seconds, 3)} seconds"
