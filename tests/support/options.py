@@ -21,7 +21,7 @@ class Options:
     """What pytest was asked for: `chaos_seconds` is the option ``--chaos-seconds``."""
 
     run_ci: bool = False
-    again: int = 3
+    again: int = 2
     topology: Topology = "direct"
     schedules: int | None = None
     schedule: int | None = None
@@ -41,7 +41,13 @@ def add_options(parser: pytest.Parser) -> None:
     """Tell pytest of the options."""
     add = parser.getgroup("redis_sync_aio").addoption
     add("--run-ci", action="store_true", help="run tests marked ci and every combination of parameters, too")
-    add("--again", type=int, metavar="N", default=3, help="run tests about seconds so often again on a busy machine: 3")
+    add(
+        "--again",
+        type=int,
+        metavar="N",
+        default=2,
+        help="run tests about seconds so often again on a stalled machine: 2",
+    )
     add("--topology", default="direct", choices=("direct", "sentinel", "shards"), help="of tests/conformance")
     add("--schedules", type=int, metavar="N", help="random schedules of each subject (with --run-ci: 2000)")
     add("--schedule", type=int, metavar="SEED", help="run and print this one random schedule")

@@ -37,7 +37,7 @@ def shared():
 
 @pytest.fixture
 def stand_still():
-    again = f"while sleep 0.1; do kill -CONT {os.getpid()} || exit; done"
+    again = f"while sleep 0.5; do kill -CONT {os.getpid()} || exit; done"
     with subprocess.Popen(["sh", "-c", again]) as waker:
         yield lambda: os.kill(os.getpid(), signal.SIGSTOP)
         waker.kill()
