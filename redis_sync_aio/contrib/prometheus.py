@@ -1,0 +1,95 @@
+"""Prometheus metrics of locks; needs the extra ``prometheus``, which is prometheus-client.
+
+Collect once, when the process starts::
+
+    from redis_sync_aio.contrib import prometheus
+
+    prometheus.collect()
+
+The series are those of OpenTelemetry (`redis_sync_aio.contrib.otel`), named as Prometheus names things:
+``redis_sync_aio_acquire_duration_seconds`` and so on. Their list is in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from .._core.events import Event
+from ..instrumentation import observe_all
+from . import _series
+from ._series import Attributes, Series
+
+__all__ = ["PrometheusObserver", "collect"]
+
+Metric = Counter | Gauge | Histogram
+
+
+class PrometheusObserver:
+    """An observer whose series are in a registry of prometheus-client; usable as a context manager.
+
+    Raises ValueError when ``registry`` has the series already: a registry is given to one observer at a time.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
+        self._metrics: list[Metric] = []
+        self._closing = ExitStack()
+        self._meter = _series.Meter(self._recorder())
+
+    def __call__(self, event: Event) -> None:
+        """Measure one event."""
+        self._meter(event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop observing, if `collect` began it, and take the series out of the registry. Idempotent."""
+        self._closing.close()
+        while self._metrics:
+            self._registry.unregister(self._metrics.pop())
+
+    def _recorder(self) -> _series.Measure:
+        """Return what records a value in the metric of its series."""
+        record = {series: self._make(series) for series in _series.ALL}
+        return lambda series, value, attributes: record[series](value, attributes)
+
+    def _make(self, series: Series) -> Callable[[float, Attributes], None]:
+        name, text = series.prometheus_name, series.description
+        labels = [attribute.replace(".", "_") for attribute in series.attributes]
+        if series.kind == "histogram":
+            histogram = Histogram(name, text, labels, unit="seconds", buckets=series.buckets, registry=self._registry)
+            self._metrics.append(histogram)
+            return lambda value, attributes: histogram.labels(*_values(series, attributes)).observe(value)
+        if series.kind == "counter":
+            counter = Counter(name, text, labels, registry=self._registry)
+            self._metrics.append(counter)
+            return lambda value, attributes: counter.labels(*_values(series, attributes)).inc(value)
+        gauge = Gauge(name, text, labels, registry=self._registry, multiprocess_mode="livesum")
+        self._metrics.append(gauge)
+        return lambda value, attributes: gauge.labels(*_values(series, attributes)).inc(value)
+
+
+def _values(series: Series, attributes: Attributes) -> list[str]:
+    """Return the values of the labels; one that does not apply is empty, as Prometheus has it."""
+    return [str(attributes.get(attribute, "")) for attribute in series.attributes]
+
+
+def collect(registry: CollectorRegistry = REGISTRY) -> PrometheusObserver:
+    """Observe every coordinator of this process, until the returned observer is closed.
+
+    Raises ValueError when ``registry`` has the series already.
+    """
+    observer = PrometheusObserver(registry)
+    observer._closing.enter_context(observe_all(observer))
+    return observer

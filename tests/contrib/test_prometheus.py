@@ -1,0 +1,124 @@
+"""What Prometheus scrapes: the series of OpenTelemetry under Prometheus's names, by pattern."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost
+from redis_sync_aio.contrib import prometheus
+from redis_sync_aio.instrumentation import ConnectionRestored, RenewedLate
+
+NAMES = {
+    "redis_sync_aio_acquire_duration_seconds": "histogram",
+    "redis_sync_aio_hold_duration_seconds": "histogram",
+    "redis_sync_aio_waiting": "gauge",
+    "redis_sync_aio_held": "gauge",
+    "redis_sync_aio_lease_lost": "counter",
+    "redis_sync_aio_renewal_lateness_seconds": "histogram",
+    "redis_sync_aio_connection_reconnects": "counter",
+}
+"""The names and kinds of all metrics. Samples of a counter have the suffix _total."""
+
+
+def values(registry: CollectorRegistry, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The samples of one name: their values by the values of these labels."""
+    return {
+        tuple(sample.labels[label] for label in labels): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == name
+    }
+
+
+def test_the_metrics_are_named_as_prometheus_names_things() -> None:
+    registry = CollectorRegistry()
+    with prometheus.collect(registry):
+        assert {metric.name: metric.type for metric in registry.collect()} == NAMES
+        assert b"# TYPE redis_sync_aio_lease_lost_total counter" in generate_latest(registry)
+    assert list(registry.collect()) == []
+
+
+async def test_waits_holds_and_losses_are_scraped_by_pattern(redis: Redis, other: Coordinator) -> None:
+    registry = CollectorRegistry()
+    with prometheus.collect(registry):
+        lock = AsyncLock(redis, "orders:42")
+        async with lock:
+            assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("orders:*",): 1}
+        async with other.lock("orders:42"):
+            with pytest.raises(AcquireTimeout):
+                await lock.acquire(timeout=0.01)
+        lease = await lock.acquire()
+        await redis.delete("orders:42")
+        with pytest.raises(LeaseLost) as caught:
+            await lease.extend(5)
+        counts = values(
+            registry, "redis_sync_aio_acquire_duration_seconds_count", "lock_pattern", "outcome", "error_type"
+        )
+        assert counts == {
+            ("orders:*", "granted", ""): 3,
+            ("orders:*", "timeout", "redis_sync_aio.errors.AcquireTimeout"): 1,
+        }
+        assert values(registry, "redis_sync_aio_held", "lock_kind") == {("lock",): 0}
+        assert values(registry, "redis_sync_aio_waiting", "lock_kind") == {("lock",): 0}
+        assert values(registry, "redis_sync_aio_hold_duration_seconds_count", "outcome") == {
+            ("released",): 2,
+            ("lost",): 1,
+        }
+        assert values(registry, "redis_sync_aio_lease_lost_total", "lost_reason") == {(caught.value.reason,): 1}
+        scraped = generate_latest(registry).decode()
+    assert "orders:42" not in scraped
+
+
+async def test_one_coordinator_can_be_observed_alone(redis: Redis, other: Coordinator) -> None:
+    registry = CollectorRegistry()
+    observer = prometheus.PrometheusObserver(registry)
+    async with Coordinator(redis, observe=observer) as sync, sync.lock("a:1"), other.lock("b:1"):
+        assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("a:*",): 1}
+
+
+def test_late_renewals_and_reconnections_are_measured() -> None:
+    """These are hard to cause on purpose, so the observer is given the events themselves."""
+    registry = CollectorRegistry()
+    with prometheus.PrometheusObserver(registry) as observer:
+        observer(
+            RenewedLate(
+                kind="lock", name="a:1", pattern="a:*", server="h:6379", time=1.0, request=7, lateness=0.2, left=1.0
+            )
+        )
+        observer(
+            ConnectionRestored(
+                kind="", name="", pattern="", server="h:6379", time=1.0, request=0, after=0.5, rechecked=3
+            )
+        )
+        assert values(registry, "redis_sync_aio_renewal_lateness_seconds_sum") == {(): 0.2}
+        assert values(registry, "redis_sync_aio_connection_reconnects_total", "server_address", "server_port") == {
+            ("h", "6379"): 1
+        }
+
+
+async def test_twenty_thousand_names_of_one_pattern_are_one_series(redis: Redis) -> None:
+    registry = CollectorRegistry()
+    observer = prometheus.PrometheusObserver(registry)
+
+    async def take(sync: Coordinator, first: int) -> None:
+        for number in range(first, first + 200):
+            async with sync.lock(f"orders:{number}"):
+                pass
+
+    async with Coordinator(redis, observe=observer) as sync:
+        await asyncio.gather(*(take(sync, first) for first in range(0, 20_000, 200)))
+    assert values(registry, "redis_sync_aio_acquire_duration_seconds_count", "lock_pattern") == {("orders:*",): 20_000}
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    assert len(samples) < 100
+    assert {sample.labels["lock_pattern"] for sample in samples} == {"orders:*"}
+
+
+def test_a_registry_that_has_the_series_is_refused() -> None:
+    registry = CollectorRegistry()
+    with prometheus.collect(registry), pytest.raises(ValueError, match="[Dd]uplicated"):
+        prometheus.collect(registry)
+    prometheus.collect(registry).close()
