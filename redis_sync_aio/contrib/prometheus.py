@@ -39,7 +39,11 @@ class PrometheusObserver:
         self._registry = registry
         self._metrics: list[Metric] = []
         self._closing = ExitStack()
-        self._meter = _series.Meter(self._recorder())
+        try:
+            self._meter = _series.Meter(self._recorder())
+        except ValueError:
+            self.close()
+            raise
 
     def __call__(self, event: Event) -> None:
         """Measure one event."""

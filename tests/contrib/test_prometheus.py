@@ -119,6 +119,6 @@ async def test_twenty_thousand_names_of_one_pattern_are_one_series(redis: Redis)
 
 def test_a_registry_that_has_the_series_is_refused() -> None:
     registry = CollectorRegistry()
-    with prometheus.collect(registry), pytest.raises(ValueError, match="[Dd]uplicated"):
+    with prometheus.collect(registry), pytest.raises(ValueError, match="uplicated"):
         prometheus.collect(registry)
     prometheus.collect(registry).close()
