@@ -1,7 +1,7 @@
 """The names of everything on the server. No other module spells a key or a channel (scripts spell `rsa:`).
 
     NAME            string    the holder's token, exactly as other Redis locks write it
-    {NAME}:queue    zset      tickets of those who wait; score = order of arrival
+    {NAME}:queue    zset      tickets of those who wait; score = when each came (us, server time), in their order
     {NAME}:polls    zset      tickets that are polled for: until when each is alive (ms, server time)
     {NAME}:fence    string    the last fence granted, and to which token
     {NAME}:record   hash      of a robust lock: whose work it is, and how far it has come

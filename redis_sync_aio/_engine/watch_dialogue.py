@@ -47,6 +47,8 @@ class Queues(Protocol):
     """The part of a snapshot that is about waiters."""
 
     @property
+    def now(self) -> int: ...
+    @property
     def queue(self) -> tuple[bytes, ...]: ...
     @property
     def polls(self) -> Mapping[bytes, int]: ...
@@ -66,15 +68,18 @@ class QueueView:
         """Return whether a decision reached the last ticket that was read, and there are more."""
         return self.more and sum(member in after.queue for member in before.queue if member != self.own) < 2
 
-    def writes(self, before: Queues, after: Queues, ahead: bytes = b"") -> list[Words]:
-        """Return the commands that bring the queue to the state ``after``; ``ahead``: a ticket before all others."""
+    def writes(self, before: Queues, after: Queues, ahead: bytes = b"", ahead_at: int = -1) -> list[Words]:
+        """Return the commands that bring the queue to the state ``after``; ``ahead``: a ticket before all others.
+
+        Its place is ``ahead_at``. The place of any other ticket says when it came.
+        """
         found: list[Words] = []
         gone = [member for member in before.queue if member not in after.queue]
         new = [member for member in after.queue if member not in before.queue]
         if gone:
             found.append((b"ZREM", self.queue, *gone))
-        for number, member in enumerate(new, self.tail + 1):
-            found.append((b"ZADD", self.queue, -1 if member == ahead else number, member))
+        for number, member in enumerate(new, max(self.tail + 1, before.now)):
+            found.append((b"ZADD", self.queue, ahead_at if member == ahead else number, member))
         if self.own in after.queue:  # each waiter asks again from time to time, far more often than that
             found.append((b"PEXPIRE", self.queue, QUEUE_TTL_MS))
         silent = [member for member in before.polls if member not in after.polls]

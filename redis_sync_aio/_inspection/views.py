@@ -80,7 +80,7 @@ class WaiterView:
 
     Attributes:
         token, identity, host, pid: as `HolderView`.
-        waited: seconds since it was queued; None if that is not known: it upgrades, or was queued by an older version.
+        waited: seconds since it was queued; None if it was queued by an older version.
         weight: how many permits; 1 for locks, and for both sides of a read/write lock.
         access: "read" or "write" of a read/write lock; None for others.
         polls: it asks from time to time; others are woken by a message.

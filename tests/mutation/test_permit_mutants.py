@@ -240,7 +240,11 @@ MUTANTS: Mapping[str, Mutant] = {
     "to the end behind anybody": Mutant("and plain_ticket(first[1]) and", "and first[1] and"),
     "to the end behind who goes ahead": Mutant("plain_ticket(first[1]) and first[2] + 0 > 0", "plain_ticket(first[1])"),
     "to the end without a word to who shares": Mutant("and not redis.call('HGET', STATE, 'shared') then", "then"),
-    "to the end without a look at the memory": Mutant("if type(new) ~= 'table' then return", "if new then return"),
+    "to the end without a look at the memory": Mutant("if type(new) ~= 'table' then\n    if", "if new then\n    if"),
+    "to the end, by another clock": Mutant("'WITHSCORES')[2] + 1, now)", "'WITHSCORES')[2] + 1, 0)"),
+    "to the end, unless the clock went back": Mutant(
+        "math.max(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1, now)", "now"
+    ),
     "to the end again, and the queue ends": Mutant("if new == 0 or place % 16 == 0 then", "if place % 16 == 0 then"),
     "to the end, and the queue ends": Mutant("if new == 0 or place % 16 == 0 then", "if new == 0 then"),
     "to the end, and the queue is kept each time": Mutant("if new == 0 or place % 16 == 0 then", "do"),
@@ -298,7 +302,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "handed on without the sum": Mutant("'used', limit, 'fence', its_fence", "'fence', its_fence"),
     # readers that become the writer
-    "an upgrade waits its turn": Mutant("ahead = -1", "ahead = nil"),
+    "an upgrade waits its turn": Mutant("ahead = -now", "ahead = nil"),
     "two upgrades wait for each other": Mutant("and tonumber(next_one[2]) < 0 then", "and false then"),
     "an upgrade does not wait for others": Mutant("if fits(WRITER_WEIGHT, had) then", "if true then"),
     "an upgrade by nobody": Mutant("or not had or had == 0 or spent then", "or spent then"),

@@ -149,9 +149,7 @@ MUTANTS: dict[str, Mutant] = {
     "a lock is not freed": Mutant(watch_lock, "_held", 'return (b"DEL", name)', 'return (b"EXISTS", name)'),
     "a fence is not remembered": Mutant(LOCK_READ, "writes", 'found.append((b"SET", fence', 'id((b"SET", fence'),
     "a lease is not renewed": Mutant(LOCK_READ, "writes", 'found.append((b"PEXPIRE", name', 'id((b"PEXPIRE", name'),
-    "all come to the same place": Mutant(
-        watch_dialogue.QueueView, "writes", "enumerate(new, self.tail + 1)", "enumerate(new, 1)"
-    ),
+    "all come to the same place": Mutant(watch_dialogue.QueueView, "writes", "max(self.tail + 1, before.now)", "1"),
     "who was granted stays in the queue": Mutant(
         watch_dialogue.QueueView, "writes", 'found.append((b"ZREM", self.queue', 'id((b"ZREM", self.queue'
     ),

@@ -9,7 +9,7 @@ elseif turn == FULL and used < limit and not ahead then look = Look.IN_TIME end
 if turn == RESERVED and more and (ms < 0 or more < ms) then ms = math.max(1, math.ceil(more)) end
 if ticket == '' then return {Outcome.BUSY, 0, ms, now, look} end
 local tail = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-local place, perhaps_new = ahead or (tail or 0) + 1, not tail
+local place, perhaps_new = ahead or math.max((tail or 0) + 1, now), not tail
 -- include: ticket_insert
 -- Tell each sharing process once that its permits are contended. `shared` is read only here: where
 -- it is missing among many permits, reading it takes time that requests without a wait need not

@@ -8,10 +8,10 @@ local full = used >= limit and soonest and soonest + 0 > now and soonest % 1 == 
 local asks = ticket ~= '' and ticket ~= first[1] and poll_ms == 0 and own == ''
 if full and asks and weight <= limit and (asked == limit or asked == 0) and plain_ticket(first[1])
   and first[2] + 0 > 0 and not redis.call('HGET', STATE, 'shared') then
-  local place = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1
+  local place = math.max(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] + 1, now)
   local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)
-  if new == 0 or place % 16 == 0 then redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS) end
   if type(new) ~= 'table' then
+    if new == 0 or place % 16 == 0 then redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS) end
     return {Outcome.QUEUED, new, math.ceil((soonest - now) / 1000), now, Look.NONE}
   end
 end

@@ -1,4 +1,5 @@
--- Give `ticket` its `place` in QUEUE unless it has one, and keep it and a polling owner alive.
+-- Give `ticket` its `place` in QUEUE unless it has one, and keep it and a polling owner alive. The
+-- place says when it came (us), or a little more: it is behind all others, whatever the clock says.
 -- `perhaps_new`: the key may be new. Sets `new`: 1, or 0 if the ticket had a place. Returns the
 -- error when the server is out of memory.
 local new = redis.pcall('ZADD', QUEUE, 'NX', place, ticket)
