@@ -38,8 +38,7 @@ def queue_of(kind: str) -> bytes:
 
 async def server_time(redis: Redis) -> int:
     """Return the server's time in microseconds."""
-    found: Any = await redis.time()
-    seconds, micros = found
+    seconds, micros = await redis.time()
     return int(seconds) * 1_000_000 + int(micros)
 
 
@@ -47,7 +46,7 @@ async def scores(redis: Redis, kind: str, number: int) -> list[int]:
     """Wait until so many tickets are in the queue; return their scores in order."""
 
     async def so_many() -> list[int] | None:
-        found = await redis.zrange(queue_of(kind), 0, -1, withscores=True)
+        found: Any = await redis.zrange(queue_of(kind), 0, -1, withscores=True)
         return [int(score) for _, score in found] if len(found) == number else None
 
     found = await wait_until(so_many, FAST, timeout=20)
