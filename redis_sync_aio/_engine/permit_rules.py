@@ -254,8 +254,7 @@ def acquire(
     draft = PermitDraft(before)
     draft.limit = before.limit or limit
     turn, reserved = draft.settle(member)  # first: this token may be granted something by another ticket
-    queued = member in draft.queue
-    differs = bool(limit) and limit != draft.limit and not queued
+    differs = bool(limit) and limit != draft.limit and member not in draft.queue
     idle = not draft.used and turn is Settled.FREE
     if differs and not before.resized and (whose == b"set" or idle):
         draft.limit = draft.known_limit = limit
@@ -263,25 +262,37 @@ def acquire(
         turn, reserved = draft.settle(member)
     differs = differs and whose != b"keep"
     if not draft.limit or differs or token in draft.permits or weight > draft.limit:
-        if queued:
-            draft.leave(member)
-            draft.settle()
-        own = draft.permits.get(token)
-        if own is None:
-            outcome = Outcome.MISMATCH if not draft.limit or differs else Outcome.TOO_HEAVY
-            return draft.refuse(outcome, draft.limit, int(differs and before.resized))
-        return draft.own(token) if own.weight else draft.refuse(Outcome.SPENT, 0)
+        return _decline(draft, token, member, differs)
     if turn is Settled.FREE and draft.fits(weight, 0):
-        if queued:
-            draft.leave(member)
-        fence = draft.next_fence(weight)
-        draft.hold(token, weight, ttl_ms, fence)
-        if queued:
-            draft.settle()  # the next waiter may fit, too
-        if draft.queue:
-            draft.tell_contended(token)
-        return draft.decide(fence)
+        return _grant(draft, token, ttl_ms, member, weight)
     return draft.line_up(turn, reserved, member, poll_ms)
+
+
+def _decline(draft: PermitDraft, token: bytes, member: bytes, differs: bool) -> PermitDecision:
+    """Say why a request gets neither a permit nor a place; a ticket of its own goes. ``differs``: its limit does."""
+    if member in draft.queue:
+        draft.leave(member)
+        draft.settle()
+    own = draft.permits.get(token)
+    if own is not None:
+        return draft.own(token) if own.weight else draft.refuse(Outcome.SPENT, 0)
+    if differs:
+        return draft.refuse(Outcome.MISMATCH, draft.limit, int(draft.before.resized))
+    return draft.refuse(Outcome.TOO_HEAVY if draft.limit else Outcome.MISMATCH, draft.limit)
+
+
+def _grant(draft: PermitDraft, token: bytes, ttl_ms: int, member: bytes, weight: int) -> PermitDecision:
+    """Give the permit to a request that is next, and what is left to those behind its ticket."""
+    queued = member in draft.queue
+    if queued:
+        draft.leave(member)
+    fence = draft.next_fence(weight)
+    draft.hold(token, weight, ttl_ms, fence)
+    if queued:
+        draft.settle()  # the next waiter may fit, too
+    if draft.queue:
+        draft.tell_contended(token)
+    return draft.decide(fence)
 
 
 def upgrade(

@@ -35,7 +35,7 @@ class PermitsRead:
 
     def writes(self, after: PermitSnapshot) -> list[Words]:
         """Return the commands that bring the keys to the state ``after``."""
-        return self._permits(after) + self.line.writes(self.before, after, after.ahead, -self.before.now)
+        return self._drop(after) + self._put(after) + self.line.writes(self.before, after, after.ahead, -self.before.now)
 
     def swept(self) -> PermitSnapshot:
         """Return the snapshot without the expired permits that were read."""
@@ -44,33 +44,44 @@ class PermitsRead:
         over = sum(permit.weight for token, permit in before.permits.items() if token not in live)
         return replace(before, permits=live, used=before.used - over)
 
-    def _permits(self, after: PermitSnapshot) -> list[Words]:
+    def _drop(self, after: PermitSnapshot) -> list[Words]:
+        """Return the commands that delete what ``after`` does not have."""
         permits, state, _, _ = self.keys
-        before = self.before
         found: list[Words] = [(b"DEL", permits, state)] if self.lost else []
-        gone = [token for token in before.permits if token not in after.permits]
+        gone = [token for token in self.before.permits if token not in after.permits]
         if gone:
             found += [(b"ZREM", permits, *gone), (b"HDEL", state, *(b"=" + token for token in gone))]
-        new = {token: permit for token, permit in after.permits.items() if before.permits.get(token) != permit}
-        fields: list[bytes | int] = []
-        for token, permit in new.items():
-            # A tombstone is over half a microsecond earlier: see include/permit_state.lua.
-            until = permit.until if permit.weight else b"%d.5" % (permit.until - 1)
-            found.append((b"ZADD", permits, until, token))
-            about = b"%d %d" % (permit.weight, permit.fence)
-            fields += [b"=" + token, about + b" " + permit.attempt if permit.attempt else about]
-        sums = ("limit", "used", "fence")
-        if after.shared and not before.shared:
-            fields += [b"shared", 1]
-        if after.resized and (self.lost or not before.resized):
-            fields += [b"resized", 1]
-        if fields or (self.lost and after.limit) or any(getattr(after, it) != getattr(before, it) for it in sums):
+        return found
+
+    def _put(self, after: PermitSnapshot) -> list[Words]:
+        """Return the commands that write what is new in ``after``, and let the keys last as long as they must."""
+        permits, state, _, _ = self.keys
+        old = self.before.permits
+        new = {token: permit for token, permit in after.permits.items() if old.get(token) != permit}
+        found: list[Words] = [(b"ZADD", permits, _end(permit), token) for token, permit in new.items()]
+        fields = [*(field for item in new.items() for field in _about_permit(*item)), *self._marks(after)]
+        if fields or self._counts_differ(after):
             fields += [b"limit", after.limit, b"used", after.used, b"fence", after.fence]
             kept = self._keep(after, [permit.until for permit in new.values()])
-            time = after.now // 1000
-            found += [(b"HSET", state, *fields, b"kept", kept), (b"PEXPIRE", state, kept - time)]
-            found.append((b"PEXPIRE", permits, kept - time))
+            left = kept - after.now // 1000
+            found += [(b"HSET", state, *fields, b"kept", kept), (b"PEXPIRE", state, left)]
+            found.append((b"PEXPIRE", permits, left))
         return found
+
+    def _marks(self, after: PermitSnapshot) -> list[bytes | int]:
+        """Return the fields of the marks that STATE lacks: permits were shared; a resize set the limit."""
+        found: list[bytes | int] = []
+        if after.shared and not self.before.shared:
+            found += [b"shared", 1]
+        if after.resized and (self.lost or not self.before.resized):
+            found += [b"resized", 1]
+        return found
+
+    def _counts_differ(self, after: PermitSnapshot) -> bool:
+        """Return whether STATE lacks the limit, the used permits or the fence of ``after``."""
+        before = self.before
+        same = (after.limit, after.used, after.fence) == (before.limit, before.used, before.fence)
+        return not same or (self.lost and after.limit > 0)
 
     def _keep(self, after: PermitSnapshot, ends: list[int]) -> int:
         """Return until when the keys last: longer than the permits, the fence (the clock may go back), and an hour."""
@@ -81,6 +92,17 @@ class PermitsRead:
         least = max(HOUR_MS, math.ceil(1.25 * longest))
         short = self.lost or self.kept < max(time, after.fence // 1000) + least
         return max(time, -(-after.fence // 1000)) + 2 * least if short else self.kept
+
+
+def _end(permit: Permit) -> bytes | int:
+    """Return the score of a permit. A tombstone is over half a microsecond earlier: see include/permit_state.lua."""
+    return permit.until if permit.weight else b"%d.5" % (permit.until - 1)
+
+
+def _about_permit(token: bytes, permit: Permit) -> tuple[bytes, bytes]:
+    """Return the field of STATE for a permit, and its value."""
+    about = b"%d %d" % (permit.weight, permit.fence)
+    return b"=" + token, about + b" " + permit.attempt if permit.attempt else about
 
 
 def _first_asked(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int) -> list[Words]:

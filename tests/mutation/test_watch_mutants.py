@@ -156,26 +156,22 @@ MUTANTS: dict[str, Mutant] = {
     "the queue has no end": Mutant(
         watch_dialogue.QueueView, "writes", 'found.append((b"PEXPIRE", self.queue', 'id((b"PEXPIRE", self.queue'
     ),
-    "a permit is not dropped": Mutant(PERMITS, "_permits", '(b"ZREM", permits, *gone), ', ""),
-    "a permit is not forgotten": Mutant(
-        PERMITS, "_permits", ', (b"HDEL", state, *(b"=" + token for token in gone))', ""
-    ),
-    "the sum is not kept": Mutant(PERMITS, "_permits", 'b"used", after.used, ', ""),
-    "the permits have no end": Mutant(
-        PERMITS, "_permits", 'found.append((b"PEXPIRE", permits', 'id((b"PEXPIRE", permits'
-    ),
+    "a permit is not dropped": Mutant(PERMITS, "_drop", '(b"ZREM", permits, *gone), ', ""),
+    "a permit is not forgotten": Mutant(PERMITS, "_drop", ', (b"HDEL", state, *(b"=" + token for token in gone))', ""),
+    "the sum is not kept": Mutant(PERMITS, "_put", 'b"used", after.used, ', ""),
+    "the permits have no end": Mutant(PERMITS, "_put", 'found.append((b"PEXPIRE", permits', 'id((b"PEXPIRE", permits'),
     "they end too soon": Mutant(PERMITS, "_keep", "+ 2 * least if", "if"),
     "the caller's own permit is not read": Mutant(watch_permits, "_read", "held |= seen.named", "held |= {}"),
     "that it is shared is not stored": Mutant(
-        PERMITS, "_permits", "if after.shared and not before.shared:", "if False:"
+        PERMITS, "_marks", "if after.shared and not self.before.shared:", "if False:"
     ),
     "that a resize set the limit is not stored": Mutant(
-        PERMITS, "_permits", "if after.resized and (self.lost or not before.resized):", "if False:"
+        PERMITS, "_marks", "if after.resized and (self.lost or not self.before.resized):", "if False:"
     ),
     "that a resize set the limit is not read": Mutant(watch_permits, "_read", "resized=seen.resized", "resized=False"),
     "that it is shared is not read": Mutant(watch_permits, "_read", "shared = seen.shared and", "shared = False and"),
     "a tombstone is written like a permit": Mutant(
-        PERMITS, "_permits", "permit.until if permit.weight else", "permit.until if True else"
+        watch_permits, "_end", "permit.until if permit.weight else", "permit.until if True else"
     ),
     "a tombstone is taken for a permit": Mutant(watch_permits, "_read", "if seen.ends[name].is_integer()", "if True"),
     "those who share are not looked at": Mutant(watch_permits, "_about", "if view.sharers and", "if False and"),
