@@ -22,7 +22,7 @@ from .._engine.commands import Delivery
 from .._engine.replies import Answer, Pushed, plain_grant, read_acquire
 from .._engine.snapshot import ticket_member
 from .._leases.grant import Grant
-from .._scripts.constants import ASK_AGAIN, Outcome
+from .._scripts.constants import ASK_AGAIN, SHARING_MARK, Outcome
 from .._transport.call import Call
 from .._transport.failures import unanswered
 from ..errors import SyncError, Unreachable
@@ -31,6 +31,8 @@ from .queued import Queued
 from .request import Request
 from .waits import timeout_error
 
+SHARED_TOKEN = b"%b%d" + SHARING_MARK
+"""The token of a lease that tasks share, from the prefix of this process and the number of the request."""
 LEAST_PART = 50
 """A claim of which less than this part is left is none: it would end before its first renewal is answered."""
 
@@ -82,7 +84,7 @@ class Acquisition:
         hub, request, endpoint = self._resource.hub, self._request, self._resource.endpoint
         self.number = hub.next_number()
         self._placed = False
-        own = b"%b%d~" if request.shared else b"%b%d"
+        own = SHARED_TOKEN if request.shared else b"%b%d"
         self.token = request.identity or request.token or own % (endpoint.token_prefix, self.number)
         if request.upgrade:
             self._attempt = b"%b|%d" % (endpoint.inbox or endpoint.token_prefix, self.number)  # see permit_queue.lua

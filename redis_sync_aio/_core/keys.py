@@ -31,6 +31,8 @@ INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
 """In the inboxes of a cluster (the rest is in small letters): see `Endpoint.at`, and include/publish.lua."""
+SHARING_MARK = b"~"
+"""The end of a token under which the tasks of a process share a lease: see include/sharing_token.lua."""
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
@@ -64,7 +66,9 @@ class Endpoint(NamedTuple):
         return Endpoint(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
 
 
-_MAKER = re.compile(rb"([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?):\d+~?" % CLUSTER_MARK)
+_MAKER = re.compile(
+    rb"([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?):\d+(?:%b)?" % (CLUSTER_MARK, SHARING_MARK)
+)
 
 
 class Maker(NamedTuple):

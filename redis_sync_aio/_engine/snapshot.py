@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from .._core.keys import INBOX_PREFIX
+from .._core.keys import INBOX_PREFIX, SHARING_MARK
 from .._scripts.constants import ASK_AGAIN, FREE_MS
 
 
@@ -57,7 +57,7 @@ def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight
     return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
 
 
-_SHARER = re.compile(rb":([0-9A-Fa-f]+):(\d+)~\Z")
+_SHARER = re.compile(rb":([0-9A-Fa-f]+):(\d+)%b\Z" % SHARING_MARK)
 
 
 class Sharer(NamedTuple):

@@ -12,6 +12,7 @@ from enum import IntEnum
 
 from .._core.keys import CLUSTER_MARK as CLUSTER_MARK
 from .._core.keys import INBOX_PREFIX as INBOX_PREFIX
+from .._core.keys import SHARING_MARK as SHARING_MARK
 
 
 class Look(IntEnum):
@@ -64,8 +65,6 @@ CONTENDED = -2
 """In place of a fence, to a process that shares a lease among its tasks: another client waits for it."""
 POLLERS_TICKET = b"|0|0|"
 """The common ticket of all clients that poll for a lock without one: see include/lock_poller_gap.lua."""
-SHARING_MARK = ord("~")
-"""The last byte of a token under which the tasks of a process share a lease: see include/sharing_token.lua."""
 
 FENCE_RANGE = 128
 """Number of fences that one grant reserves for a process that shares."""

@@ -141,10 +141,10 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     # a process that shares what it holds
     "everybody shares whose token ends so": Mutant(
-        "return string.match(token, ':(%x+):(%d+)~$')",
+        "return string.match(token, ':(%x+):(%d+)SHARING_MARK$')",
         "return token, '1'",
     ),
-    "nobody shares": Mutant("if string.byte(token, -1) == 126 then", "if false then"),
+    "nobody shares": Mutant("if string.sub(token, -1) == 'SHARING_MARK' then", "if false then"),
     "one fence too few": Mutant("FENCE_RANGE", "127"),
     "a range is not stored (slow path)": Mutant(
         "return more == 0 and fence or string.format('%.0f', fence + more)",

@@ -192,7 +192,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "if idle then soonest = redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2] end"
     ),
     "at once although the keys end": Mutant("if sound and lasts(next, ttl) and", "if sound and"),
-    "at once without a range for who shares": Mutant(" and string.byte(token, -1) ~= 126"),
+    "at once without a range for who shares": Mutant(" and string.sub(token, -1) ~= 'SHARING_MARK'"),
     "at once with the last fence": Mutant("rises and (fence < now and now or fence + 1)", "rises and now"),
     "at once with a fence that is not stored": Mutant("= next == now and clock", "= clock"),
     "at once with a fence for each reader": Mutant("= rises and (fence", "= (fence"),
@@ -319,10 +319,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "a downgrade wakes nobody": Mutant("settle('')\nsave()\nreturn held and 1 or 0", "return held and 1 or 0"),
     # a process that shares what it holds
     "everybody shares whose token ends so": Mutant(
-        "return string.match(token, ':(%x+):(%d+)~$')",
+        "return string.match(token, ':(%x+):(%d+)SHARING_MARK$')",
         "return token, '1'",
     ),
-    "nobody shares": Mutant("if string.byte(token, -1) == 126 then", "if false then"),
+    "nobody shares": Mutant("if string.sub(token, -1) == 'SHARING_MARK' then", "if false then"),
     "one fence too few": Mutant("FENCE_RANGE - 1", "126"),
     "readers get a range": Mutant("shares and fenced(weight) and FENCE_RANGE", "shares and FENCE_RANGE"),
     "everybody gets a range": Mutant("shares and fenced(weight) and FENCE_RANGE", "fenced(weight) and FENCE_RANGE"),

@@ -11,7 +11,7 @@ if not first[1] and own == '' and (asked == limit or asked == 0) and used + weig
   local rises = limit ~= WRITER_WEIGHT or weight == WRITER_WEIGHT
   local next = rises and (fence < now and now or fence + 1) or fence
   local sound = idle or soonest and soonest + 0 > now -- of a lost STATE the keys do not last
-  if sound and lasts(next, ttl) and string.byte(token, -1) ~= SHARING_MARK then
+  if sound and lasts(next, ttl) and string.sub(token, -1) ~= 'SHARING_MARK' then
     local its_fence = next == now and clock[1] .. string.sub('00000' .. clock[2], -6)
       or string.format('%.0f', next)
     redis.call('ZADD', PERMITS, now + ttl * 1000, token)
