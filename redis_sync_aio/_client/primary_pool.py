@@ -19,15 +19,15 @@ class Address(NamedTuple):
     port: int
 
 
-class Shard(Protocol):
-    """A shard of a cluster, as connections and pools see it."""
+class Primary(Protocol):
+    """The primary of a shard, as connections and pools see it. It may become another node."""
 
     client: Redis
-    """The client whose pool has the connections to its primary."""
+    """The client whose pool has the connections to it."""
     address: Address | None
-    """The address of its primary; None until a node has answered."""
+    """Its present address; None until a node has answered."""
     gone: bool
-    """Whether it has lost all its slots."""
+    """Whether its shard has lost all slots."""
     connecting: dict[asyncio.Timeout, asyncio.AbstractEventLoop]
     """Timeouts of attempts to connect to that address; a new address ends them."""
 
@@ -43,14 +43,14 @@ class Shard(Protocol):
         """Note that ``node`` said that the cluster is down."""
 
 
-class Shards(Protocol):
-    """The shards of a cluster, by hash slot."""
+class Primaries(Protocol):
+    """The primaries of a cluster, by hash slot."""
 
-    def shard_at(self, slot: int) -> Shard:
+    def shard_at(self, slot: int) -> Primary:
         """Return the shard that has ``slot``, as far as is known."""
         ...
 
-    async def owner(self, slot: int) -> Shard:
+    async def owner(self, slot: int) -> Primary:
         """Return the shard that has ``slot``; ask the nodes if that is not known, or was wrong."""
         ...
 
@@ -63,9 +63,9 @@ class _Following:
 
     host: str
     port: int
-    shard: Shard | None
+    shard: Primary | None
 
-    def __init__(self, *, shard: Shard | None, **options: Any) -> None:
+    def __init__(self, *, shard: Primary | None, **options: Any) -> None:
         super().__init__(**options)
         self.shard = shard
 
@@ -80,7 +80,7 @@ class _Following:
                 return
         await above.connect()
 
-    async def _connect_to_primary(self, shard: Shard) -> None:
+    async def _connect_to_primary(self, shard: Primary) -> None:
         above: Any = super()
         self.host, self.port = await shard.locate()
         async with asyncio.timeout(None) as limit:
@@ -117,7 +117,7 @@ def following(kind: type[Any]) -> type[Any]:
 class SlotPool(ConnectionPool):
     """Takes each connection from the pool of the shard that has the slot at that moment."""
 
-    def __init__(self, cluster: Shards, slot: int, options: dict[str, Any]) -> None:
+    def __init__(self, cluster: Primaries, slot: int, options: dict[str, Any]) -> None:
         super().__init__(**options)
         self._cluster = cluster
         self.slot = slot
@@ -139,5 +139,5 @@ class SlotPool(ConnectionPool):
         return _pool(self._cluster.shard_at(self.slot)).make_connection()
 
 
-def _pool(shard: Shard) -> Any:
+def _pool(shard: Primary) -> Any:
     return shard.client.connection_pool

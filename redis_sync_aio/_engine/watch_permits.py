@@ -35,7 +35,9 @@ class PermitsRead:
 
     def writes(self, after: PermitSnapshot) -> list[Words]:
         """Return the commands that bring the keys to the state ``after``."""
-        return self._drop(after) + self._put(after) + self.line.writes(self.before, after, after.ahead, -self.before.now)
+        return (
+            self._drop(after) + self._put(after) + self.line.writes(self.before, after, after.ahead, -self.before.now)
+        )
 
     def swept(self) -> PermitSnapshot:
         """Return the snapshot without the expired permits that were read."""

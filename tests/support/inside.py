@@ -46,9 +46,10 @@ from redis_sync_aio._sharing.cohorts import Cohorts, cohort_of
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
 from redis_sync_aio._transport import link, pool_attempt
 from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.cluster_link import ClusterLink, ShardLink
+from redis_sync_aio._transport.cluster_link import ClusterLink
 from redis_sync_aio._transport.connection import Connection
 from redis_sync_aio._transport.link import Link
+from redis_sync_aio._transport.shard_link import ShardLink
 from redis_sync_aio.types import Client
 
 __all__ = [
