@@ -55,6 +55,19 @@ class Observing:
             self._observers.attached = attached
         hub.observers = self._observers if attached else None
 
+    def attach(self, observer: Observer) -> Attached:
+        """Call ``observer`` with the events of this hub, from now on until it is closed."""
+        attached = Attached(observer, None, self._detach)
+        with _lock:
+            self._own = (*self._own, attached)
+            self._refresh()
+        return attached
+
+    def _detach(self, attached: Attached) -> None:
+        with _lock:
+            self._own = tuple(other for other in self._own if other is not attached)
+            self._refresh()
+
     def close(self) -> None:
         """Tell the end of all leases that have none: the hub is closed."""
         if self._observers is not None:

@@ -1,0 +1,116 @@
+"""A picture of what happened to locks: who held which, who waited, what was lost.
+
+Trace a part of a program, and save the picture::
+
+    async with tracing(coordinator) as trace:
+        await do_work()
+    trace.save("run.svg")
+
+The picture has a row for each name. ``run.html`` is a page with the picture and a table, and ``run.json`` a file that
+Perfetto (ui.perfetto.dev) and chrome://tracing show. The JSON files of several processes make one picture::
+
+    merged("web-1.json", "web-2.json").save("both.svg", by="name")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from .._acquire.binding import CoordinatorLike
+from .._acquire.implicit import hub_of
+from .._client.settings import Client
+from .._core.clock import now, wall_ns
+from ..instrumentation import observe_all
+from ._files import html, read, trace_events
+from ._layout import By
+from ._recorder import Recorder
+from ._svg import svg
+from ._timeline import Timeline
+
+__all__ = ["By", "Trace", "merged", "tracing"]
+
+TITLE = "Who held which lock, and when"
+
+
+class Trace:
+    """What was traced. `tracing` and `merged` make it."""
+
+    def __init__(self, recorded: Recorder | Timeline) -> None:
+        self._recorded = recorded
+
+    @property
+    def _timeline(self) -> Timeline:
+        return self._recorded if isinstance(self._recorded, Timeline) else self._recorded.timeline()
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that it has."""
+        return len(self._timeline.turns)
+
+    @property
+    def dropped(self) -> int:
+        """Number of earlier requests and marks that it had to forget, since there were more than its limit."""
+        return self._timeline.dropped
+
+    def save(self, path: str | os.PathLike[str], *, title: str = TITLE, subtitle: str = "", by: By = "process") -> None:
+        """Write it to a file: a picture (.svg), a page with it (.html), or trace events (.json).
+
+        Args:
+            path: where to. The suffix chooses what is written; a file that is there is replaced.
+            title: the title of the picture.
+            subtitle: the line below it. Default: one that explains the picture.
+            by: "process" (default): a part for each process, with a row for each name; "name": one row for each name,
+                in which each process has its colour.
+
+        Raises:
+            ValueError: another suffix. OSError: the file cannot be written.
+        """
+        path, timeline = Path(path), self._timeline
+        match path.suffix.lower():
+            case ".svg":
+                text = svg(timeline, title=title, subtitle=subtitle, by=by)
+            case ".html" | ".htm":
+                text = html(timeline, title=title, subtitle=subtitle, by=by)
+            case ".json":
+                text = json.dumps(trace_events(timeline, socket.gethostname(), wall_ns() / 1e9 - now()))
+            case _:
+                raise ValueError(f"{str(path)!r} must end in .svg, .html or .json: that chooses what is written")
+        path.write_text(text, "utf-8")
+
+
+@asynccontextmanager
+async def tracing(
+    source: CoordinatorLike | Client | None = None, *, limit: int = 20_000, process: str | None = None
+) -> AsyncIterator[Trace]:
+    """Trace what happens to locks inside the block.
+
+    Args:
+        source: a coordinator, or the client that locks were given. Default: every coordinator of this process.
+        limit: the number of requests that are remembered, the latest; the picture says how many were dropped.
+        process: the name of this process in pictures. Default: host and process id.
+
+    Raises:
+        ValueError: ``limit`` is less than 1. WrongContext, CoordinatorClosed: ``source`` cannot be used here.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit!r}")
+    recorder = Recorder(process or f"{socket.gethostname()}:{os.getpid()}", limit)
+    with observe_all(recorder) if source is None else hub_of(source).observing.attach(recorder):
+        try:
+            yield Trace(recorder)
+        finally:
+            recorder.stop()
+
+
+def merged(*paths: str | os.PathLike[str]) -> Trace:
+    """Return one trace of the JSON files that several processes saved.
+
+    Processes of one machine share a clock. Those of different machines are aligned by the time of day: their order is
+    as good as their clocks are synchronised. Raises ValueError when a file is not one that a trace saved.
+    """
+    return Trace(read(map(Path, paths)))

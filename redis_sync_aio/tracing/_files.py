@@ -1,0 +1,178 @@
+"""Timelines as files: trace events that Perfetto and Chrome show, and pages of HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ._layout import By, duration
+from ._svg import svg
+from ._timeline import Mark, Span, Timeline, Turn, holds, lanes, waits
+
+FORMAT = 1
+"""The version of our own part of the JSON files."""
+OWN = "redis_sync_aio"
+"""Our own part: the timeline, from which another picture can be drawn. Viewers ignore it."""
+
+
+def trace_events(timeline: Timeline, host: str, wall: float) -> dict[str, Any]:
+    """Return the timeline in Chrome's trace event format, and with it what `read` needs.
+
+    Each process is a process, each name has threads: one for the holds that do not overlap, one for the waits.
+    """
+    events: list[dict[str, Any]] = []
+    threads = 0
+    for pid, process in enumerate(timeline.processes, 1):
+        events.append(_named("process_name", pid, 0, process))
+        turns = [turn for turn in timeline.turns if turn.process == process]
+        names = dict.fromkeys(turn.name for turn in sorted(turns, key=lambda turn: turn.asked))
+        for name in names:
+            of_name = [turn for turn in turns if turn.name == name]
+            for what, spans in (("held", holds(timeline, of_name)), ("waiting", waits(timeline, of_name))):
+                for lane in lanes(spans):
+                    threads += 1
+                    label = name if what == "held" else f"{name} (waiting)"
+                    events += _lane(timeline, lane, what, label, pid, threads)
+        marks = [mark for mark in timeline.marks if mark.process == process]
+        events += [_mark(timeline, mark, pid) for mark in marks]
+    own = {"format": FORMAT, "host": host, "wall": wall, **asdict(timeline)}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": "redis_sync_aio"}, OWN: own}
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _lane(
+    timeline: Timeline, lane: Sequence[Span], what: str, label: str, pid: int, tid: int
+) -> Iterator[dict[str, Any]]:
+    yield _named("thread_name", pid, tid, label)
+    yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+    end = 0.0
+    for since, until, turn in lane:
+        start = max(_micros(timeline, since), end)  # rounding must not make neighbours overlap
+        end = max(_micros(timeline, until), start)
+        known = {"task": turn.task, "kind": turn.kind, "fence": turn.fence, "outcome": turn.outcome, "note": turn.note}
+        args = {"lock": turn.name} | {key: value for key, value in known.items() if value not in ("", None)}
+        shown = f"{what}: {turn.task}" if turn.task else what
+        at = {"pid": pid, "tid": tid, "cat": what}
+        yield {"ph": "X", "name": shown, "ts": start, "dur": round(end - start, 3), **at, "args": args}
+        if turn.outcome == "lost" and what == "held":
+            yield {"ph": "i", "s": "t", "name": f"lost: {turn.note}", "ts": end, **at, "args": args}
+
+
+def _mark(timeline: Timeline, mark: Mark, pid: int) -> dict[str, Any]:
+    event = {"ph": "i", "s": "p", "name": mark.text, "cat": "incident", "pid": pid, "tid": 0}
+    return event | {"ts": _micros(timeline, mark.time), "args": {"lock": mark.name} if mark.name else {}}
+
+
+def _micros(timeline: Timeline, time: float) -> float:
+    return round((time - timeline.started) * 1e6, 3)
+
+
+def read(paths: Iterable[Path]) -> Timeline:
+    """Return what the JSON files of several processes say, as one timeline.
+
+    Processes of one machine have one clock; the clocks of others are compared by the time of day.
+    Raises ValueError when a file is not one that a trace saved.
+    """
+    files = [_own(path) for path in paths]
+    if not files:
+        raise ValueError("there is no file to read: name at least one that a trace saved as .json")
+    base = files[0]
+    merged = Timeline(base["started"], base["ended"])
+    for own in files:
+        shift = 0.0 if own["host"] == base["host"] else own["wall"] - base["wall"]
+        turns = [_shifted(Turn(**turn), shift, ("asked", "granted", "ended", "until")) for turn in own["turns"]]
+        merged.turns += turns
+        merged.marks += [_shifted(Mark(**mark), shift, ("time", "until")) for mark in own["marks"]]
+        merged.dropped += own["dropped"]
+        merged.started = min(merged.started, own["started"] + shift)
+        merged.ended = max(merged.ended, own["ended"] + shift)
+        for turn in turns:  # it ends with its own trace, not with the last of all
+            if turn.ended is None:
+                turn.ended = own["ended"] + shift
+    return merged
+
+
+def _own(path: Path) -> Mapping[str, Any]:
+    try:
+        own = json.loads(path.read_text("utf-8"))[OWN]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is not a trace of redis_sync_aio: save one by trace.save('….json')") from None
+    if own["format"] != FORMAT:
+        raise ValueError(f"{path} was saved by another version of redis_sync_aio (format {own['format']})")
+    return dict(own)
+
+
+T = TypeVar("T", Turn, Mark)
+
+
+def _shifted(thing: T, shift: float, fields: Sequence[str]) -> T:
+    for field in fields:
+        time = getattr(thing, field)
+        if shift and time is not None:
+            setattr(thing, field, time + shift)
+    return thing
+
+
+# -- pages ---------------------------------------------------------------------------------------------------
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 14px system-ui, "Segoe UI", "DejaVu Sans", Arial, sans-serif; color: #24292f; margin: 24px }}
+svg {{ max-width: 100%; height: auto }}
+table {{ border-collapse: collapse; margin: 16px 0 0 }}
+th, td {{ padding: 4px 14px 4px 0; text-align: right; border-bottom: 1px solid #d0d7de }}
+th:first-child, td:first-child {{ text-align: left }}
+</style>
+</head>
+<body>
+{svg}
+<p>Point at a bar to read what it is: the task, how long it waited and held, and how that ended.</p>
+<table>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+</body>
+</html>
+"""
+HEAD = ("lock", "requests", "granted", "longest wait", "longest hold", "gave up waiting", "lost")
+
+
+def html(timeline: Timeline, *, title: str, subtitle: str, by: By) -> str:
+    """Return a page with the picture, and a table of the names."""
+    names: dict[str, list[Turn]] = {}
+    for turn in timeline.turns:
+        names.setdefault(turn.name, []).append(turn)
+    rows = []
+    for name in sorted(names):
+        turns = names[name]
+        held = [end - start for start, end, _ in holds(timeline, turns)]
+        cells = (
+            name,
+            f"{len(turns):,}",
+            f"{len(held):,}",
+            duration(max(timeline.waited_until(turn) - turn.asked for turn in turns)),
+            duration(max(held)) if held else "",
+            f"{sum(turn.outcome in ('timeout', 'cancelled', 'error') for turn in turns):,}",
+            f"{sum(turn.outcome == 'lost' for turn in turns):,}",
+        )
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    return PAGE.format(
+        title=escape(title),
+        svg=svg(timeline, title=title, subtitle=subtitle, by=by),
+        head="".join(f"<th>{escape(cell)}</th>" for cell in HEAD),
+        rows="\n".join(rows),
+    )

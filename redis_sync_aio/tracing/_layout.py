@@ -1,0 +1,148 @@
+"""Where things go in the picture of a timeline: its rows, its scale, its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ._timeline import Span, Timeline, Turn, holds, lanes, waits
+
+By = Literal["process", "name"]
+"""What the rows of a picture are grouped by: a part for each process, or one row for each name."""
+
+WIDTH, RIGHT = 1280, 28
+BAR, SLIM, THIN, AREA = 16, 11, 6, 22
+"""The heights of a lone hold, of one hold of several, of a wait, and of an area that shows only numbers."""
+MOST_HOLDS, MOST_WAITS, MOST_ROWS = 8, 6, 60
+"""Numbers above which an area stands for bars, and names are left out."""
+GAP, HEADING = 8, 30
+"""The space between two rows, and the height of the heading of a part."""
+
+
+@dataclass
+class Row:
+    """What happened to one name, in one process or in all."""
+
+    name: str
+    turns: list[Turn]
+    held: list[Span] = field(default_factory=list)
+    hold_lanes: list[list[Span]] = field(default_factory=list)
+    waited: list[Span] = field(default_factory=list)
+    wait_lanes: list[list[Span]] = field(default_factory=list)
+    top: float = 0
+
+    def arrange(self, timeline: Timeline) -> None:
+        """Distribute holds and waits over lanes."""
+        self.held = holds(timeline, self.turns)
+        self.hold_lanes = lanes(self.held)
+        self.waited = waits(timeline, self.turns)
+        self.wait_lanes = lanes(self.waited)
+
+    @property
+    def bar(self) -> int:
+        """The height of a hold."""
+        return BAR if len(self.hold_lanes) <= 1 else SLIM
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are too many holds at a time for a bar each."""
+        return len(self.hold_lanes) > MOST_HOLDS
+
+    @property
+    def queue_is_long(self) -> bool:
+        """Whether there are too many waits at a time for a bar each."""
+        return len(self.wait_lanes) > MOST_WAITS
+
+    @property
+    def holds_height(self) -> float:
+        """The height of the upper part of the row."""
+        return AREA if self.crowded else max(1, len(self.hold_lanes)) * (self.bar + 1) - 1
+
+    @property
+    def waits_height(self) -> float:
+        """The height of the lower part of the row."""
+        if not self.wait_lanes:
+            return 0
+        return 2 + (AREA if self.queue_is_long else len(self.wait_lanes) * (THIN + 1) - 1)
+
+    @property
+    def height(self) -> float:
+        """The height of the row."""
+        return self.holds_height + self.waits_height
+
+
+@dataclass
+class Part:
+    """The rows of one process; with no title, the rows of all."""
+
+    title: str
+    rows: list[Row]
+    top: float = 0
+    bottom: float = 0
+
+
+class Scale:
+    """From seconds on the clock to pixels from the left."""
+
+    def __init__(self, timeline: Timeline, left: float) -> None:
+        self.left = left
+        self.start = timeline.started
+        self.span = max(timeline.ended - timeline.started, 1e-6)
+        # Milliseconds read better below ten seconds.
+        self.unit, self.unit_name = (1e-3, "milliseconds") if self.span < 10 else (1.0, "seconds")
+
+    def x(self, time: float) -> float:
+        """Return where the moment ``time`` is drawn; what lies outside of the run is drawn at its edge."""
+        share = min(max((time - self.start) / self.span, 0.0), 1.0)
+        return self.left + share * (WIDTH - self.left - RIGHT)
+
+    def since(self, time: float) -> str:
+        """Return how long after the start ``time`` is, for people."""
+        return duration(time - self.start)
+
+    def ticks(self) -> Iterator[float]:
+        """Yield round numbers of units, a dozen at most."""
+        span = self.span / self.unit
+        step = next(s * 10.0**e for e in range(-3, 9) for s in (1, 2, 5) if span / (s * 10.0**e) <= 12)
+        return iter([number * step for number in range(int(span / step) + 1)])
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people: 1.53 s, 12.1 ms."""
+    milliseconds = seconds * 1000
+    if abs(milliseconds) >= 10_000:
+        return f"{seconds:,.1f} s"
+    return f"{milliseconds:,.0f} ms" if abs(milliseconds) >= 100 else f"{milliseconds:.1f} ms"
+
+
+def parts_of(timeline: Timeline, by: By) -> tuple[list[Part], int]:
+    """Return the parts of the picture, and how many names are left out of it: those with the shortest waits."""
+    found: dict[tuple[str, str], list[Turn]] = {}
+    order = {process: place for place, process in enumerate(timeline.processes)}
+    for turn in timeline.turns:
+        found.setdefault((turn.process if by == "process" else "", turn.name), []).append(turn)
+    rows = sorted(found, key=lambda key: sum(timeline.waited_until(turn) - turn.asked for turn in found[key]))
+    chosen = sorted(rows[-MOST_ROWS:], key=lambda key: (order.get(key[0], 0), _natural(key[1])))
+    parts: dict[str, Part] = {}
+    for process, name in chosen:
+        parts.setdefault(process, Part(process, [])).rows.append(Row(name, found[process, name]))
+    for mark in timeline.marks if by == "process" else ():
+        if mark.process:  # of which there is nothing else to show
+            parts.setdefault(mark.process, Part(mark.process, []))
+    return list(parts.values()), len(rows) - len(chosen)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key by which "product 2" comes before "product 10"."""
+    pieces: list[tuple[int, str]] = []
+    digits = ""
+    for char in name + "\0":
+        if char.isdecimal() and char.isascii():
+            digits += char
+            continue
+        if digits:
+            pieces.append((int(digits), ""))
+            digits = ""
+        pieces.append((-1, char))
+    return pieces

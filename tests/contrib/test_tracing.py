@@ -1,0 +1,247 @@
+"""Pictures of what happened: everything that happened is in them, and everything in them happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wait_until
+from redis_sync_aio.tracing import Trace, merged, tracing
+from redis_sync_aio.tracing._timeline import Turn, lanes, steps
+from tests.support.body import FAST, waits
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Picture:
+    """What a person can read in an SVG file."""
+
+    def __init__(self, path: Path) -> None:
+        self._root = ElementTree.parse(path).getroot()
+
+    @property
+    def texts(self) -> list[str]:
+        """The visible texts."""
+        return [text.text or "" for text in self._root.iter(f"{SVG}text")]
+
+    def told(self, kind: str) -> list[str]:
+        """The tooltips of all things of one class: "hold", "wait", "lost", "gave-up", "mark"."""
+        found = [one for one in self._root.iter() if one.get("class") == kind]
+        return [one.findtext(f"{SVG}title") or "" for one in found]
+
+
+def picture(trace: Trace, directory: Path, **options: Any) -> Picture:
+    path = directory / "run.svg"
+    trace.save(path, **options)
+    return Picture(path)
+
+
+async def wait_behind(holder: Coordinator, waiter: Coordinator, name: str) -> None:
+    """Let one coordinator wait for what another one holds, and get it."""
+    held = await holder.lock(name).acquire()
+    waiting = asyncio.create_task(waiter.lock(name).acquire(), name="the waiter")
+    await wait_until(waits(holder.lock(name)), FAST, timeout=5)
+    await held.release()
+    await (await waiting).release()
+
+
+async def test_a_picture_shows_holders_waiters_and_losses(
+    sync: Coordinator, other: Coordinator, redis: Redis, tmp_path: Path
+) -> None:
+    async with tracing(process="web 1") as trace:
+        await wait_behind(sync, other, "orders:42")
+        async with sync.lock("orders:42"):
+            with pytest.raises(AcquireTimeout):
+                await other.lock("orders:42").acquire(timeout=0.05)
+        lease = await sync.lock("orders:43").acquire()
+        await redis.delete("orders:43")
+        with pytest.raises(LeaseLost) as caught:
+            await lease.extend(5)
+    assert (trace.requests, trace.dropped) == (5, 0)
+    seen = picture(trace, tmp_path)
+    assert {"web 1", "orders:42", "orders:43", "held by web 1", "free", "gave up waiting"} <= set(seen.texts)
+    assert {"lost before it was released", "waiting (thin, below)"} <= set(seen.texts)
+    assert len(seen.told("hold")) == 4
+    waited, _ = seen.told("wait")
+    assert waited.startswith("orders:42 (lock)\nweb 1, the waiter\nasked at ")
+    assert "released" in waited
+    [gave_up] = seen.told("gave-up")
+    assert "the wait timed out" in gave_up
+    [lost] = seen.told("lost")
+    assert f"lost: {caught.value.reason}" in lost
+    assert str(lease.fence) in lost
+
+
+async def test_what_still_goes_on_is_drawn_to_the_end(sync: Coordinator, other: Coordinator, tmp_path: Path) -> None:
+    async with tracing() as trace, sync.lock("orders:42"):
+        waiting = asyncio.create_task(other.lock("orders:42").acquire())
+        await wait_until(waits(sync.lock("orders:42")), FAST, timeout=5)
+        seen = picture(trace, tmp_path)
+    await (await waiting).release()
+    [held] = seen.told("hold")
+    [waited] = seen.told("wait")
+    assert "still going on when the trace ended" in held
+    assert "still going on when the trace ended" in waited
+
+
+async def test_one_coordinator_or_client_can_be_traced_alone(
+    sync: Coordinator, other: Coordinator, redis: Redis, tmp_path: Path
+) -> None:
+    async with tracing(sync) as trace, tracing(redis) as implicit:
+        for lock in (sync.lock("a"), other.lock("b"), AsyncLock(redis, "c")):
+            async with lock:
+                pass
+    assert [told.split()[0] for told in picture(trace, tmp_path).told("hold")] == ["a"]
+    assert [told.split()[0] for told in picture(implicit, tmp_path).told("hold")] == ["c"]
+
+
+async def test_a_hand_over_inside_the_process_is_told(sync: Coordinator, tmp_path: Path) -> None:
+    lock = sync.lock("orders:42", share=True)
+
+    async def take() -> None:
+        async with lock:
+            await asyncio.sleep(0)
+
+    async with tracing() as trace:
+        await asyncio.gather(*(take() for _ in range(5)))
+    seen = picture(trace, tmp_path)
+    assert "handed on inside the process" in seen.texts
+    assert len(seen.told("hold")) == 5
+
+
+async def test_memory_is_bounded_and_the_picture_says_what_it_lacks(sync: Coordinator, tmp_path: Path) -> None:
+    async with tracing(limit=10) as trace:
+        for number in range(25):
+            async with sync.lock(f"orders:{number}"):
+                pass
+    assert (trace.requests, trace.dropped) == (10, 15)
+    seen = picture(trace, tmp_path)
+    assert {told.split()[0] for told in seen.told("hold")} == {f"orders:{number}" for number in range(15, 25)}
+    assert any(text.startswith("15 earlier requests and marks are not shown") for text in seen.texts)
+    page = tmp_path / "run.html"
+    trace.save(page)
+    assert "15 earlier requests" in page.read_text()
+
+
+async def test_many_holders_are_drawn_as_an_area(sync: Coordinator, tmp_path: Path) -> None:
+    semaphore = sync.semaphore("smtp", limit=20)
+    async with tracing() as trace:
+        leases = [await semaphore.acquire() for _ in range(20)]
+        for lease in leases:
+            await lease.release()
+    seen = picture(trace, tmp_path)
+    assert "up to 20 holders" in seen.texts
+    assert seen.told("hold") == []
+
+
+async def test_of_very_many_names_those_with_the_longest_waits_are_drawn(sync: Coordinator, tmp_path: Path) -> None:
+    async with tracing() as trace:
+        for number in range(100):
+            async with sync.lock(f"orders:{number}"):
+                pass
+    seen = picture(trace, tmp_path)
+    assert len(seen.told("hold")) == 60
+    assert "40 more names are not shown: those that were waited for the least." in seen.texts
+
+
+async def test_json_keeps_the_rules_of_the_trace_event_format(
+    sync: Coordinator, other: Coordinator, tmp_path: Path
+) -> None:
+    """As Perfetto and Chrome read it: complete events of one thread never overlap, and each thread has a name."""
+    path = tmp_path / "run.json"
+    async with tracing(process="web 1") as trace:
+        await asyncio.gather(*(wait_behind(sync, other, f"orders:{number % 3}") for number in range(3)))
+        async with sync.semaphore("smtp", limit=3), sync.semaphore("smtp", limit=3):
+            pass  # two at a time are in two threads
+    trace.save(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    threads = defaultdict(list)
+    for event in events:
+        assert event["ph"] in ("X", "M", "i")
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["name"], str)
+        if event["ph"] == "M":
+            continue
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        else:
+            assert event["s"] in ("t", "p", "g")
+    assert set(threads) == set(named)
+    for spans in threads.values():
+        for (_, end), (start, _) in pairwise(sorted(spans)):
+            assert start >= end - 0.0015  # microseconds, of three digits
+    assert set(named.values()) >= {"orders:0", "orders:0 (waiting)", "smtp"}
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["web 1"]
+
+
+async def test_traces_of_several_processes_make_one_picture(
+    sync: Coordinator, other: Coordinator, tmp_path: Path
+) -> None:
+    """Each process saves what it saw; the rows of both, or one row with both colours, are drawn from the files."""
+    async with tracing(sync, process="web 1") as first, tracing(other, process="web 2") as second:
+        await wait_behind(sync, other, "orders:42")
+    first.save(tmp_path / "1.json")
+    second.save(tmp_path / "2.json")
+    both = merged(tmp_path / "1.json", tmp_path / "2.json")
+    assert both.requests == 2
+    by_process = picture(both, tmp_path)
+    assert by_process.texts.count("orders:42") == 2
+    assert {"web 1", "web 2"} <= set(by_process.texts)
+    by_name = picture(both, tmp_path, by="name")
+    assert by_name.texts.count("orders:42") == 1
+    assert {"held by web 1", "held by web 2"} <= set(by_name.texts)
+    assert [told.split("\n")[1].split(",")[0] for told in by_name.told("hold")] == ["web 1", "web 2"]
+
+
+async def test_names_are_escaped(sync: Coordinator, tmp_path: Path) -> None:
+    name = '<b>"&" & more'
+    async with tracing(process="<i>") as trace, sync.lock(name):
+        pass
+    seen = picture(trace, tmp_path, title="a < b")
+    assert {name, "a < b", "<i>"} <= set(seen.texts)
+    page = tmp_path / "run.html"
+    trace.save(page)
+    assert "<b>" not in page.read_text()
+
+
+async def test_what_cannot_be_saved_or_read_is_refused(tmp_path: Path) -> None:
+    async with tracing() as trace:
+        pass
+    for suffix in ("svg", "html", "json"):
+        trace.save(tmp_path / f"empty.{suffix}")  # nothing happened: that is no error
+    with pytest.raises(ValueError, match=r"must end in .svg, .html or .json"):
+        trace.save(tmp_path / "run.png")
+    with pytest.raises(ValueError, match="limit must be at least 1, not 0"):
+        async with tracing(limit=0):
+            pass
+    (tmp_path / "other.json").write_text('{"traceEvents": []}')
+    with pytest.raises(ValueError, match="is not a trace of redis_sync_aio"):
+        merged(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="there is no file to read"):
+        merged()
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted)))
+def test_lanes_never_overlap_and_are_as_few_as_possible(spans: list[list[int]]) -> None:
+    turn = Turn("x", "p", 0.0)
+    given_spans = [(float(start), float(end), turn) for start, end in spans]
+    found = lanes(given_spans)
+    assert sorted(span[:2] for lane in found for span in lane) == sorted(span[:2] for span in given_spans)
+    for lane in found:
+        assert all(before[1] <= after[0] for before, after in pairwise(lane))
+    if all(start < end for start, end in spans):
+        assert len(found) == max((number for _, number in steps(given_spans)), default=0)
