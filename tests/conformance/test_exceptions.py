@@ -396,7 +396,7 @@ async def test_p7_release_without_an_answer(kind: Kind, own_server: EmbeddedServ
             raise
 
     async with own_server.client() as client:
-        sync = Coordinator(client, retry_for=0.5, response_timeout=2.0)
+        sync = Coordinator(client, retry_for=0.3, response_timeout=2.0)
         try:
             async with kind.make(sync, "another"):
                 pass  # connecting is not part of what is tried

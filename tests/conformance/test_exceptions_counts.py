@@ -208,11 +208,14 @@ async def test_p7_nested_losses_while_a_count_is_left_behind(kind: Kind, sync: C
 
 
 @pytest.mark.timing
-async def test_p7_a_long_clean_up_is_not_cancelled_again(kind: Kind, sync: Coordinator, redis: Redis) -> None:
-    """The clean-up of the body takes longer than a second after the loss, and runs to its end."""
+async def test_p7_a_body_is_cancelled_once(kind: Kind, sync: Coordinator, redis: Redis) -> None:
+    """Neither a clean-up that takes longer than a second after the loss, nor a body that swallows it, is again.
+
+    The clean-up runs to its end, and the body that goes on hears of the loss at its end.
+    """
     cleaned: list[bool] = []
 
-    async def body(_: object) -> None:
+    async def cleans_up(_: object) -> None:
         await kind.take_over(redis, NAME)
         try:
             await for_ever()
@@ -220,23 +223,18 @@ async def test_p7_a_long_clean_up_is_not_cancelled_again(kind: Kind, sync: Coord
             await asyncio.sleep(1.3)
             cleaned.append(True)
 
-    await lost_in(kind.make(sync, NAME, ttl=TTL), body)
-    assert cleaned == [True]
-
-
-@pytest.mark.timing
-async def test_p7_a_body_that_goes_on_after_a_loss_is_left_alone(kind: Kind, sync: Coordinator, redis: Redis) -> None:
-    """It swallowed the one cancellation, and is told at its end."""
-
-    async def body(_: object) -> None:
-        await kind.take_over(redis, NAME)
+    async def goes_on(_: object) -> None:
+        await kind.take_over(redis, f"{NAME}2")
         with suppress(CancelledError):
             await for_ever()
         assert this_task().cancelling() == 1
         await asyncio.sleep(1.3)
         assert this_task().cancelling() == 1
 
-    await lost_in(kind.make(sync, NAME, ttl=TTL), body)
+    async with asyncio.TaskGroup() as both:
+        both.create_task(lost_in(kind.make(sync, NAME, ttl=TTL), cleans_up))
+        both.create_task(lost_in(kind.make(sync, f"{NAME}2", ttl=TTL), goes_on))
+    assert cleaned == [True]
 
 
 async def command(client: Redis) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 Make = Callable[..., Any]
-"""Makes a primitive of one name from coordinators, with options that all of them have."""
+"""Makes a primitive from coordinators, with options that all of them have; it is called "it", unless told a name."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,16 @@ class Primitive:
         return self.label
 
 
-def _one(kind: Callable[..., Any], name: str = "it", **own: Any) -> Make:
-    return lambda syncs, **options: kind(syncs[0], name, **{**own, **options})
+def _one(kind: Callable[..., Any], **own: Any) -> Make:
+    return lambda syncs, name="it", **options: kind(syncs[0], name, **{**own, **options})
 
 
 def _side(side: str, **own: Any) -> Make:
-    return lambda syncs, **options: getattr(AsyncReadWriteLock(syncs[0], "it", **{**own, **options}), side)()
+    return lambda syncs, name="it", **options: getattr(AsyncReadWriteLock(syncs[0], name, **{**own, **options}), side)()
 
 
-def _several(syncs: Sequence[Coordinator], **options: Any) -> AsyncMultiLock:
-    return AsyncMultiLock(syncs[0], ["it", "and that"], **options)
+def _several(syncs: Sequence[Coordinator], name: str = "it", **options: Any) -> AsyncMultiLock:
+    return AsyncMultiLock(syncs[0], [name, f"{name} and that"], **options)
 
 
 PRIMITIVES = (
@@ -63,7 +65,7 @@ PRIMITIVES = (
     Primitive("robust lock", _one(AsyncRobustLock)),
     Primitive("reentrant lock", _one(AsyncReentrantLock), reenters=True),
     Primitive("multi-lock", _several),
-    Primitive("redlock", lambda syncs, **options: AsyncRedlock(syncs, "it", **options), servers=3),
+    Primitive("redlock", lambda syncs, name="it", **options: AsyncRedlock(syncs, name, **options), servers=3),
     Primitive("semaphore", _one(AsyncSemaphore, limit=4), alone=False),
     Primitive("semaphore by WATCH", _one(AsyncSemaphore, limit=4, engine="watch"), alone=False),
     Primitive("shared semaphore", _one(AsyncSemaphore, limit=4, share=True), alone=False),
@@ -85,16 +87,45 @@ def independent_servers() -> Iterator[list[EmbeddedServer]]:
         yield [stack.enter_context(EmbeddedServer(port=0)) for _ in range(2)]
 
 
+@asynccontextmanager
+async def _with_others(sync: Coordinator, servers: Sequence[EmbeddedServer]) -> AsyncIterator[list[Coordinator]]:
+    """``sync`` and a coordinator for each of ``servers``, which are empty."""
+    async with AsyncExitStack() as stack:
+        syncs = [sync]
+        for server in servers:
+            client = await stack.enter_async_context(server.client())
+            await client.flushall()
+            syncs.append(await stack.enter_async_context(Coordinator(client)))
+        yield syncs
+
+
 @pytest_asyncio.fixture
 async def make(
     request: pytest.FixtureRequest, primitive: Primitive, redis: Redis, sync: Coordinator
 ) -> AsyncIterator[Make]:
     """Make the primitive of a test; each call makes another object of the same name."""
-    async with AsyncExitStack() as stack:
-        syncs = [sync]
-        if primitive.servers > 1:
-            for server in request.getfixturevalue("independent_servers"):
-                client = await stack.enter_async_context(server.client())
-                await client.flushall()
-                syncs.append(await stack.enter_async_context(Coordinator(client)))
+    servers = request.getfixturevalue("independent_servers") if primitive.servers > 1 else []
+    async with _with_others(sync, servers) as syncs:
         yield lambda **options: primitive.make(syncs, **options)
+
+
+Check = Callable[[Primitive, Make], Coroutine[Any, Any, object]]
+Everywhere = Callable[[Check], Awaitable[None]]
+
+
+@pytest_asyncio.fixture
+async def everywhere(sync: Coordinator, independent_servers: list[EmbeddedServer]) -> AsyncIterator[Everywhere]:
+    """Run a test of all primitives at the same time, each in a task and under a name of its own.
+
+    For what takes a second: it passes once. What failed is told for each primitive.
+    """
+    async with _with_others(sync, independent_servers) as syncs:
+
+        async def run(check: Check) -> None:
+            checks = [check(one, partial(one.make, syncs, name=one.label)) for one in PRIMITIVES]
+            ends = await asyncio.gather(*checks, return_exceptions=True)
+            wrong = {one.label: end for one, end in zip(PRIMITIVES, ends, strict=True) if isinstance(end, Exception)}
+            if wrong:
+                raise ExceptionGroup(f"wrong: {', '.join(wrong)}", list(wrong.values()))
+
+        yield run

@@ -25,12 +25,12 @@ from ..support.wired import MODES, wired
 from ..support.wired import quiet_loop as quiet_loop
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -> None:
     """It may be released again until it ends; behind the end of its coordinator that is told, and does not hang."""
-    async with wired(server, mode) as w:
+    async with wired(server, mode, retry_for=0.3) as w:
         lease = await w.lock(ttl=10).acquire()
-        hub_of(w.sync).retry_for = 0.1
         w.proxy.refuse = True
         await w.proxy.cut()
         with pytest.raises(Unreachable):

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncReentrantLock, AsyncSemaphore, Coordinator, Lease, wait_until
+from redis_sync_aio import AsyncLock, AsyncReentrantLock, AsyncSemaphore, Backoff, Coordinator, Lease, wait_until
 
 from ..support.body import FAST
-from .conftest import PRIMITIVES, Make, Primitive
+from .conftest import Everywhere, Make, Primitive
 
 pytestmark = pytest.mark.timing
 
-everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
 TTL = 1.0
+OFTEN = Backoff(initial=0.05, cap=0.05)
+"""For `wait_until`: a collection takes its time."""
 
 
 class Noted:
@@ -59,44 +60,52 @@ async def ended(make: Make, keep: list[Lease] | None = None) -> None:
     assert isinstance(task.exception(), RuntimeError)
 
 
-@everything
 async def test_a_forgotten_lease_ends_with_its_ttl(
-    primitive: Primitive, make: Make, noted: Noted, caplog: pytest.LogCaptureFixture
+    everywhere: Everywhere, noted: Noted, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its task has ended and nothing refers to it: a ResourceWarning and a log line name it, and others get it."""
-    with caplog.at_level(logging.WARNING, "redis_sync_aio"):
+
+    async def check(primitive: Primitive, make: Make) -> None:
         await ended(make)
-        await wait_until(lambda: any("'it' (fence " in text for text in noted.forgotten()), FAST, timeout=30)
+        named = f"'{primitive.label}' (fence "
+        await wait_until(lambda: any(named in text for text in noted.forgotten()), OFTEN, timeout=30)
+        async with asyncio.timeout(10):
+            leases = [await make(ttl=TTL).acquire() for _ in range(1 if primitive.alone else 4)]
+        for lease in leases:
+            await lease.release()
+
+    with caplog.at_level(logging.WARNING, "redis_sync_aio"):
+        await everywhere(check)
     assert {record.message for record in caplog.records} >= set(noted.forgotten())
-    async with asyncio.timeout(10):
-        leases = [await make(ttl=TTL).acquire() for _ in range(1 if primitive.alone else 4)]
-    for lease in leases:
-        await lease.release()
 
 
-@everything
-async def test_a_lease_that_somebody_refers_to_outlives_its_task(
-    primitive: Primitive, make: Make, noted: Noted
-) -> None:
+async def test_a_lease_that_somebody_refers_to_outlives_its_task(everywhere: Everywhere, noted: Noted) -> None:
     """It is renewed, and released as any other; then it may go unnoticed."""
-    kept: list[Lease] = []
-    await ended(make, kept)
-    await asyncio.sleep(1.5 * TTL)
-    kept[0].check()
-    await kept[0].release()
-    kept.clear()
+
+    async def check(primitive: Primitive, make: Make) -> None:
+        kept: list[Lease] = []
+        await ended(make, kept)
+        await asyncio.sleep(1.5 * TTL)
+        kept[0].check()
+        await kept[0].release()
+        kept.clear()
+        async with asyncio.timeout(5), make():
+            pass
+
+    await everywhere(check)
     assert not noted.forgotten()
-    async with asyncio.timeout(5), make():
-        pass
 
 
-@everything
-async def test_a_living_task_need_not_keep_its_lease(primitive: Primitive, make: Make, noted: Noted) -> None:
+async def test_a_living_task_need_not_keep_its_lease(everywhere: Everywhere, noted: Noted) -> None:
     """`await lock.acquire()` … `await lock.release()`: it is renewed meanwhile."""
-    it = make(ttl=TTL)
-    await it.acquire()
-    await asyncio.sleep(1.5 * TTL)
-    await it.release()
+
+    async def check(primitive: Primitive, make: Make) -> None:
+        it = make(ttl=TTL)
+        await it.acquire()
+        await asyncio.sleep(1.5 * TTL)
+        await it.release()
+
+    await everywhere(check)
     assert not noted.forgotten()
 
 
