@@ -13,18 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .contestants import BY_NAME
+from .pictures import Bar, Panel, draw
+from .plain_words import LABELS, WORDS
 from .scenario import Column, Outcome
 from .targets import OURS, Verdict
-
-_LIMIT = "#c9a227"
-_COLOURS = {
-    "ours": "#2a7f62",
-    "peer": "#8b8f97",
-    "raw": _LIMIT,
-    "in-process": _LIMIT,
-    "hop": _LIMIT,
-    "broken": "#b0413e",
-}
 
 
 def show(console: Console, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict], about: Mapping[str, Any]) -> None:
@@ -147,37 +139,20 @@ def write(
 
 
 def _plot(out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> Iterator[Path]:
-    from matplotlib.figure import Figure
-
-    columns = min(3, len(outcomes))
-    rows = math.ceil(len(outcomes) / columns)
-    figure = Figure(figsize=(5.2 * columns, 2.9 * rows), layout="constrained")
-    for number, outcome in enumerate(outcomes):
-        _bars(figure.add_subplot(rows, columns, number + 1), outcome)
-    figure.suptitle(f"redis_sync_aio and peers: {about['server']}, {about['transport']}, Python {about['python']}")
-    for suffix in ("png", "svg"):
-        path = out / f"benchmarks.{suffix}"
-        figure.savefig(path, dpi=110)
-        yield path
+    panels = [panel for outcome in outcomes if (panel := _panel(outcome)).bars]
+    title = f"redis_sync_aio and others ({about['server']}, {about['transport']}, Python {about['python']})"
+    return draw(panels, title, out / "benchmarks") if panels else iter(())
 
 
-def _bars(axes: Any, outcome: Outcome) -> None:
-    """Draw one panel: the scenario's main figure, on a logarithmic scale; the whiskers span the rounds."""
-    from matplotlib.ticker import NullFormatter
-
+def _panel(outcome: Outcome) -> Panel:
+    """Return the scenario's main figure, as it is drawn; contestants that never got there are left out."""
     scenario = outcome.scenario
     column = next(column for column in scenario.columns if column.key == scenario.chart)
-    medians = {name: outcome.figure(name, column.key) for name in reversed(outcome.figures)}
-    shown = {name: value for name, value in medians.items() if value and math.isfinite(value)}
-    for name, value in shown.items():
-        rounds = [each for each in outcome.figures[name][column.key] if math.isfinite(each)]
-        spread = [[max(0.0, value - min(rounds))], [max(0.0, max(rounds) - value)]]
-        bar = axes.barh(name, value, color=_COLOURS[BY_NAME[name].kind], xerr=spread, ecolor="#444444")
-        axes.bar_label(bar, [f" {number(value, column.digits)}"], fontsize=8)
-    if shown:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())  # they overlap where the span is small
-        axes.set_xlim(min(shown.values()) / 3, max(shown.values()) * 6)
-    axes.set_title(scenario.title, fontsize=9)
-    axes.set_xlabel(column.title, fontsize=8)
-    axes.tick_params(labelsize=8)
+    words, bars = WORDS[scenario.key], []
+    for name in outcome.figures:
+        value = outcome.figure(name, column.key)
+        if value and math.isfinite(value):
+            rounds = [each for each in outcome.figures[name][column.key] if math.isfinite(each)]
+            text = number(value, column.digits)
+            bars.append(Bar(LABELS[name], BY_NAME[name].kind, value, text, min(rounds), max(rounds)))
+    return Panel(words.title, words.unit, words.better, bars)

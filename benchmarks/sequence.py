@@ -74,7 +74,7 @@ def picture() -> str:
         "<title>A planned failover by Sentinel</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<rect x="0" y="{since - 30}" width="{WIDTH}" height="{until - since}" fill="#fbeeee"/>',
-        text(8, since - 14, "both can grant: 1.3 s at most", 11, "start", "#b0413e"),
+        text(8, since - 14, "both primaries can grant: 1.3 s at most", 11, "start", "#b0413e"),
     ]
     for lane, (name, role) in LANES.items():
         x = PLACE[lane]

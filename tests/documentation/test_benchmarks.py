@@ -26,6 +26,8 @@ from benchmarks.measure import (
     torn,
     waits_for_others,
 )
+from benchmarks.pictures import Bar, Panel, draw
+from benchmarks.plain_words import LABELS, WORDS
 from benchmarks.report import show, write
 from benchmarks.runner import benchmark
 from benchmarks.scenario import SMOKE, Outcome, Round, Scale
@@ -33,6 +35,7 @@ from benchmarks.scenarios.permits import crowded
 from benchmarks.targets import Verdict, verdicts
 
 pytestmark = pytest.mark.timing
+DOCS = Path(__file__).parents[2] / "docs"
 MS = 1_000_000
 OURS_ONLY = ("s3", "s3work", "s3one", "lone", "s4", "s5", "s5work", "s4sem", "cost", "s8s1b5", "s8s5b1", "s8s1b1")
 SHARING = {"locks", "semaphores", "own semaphores", "readers and writers"}
@@ -291,3 +294,29 @@ def test_verdicts() -> None:
     assert Verdict("s1", "times", 1.8, 1.8, at_least=True).reached
     assert not Verdict("s1", "times", 1.799, 1.8, at_least=True).reached
     assert not Verdict("s7", "ms", math.inf, 5, at_least=False).reached
+
+
+def test_pictures_name_everything_in_plain_words() -> None:
+    """Every contestant and every scenario has words, and the committed pictures have no inner codes."""
+    assert set(LABELS) == set(BY_NAME)
+    assert set(WORDS) == set(scenarios.BY_KEY)
+    codes = re.compile(r"\bS\d\b|fair/s|\bours\b|\bhop\b|\bp99\b|\bs\dw?ork\b")
+    for name in ("benchmarks", "local-sharing", "optimistic-or-pessimistic", "sharing"):
+        path = DOCS / f"{name}.svg"
+        if path.exists():
+            texts = re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text("utf-8"))
+            assert len(texts) > 20
+            assert [text for text in texts if codes.search(text)] == []
+            assert any("better" in text for text in texts)
+
+
+@pytest.mark.ci
+def test_bars_start_at_zero_and_the_longest_is_cut_visibly(tmp_path: Path) -> None:
+    def bar(label: str, value: float) -> Bar:
+        return Bar(label, "peer", value, f"{value:g}", value, value)
+
+    panel = Panel("Waiting", "seconds", "less", [bar("short", 100), bar("longer", 250), bar("very long", 99_999)])
+    [path] = draw([panel], "Title", tmp_path / "picture", ["svg"])
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text("utf-8"))
+    assert texts[:3] == ["0", "100", "200"]
+    assert {"99999 (bar cut)", "250", "(shorter bars are better)", "very long"} <= set(texts)
