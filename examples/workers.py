@@ -126,7 +126,9 @@ async def demonstrate() -> int:
         async def complete_log() -> list[list[str]]:
             log = [str(line).split() for line in await redis.lrange("log", 0, -1)]
             events = [line[0] for line in log]
-            return log if events.count("done") >= JOBS * len(CUSTOMERS) and events.count("ran") >= SLOTS else []
+            finished = events.count("done") >= JOBS * len(CUSTOMERS) and events.count("ran") >= SLOTS
+            all_began = len({line[-1] for line in log}) == len(workers)
+            return log if finished and all_began else []
 
         os.environ["REDIS_URL"] = server.url
         workers = [await asyncio.create_subprocess_exec(sys.executable, __file__, "worker") for _ in range(3)]

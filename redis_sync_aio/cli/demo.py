@@ -216,10 +216,11 @@ class Floor:
         self._display.killed(self._kill)
 
     async def _look(self, product: int) -> Seen | None:
+        before = time.monotonic_ns()  # the answer may be late, and the lease ends no later for that
         look = await AsyncLock(self._sync, lock_name(self._prefix, product)).statistics()
         if look.fence is None or look.remaining is None:
             return None
-        return Seen(product, look.fence, time.monotonic_ns() + int(look.remaining * 1e9))
+        return Seen(product, look.fence, before + int(look.remaining * 1e9))
 
 
 async def sell(url: str, plan: Plan, display: Display) -> tuple[Run, Audit]:

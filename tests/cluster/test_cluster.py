@@ -94,10 +94,10 @@ async def test_p3_p9_a_waiter_is_woken_by_a_push(nodes: Nodes, client: RedisClus
             lease = await AsyncLock(sync, name).acquire()
             lock = AsyncLock(other, name)
             waiter = asyncio.create_task(lock.acquire())
-            await wait_until(waits(lock), FAST, timeout=5)
+            await wait_until(waits(lock), FAST, timeout=15)
             before = (await nodes.say(nodes.primaries[shard], "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
             await lease.release()
-            granted = await asyncio.wait_for(waiter, 1)
+            granted = await asyncio.wait_for(waiter, 5)
             after = (await nodes.say(nodes.primaries[shard], "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
             assert after - before == 1
             assert granted.fence > lease.fence
@@ -210,7 +210,7 @@ async def test_a_bare_client(nodes: Nodes) -> None:
         lease = await lock.acquire()
         assert lease._grant.manager.client is client
         body = asyncio.create_task(hold_for_ever(AsyncLock(client, nodes.name_at(2))))
-        await wait_until(AsyncLock(client, nodes.name_at(2)).locked, FAST, timeout=5)
+        await wait_until(AsyncLock(client, nodes.name_at(2)).locked, FAST, timeout=15)
     with pytest.raises(LeaseLost, match="client was closed"):
         await body
     with pytest.raises(LeaseLost):
@@ -220,7 +220,7 @@ async def test_a_bare_client(nodes: Nodes) -> None:
         async def nobody(node: EmbeddedServer = node) -> bool:
             return "sub=1" not in str(await nodes.say(node, "CLIENT", "LIST", "TYPE", "pubsub"))
 
-        await wait_until(nobody, FAST, timeout=5)
+        await wait_until(nobody, FAST, timeout=15)
 
 
 async def hold_for_ever(lock: AsyncLock) -> None:
@@ -244,7 +244,7 @@ async def test_the_first_nodes_are_gone(nodes: Nodes) -> None:
         startup = [ClusterNode("127.0.0.1", 1), ClusterNode(still.host, still.port or 0)]
         startup.append(ClusterNode(nodes.primaries[2].host, nodes.primaries[2].port or 0))
         client = RedisCluster(startup_nodes=startup)
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(9):
             for shard in EVERY_SHARD:
                 async with AsyncLock(client, nodes.name_at(shard)):
                     pass
@@ -278,7 +278,7 @@ async def test_a_node_without_slots(nodes: Nodes) -> None:
                 await sync.lock("a").acquire()
         async with Coordinator(client) as sync:
             waiting = asyncio.create_task(sync.lock("a").acquire(timeout=10))
-            await wait_until(lambda: sync.connection_error, FAST, timeout=5)
+            await wait_until(lambda: sync.connection_error, FAST, timeout=15)
             await nodes.say(lone, "CLUSTER", "ADDSLOTS", *range(16384))
             await (await waiting).release()
         await client.aclose()
@@ -329,12 +329,12 @@ async def test_a_user_is_unknown_to_one_node(nodes: Nodes) -> None:
         client = nodes.client(username="some", password="x")
         async with Coordinator(client) as sync:
             waiter = asyncio.create_task(AsyncLock(sync, nodes.name_at(1)).acquire())
-            await wait_until(waits(lock), FAST, timeout=5)
+            await wait_until(waits(lock), FAST, timeout=15)
             with pytest.raises(PermissionDenied, match="WRONGPASS"):
                 await AsyncLock(sync, nodes.name_at(2)).acquire(timeout=5)
             assert not waiter.done()
             await lease.release()
-            await (await asyncio.wait_for(waiter, 1)).release()
+            await (await asyncio.wait_for(waiter, 5)).release()
         await client.aclose()
 
 
@@ -368,7 +368,7 @@ async def test_a_key_of_another_slot_in_a_transaction(nodes: Nodes, client: Redi
 
     for body in (early, late):
         with pytest.raises(TransactionMisuse, match=r"another hash slot of the cluster.*common hash tag"):
-            await asyncio.wait_for(transaction(client, body, here), 2)
+            await asyncio.wait_for(transaction(client, body, here), 9)
     async with AsyncLock(client, f"{{{here}}}:lock") as lease:
         with pytest.raises(TransactionMisuse, match="another hash slot"):
             async with lease.transaction() as tx:

@@ -72,7 +72,7 @@ async def test_p12_closed_while_the_nodes_are_asked(nodes: Nodes, cancelled: boo
         assert closing.cancelled() == cancelled
         assert asking.done()
     await client.aclose()
-    await wait_until(lambda: is_zero(nodes), FAST, timeout=2)
+    await wait_until(lambda: is_zero(nodes), FAST, timeout=15)
 
 
 async def is_zero(nodes: Nodes) -> bool:
@@ -93,7 +93,7 @@ async def test_p5_a_client_whose_closing_is_cancelled(nodes: Nodes) -> None:
 
     async def check(outcome: Outcome[None]) -> None:
         await clients.pop().aclose()
-        await wait_until(lambda: is_zero(nodes), FAST, timeout=5)
+        await wait_until(lambda: is_zero(nodes), FAST, timeout=15)
 
     result = await sweep(used_and_closed, check, ways=["task"])
     assert result.cancellations["task"] > 2 * SHARDS
@@ -164,11 +164,11 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
 
         lease = await sync.lock(names[1]).acquire()
         waiter = asyncio.create_task(AsyncLock(client, names[1]).acquire())
-        await wait_until(waits(sync.lock(names[1])), FAST, timeout=2)
+        await wait_until(waits(sync.lock(names[1])), FAST, timeout=15)
         for proxy in proxies.values():
             await proxy.cut()
         await lease.release()
-        await (await asyncio.wait_for(waiter, 2)).release()
+        await (await asyncio.wait_for(waiter, 5)).release()
         async with AsyncSemaphore(sync, names[2], limit=2):
             pass
 

@@ -134,7 +134,7 @@ async def test_p3_a_waiter_has_its_turn_when_the_slot_has_arrived(nodes: Nodes) 
         lock = AsyncLock(sync, name, ttl=TTL)
         lease = await lock.acquire()
         waiter = asyncio.create_task(AsyncLock(other, name, ttl=TTL).acquire())
-        await wait_until(waits(lock), FAST, timeout=5)
+        await wait_until(waits(lock), FAST, timeout=15)
         await nodes.begin_move(slot, a, b)
         try:
             await renewed(lease)

@@ -38,7 +38,7 @@ async def test_p1_p3_p8_d6_the_primary_dies(tmp_path: Path) -> None:
         await before.release()
         lease = await held.acquire()
         waiter = asyncio.create_task(AsyncLock(elsewhere, NAME, ttl=10).acquire())
-        await wait_until(waits(held), FAST, timeout=2)
+        await wait_until(waits(held), FAST, timeout=15)
         await group.replicated()
         group.primary.kill()
         switched = asyncio.create_task(group.switched())
@@ -51,9 +51,9 @@ async def test_p1_p3_p8_d6_the_primary_dies(tmp_path: Path) -> None:
         assert not waiter.done()
         await lease.extend(10)  # by the new primary
         assert (await held.statistics()).holder == lease.token
-        await wait_until(waits(held), FAST, timeout=2)
+        await wait_until(waits(held), FAST, timeout=15)
         await lease.release()
-        following = await asyncio.wait_for(waiter, 1)
+        following = await asyncio.wait_for(waiter, 5)
         assert following.fence > lease.fence
         await following.release()
 

@@ -39,6 +39,23 @@ DOCS = Path(__file__).parents[2] / "docs"
 MS = 1_000_000
 OURS_ONLY = ("s3", "s3work", "s3one", "lone", "s4", "s5", "s5work", "s4sem", "cost", "s8s1b5", "s8s5b1", "s8s1b1")
 SHARING = {"locks", "semaphores", "own semaphores", "readers and writers"}
+EXCLUDING = (
+    "s1",
+    "s2",
+    "s3",
+    "s3work",
+    "s3one",
+    "lone",
+    "handover",
+    "s4",
+    "s6",
+    "s5",
+    "s5work",
+    "s2sem",
+    "s4sem",
+    "rw",
+    "s8",
+)
 NO_TARGETS = {"s3work", "s3one", "lone", "s8s5b1", "s8s1b1"}  # where `ours` is not compared with others
 
 
@@ -184,13 +201,34 @@ def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome]
 
 @pytest.mark.ci
 def test_a_lock_that_excludes_nobody_is_found_out() -> None:
-    outcomes, _ = run("s1 s2 s3 s3work s3one lone handover s4 s6 s5 s5work s2sem s4sem rw s8", "no-lock")
-
-    assert len(outcomes) == 15
-    for outcome in outcomes:
-        assert outcome.failures == []
-        assert outcome.violations, outcome.scenario.key
-        assert all(text.startswith(f"{outcome.scenario.key}, no-lock: ") for text in outcome.violations)
+    left = [
+        "s1",
+        "s2",
+        "s3",
+        "s3work",
+        "s3one",
+        "lone",
+        "handover",
+        "s4",
+        "s6",
+        "s5",
+        "s5work",
+        "s2sem",
+        "s4sem",
+        "rw",
+        "s8",
+    ]
+    for _ in range(10):  # these runs are short: on a busy machine two may not have met in one of them
+        outcomes, _ = run(" ".join(left), "no-lock")
+        assert [outcome.scenario.key for outcome in outcomes] == left
+        for outcome in outcomes:
+            assert outcome.failures == []
+            assert all(text.startswith(f"{outcome.scenario.key}, no-lock: ") for text in outcome.violations)
+            if outcome.violations:
+                left.remove(outcome.scenario.key)
+        if not left:
+            break
+    assert not left
 
 
 def test_a_grant_before_the_holders_end_is_found_out() -> None:

@@ -143,7 +143,7 @@ async def test_p2_a_transaction_that_is_disturbed_takes_its_turn(sync: Coordinat
         async def done_or_in_line() -> bool:
             return listing[number].done() or (await turn.statistics()).waiters > 0
 
-        await wait_until(done_or_in_line, FAST, timeout=5)
+        await wait_until(done_or_in_line, FAST, timeout=15)
 
     between(buyer, meanwhile)
     assert await buyer.purchase("b0", "s0:0.s0", soon())
@@ -168,9 +168,9 @@ async def test_p1_under_a_lock_what_others_sell_does_not_disturb(
         rivals.append(asyncio.create_task(other.list_item("s1", "s1:0", 10)))
         if way == "lock-fine":
             assert await rivals[1]
-            await wait_until(waits(sync.lock("lock:s0:0.s0")), FAST, timeout=5)
+            await wait_until(waits(sync.lock("lock:s0:0.s0")), FAST, timeout=15)
         else:
-            await wait_until(waits(sync.lock("lock:market"), 2), FAST, timeout=5)
+            await wait_until(waits(sync.lock("lock:market"), 2), FAST, timeout=15)
 
     between(market, meanwhile)
     assert await market.purchase("b0", "s0:0.s0", soon())
@@ -190,7 +190,7 @@ async def test_p7_too_poor_comes_out_bare_and_nothing_is_changed(
     with pytest.raises(TooPoor, match=f"b0 has {MONEY}, the price is {MONEY + 1}") as caught:
         await market.purchase("b0", "s0:0.s0", soon())
     assert type(caught.value) is TooPoor
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(5):
         assert await market.purchase("b0", "s0:1.s0", soon())
         assert not await market.list_item("s0", "s0:1", 5)
         assert not await market.purchase("b0", "s0:1.s0", soon())

@@ -398,6 +398,6 @@ async def test_p3_free_again_wakes_those_who_wait(redis: Client, sync: Coordinat
     async def queued() -> bool:
         return (await lock.statistics()).waiters == 1
 
-    await wait_until(queued, FAST, timeout=5)
+    await wait_until(queued, FAST, timeout=15)
     await redis.delete(NAME)
     await (await waiting).release()

@@ -78,5 +78,5 @@ async def test_redlock_is_given_back_where_no_answer_came(
         async def free() -> bool:
             return await holders(plain[:3]) == [None] * 3
 
-        await wait_until(free, FAST, timeout=5)
+        await wait_until(free, FAST, timeout=15)
         await silent.aclose()

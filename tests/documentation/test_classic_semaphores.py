@@ -92,7 +92,7 @@ async def test_p1_counting_semaphore_by_identities(redis: Redis, sync: Coordinat
     await workers.release(identity="worker-8")
     await workers.acquire(identity="worker-10", timeout=0)
     waiting = asyncio.create_task(workers.acquire(identity="worker-11"))
-    await wait_until(waits(workers), FAST, timeout=5)
+    await wait_until(waits(workers), FAST, timeout=15)
     await workers.resize(4)
     await waiting
     assert await workers.get_limit() == (await workers.statistics()).held == 4
@@ -212,7 +212,7 @@ async def test_p1_p2_clocks_that_are_10_seconds_apart(redis: Redis, make_client:
         context, sync = clients[number % len(clients)]
         asking = work(AsyncSemaphore(sync, NAME, limit=2, ttl=TIMEOUT), str(number))
         working.append(asyncio.create_task(asking, context=context))
-        await wait_until(arrived(watch, number + 1), FAST, timeout=5)
+        await wait_until(arrived(watch, number + 1), FAST, timeout=15)
     assert (await watch.statistics()).held == 2
     may_leave.set()
     fences = await asyncio.gather(*working)
@@ -255,7 +255,7 @@ async def test_p1_d14_processes_whose_clocks_are_10_seconds_apart(
         for number, child in enumerate(children * 2):
             grants.append((child, child.permits(NAME, TIMEOUT, 1, 2, slot=str(number))))
             if number >= 2:
-                await wait_until(waits(watch, number - 1), FAST, timeout=5)
+                await wait_until(waits(watch, number - 1), FAST, timeout=15)
             else:
                 await grants[-1][1]
         fence = 0
@@ -314,7 +314,7 @@ async def test_p6_a_crash_leaks_no_permits(server: EmbeddedServer, sync: Coordin
         holder, waiter = children
         await holder.permits(NAME, 0.4, 2, 3)
         waiter.permits(NAME, 0.4, 2, 3)
-        await wait_until(waits(semaphore), FAST, timeout=5)
+        await wait_until(waits(semaphore), FAST, timeout=15)
         for child in children:
             child.kill()
         lease = await semaphore.acquire(3, timeout=3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncMultiLock, Coordinator, wait_until
 
+from ..support.embedded import free_port
 from ..support.examples import load
 from ..support.examples import redis as redis
 from ..support.examples import rival as rival
@@ -61,9 +62,7 @@ async def run(*arguments: str, **more: str) -> tuple[int | None, str]:
 async def test_service_runs_and_ends_cleanly(script: str, url: str, ends: int) -> None:
     if script == "fastapi_service.py":
         pytest.importorskip("uvicorn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", f"examples/{script}", cwd=ROOT, env=environment(PORT=str(port)),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -150,8 +149,23 @@ async def test_rate_gate_keeps_the_limit_over_processes() -> None:
     assert output == "240 calls answered, 0 refused; at most 4 of 4 slots in use at a time\n"
 
 
-async def test_rate_gate_without_the_gate_calls_would_be_refused() -> None:
-    async with rate_gate.Api() as api, httpx.AsyncClient(base_url=api.url) as client:
+async def test_rate_gate_without_the_gate_calls_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, everybody = list[object](), asyncio.Event()
+
+    class Api(rate_gate.Api):  # type: ignore[name-defined, misc]
+        """Answers nobody before all have asked."""
+
+        async def _answer(self, request: object) -> object:
+            asked.append(request)
+            if len(asked) == 9:
+                everybody.set()
+            return await super()._answer(request)
+
+    async def until_all_asked(_: float) -> None:
+        await everybody.wait()
+
+    monkeypatch.setattr(rate_gate, "asyncio", SimpleNamespace(sleep=until_all_asked))
+    async with Api() as api, httpx.AsyncClient(base_url=api.url, timeout=60) as client:
         answers = await asyncio.gather(*(client.get("/now") for _ in range(8)), client.get("/export"))
     assert api.refused > 0
     assert [answer.status_code for answer in answers].count(429) == api.refused

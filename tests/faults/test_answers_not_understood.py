@@ -98,7 +98,7 @@ async def test_an_answer_that_says_nothing_ends_the_request(
             permits = (await AsyncSemaphore(w.other, "one", limit=2).statistics()).held
             return not permits and not await w.direct.exists("one", "{one}b")
 
-        await wait_until(free, FAST, timeout=5)
+        await wait_until(free, FAST, timeout=15)
         await bystander.extend(20)
         lease = await operation(w)
         assert isinstance(lease, Lease)
@@ -173,7 +173,7 @@ async def test_a_defect_in_what_takes_a_message_costs_nothing_but_the_message(
         lock = AsyncLock(sync, "one", engine=engine)
         holder = await lock.acquire()
         waiting = asyncio.create_task(lock.acquire())
-        await wait_until(waits(lock), FAST, timeout=5)
+        await wait_until(waits(lock), FAST, timeout=15)
         opened = sync.connections
         with monkeypatch.context() as patch:
             patch.setattr(LinkEvents, "_dispatch", defect)
@@ -242,7 +242,7 @@ async def test_a_malformed_message_in_the_inbox_is_ignored_and_logged(
     caplog.set_level(logging.WARNING, "redis_sync_aio")
     holder = await other.lock("inbox").acquire()
     waiting = asyncio.create_task(sync.lock("inbox").acquire())
-    await wait_until(waits(other.lock("inbox")), FAST, timeout=5)
+    await wait_until(waits(other.lock("inbox")), FAST, timeout=15)
     opened = sync.connections
     number = next(iter(hub_of(sync).acquisitions))
     found = message.replace("{number}", str(number)).encode("utf-8", "surrogateescape")

@@ -86,7 +86,7 @@ async def test_a_stall_of_seconds_after_a_hand_over_costs_no_lease(
         if wait:
             await asyncio.sleep(wait)
         time.sleep(3 if wait else 4)  # noqa: ASYNC251
-        await wait_until(lambda: all(lease.remaining() > 20 for lease in leases), FAST, timeout=5)
+        await wait_until(lambda: all(lease.remaining() > 20 for lease in leases), FAST, timeout=15)
         for lease in leases:
             lease.check()
             await lease.release()
@@ -155,7 +155,7 @@ async def test_an_error_does_not_name_the_claim_if_that_was_long_enough(
         waiting = asyncio.create_task(lock.acquire())
         await handed_over([holder], other, [waiting])
         lease = waiting.result()
-        await wait_until(lambda: lease.remaining() > 1, FAST, timeout=5)
+        await wait_until(lambda: lease.remaining() > 1, FAST, timeout=15)
     else:
         lease = await lock.acquire()
     time.sleep(1.6)  # noqa: ASYNC251
@@ -175,7 +175,7 @@ async def test_a_late_renewal_of_a_claim_says_so(
         with caplog.at_level(logging.WARNING, "redis_sync_aio"):
             await handed_over([holder], other, [waiting])
             time.sleep(1.3)  # noqa: ASYNC251
-            await wait_until(lambda: waiting.result().remaining() > 20, FAST, timeout=5)
+            await wait_until(lambda: waiting.result().remaining() > 20, FAST, timeout=15)
         messages = [record.getMessage() for record in caplog.records if repr(NAME) in record.getMessage()]
         assert len(messages) == 1
         assert HINT in messages[0]

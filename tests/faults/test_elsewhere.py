@@ -41,7 +41,7 @@ async def test_p1_p6_a_planned_failover_by_sentinel_is_noticed(tmp_path: Path, p
         lock = sync.lock("planned", ttl=3)
         lease = await lock.acquire()
         waiter = asyncio.create_task(AsyncLock(elsewhere, "planned", ttl=3).acquire())
-        await wait_until(waits(lock), FAST, timeout=2)
+        await wait_until(waits(lock), FAST, timeout=15)
         switched = await group.fail_over()
 
         async with group.replica.client() as new:
@@ -138,7 +138,7 @@ async def test_p6_a_host_name_that_leads_elsewhere(monkeypatch: pytest.MonkeyPat
                 async def renewed(before: float = before) -> bool:
                     return lease._grant.deadline > before
 
-                await wait_until(renewed, FAST, timeout=3)
+                await wait_until(renewed, FAST, timeout=15)
 
         await renewals(1)
         addresses[:] = ["127.0.0.3", "127.0.0.1"]  # one more

@@ -114,7 +114,7 @@ async def test_p3_a_snapshot(make: Make, by: Callable[[Exclusive, int], Any]) ->
             await sync.lock("something else").acquire()  # so its connection comes back
             server.kill()
             await asyncio.to_thread(server.start)
-            await wait_until(connected(sync, 2), FAST, timeout=5)
+            await wait_until(connected(sync, 2), FAST, timeout=15)
             await free(make(other, NAME))
             await (await make(other, NAME).acquire(timeout=SOON)).release()
 
@@ -135,7 +135,7 @@ async def test_p3_a_snapshot_without_the_right_to_info() -> None:
             await sync.lock("something else").acquire()
             server.kill()
             await asyncio.to_thread(server.start)
-            await wait_until(connected(sync, 2), FAST, timeout=5)
+            await wait_until(connected(sync, 2), FAST, timeout=15)
             await free(AsyncLock(other, NAME))
             await (await AsyncLock(other, NAME).acquire(timeout=SOON)).release()
 
@@ -156,7 +156,7 @@ async def test_p3_whoever_waits_on_has_a_new_place() -> None:
             await queue.serve()
             blocking = await AsyncLock(other, NAME, ttl=30).acquire()
             late = [asyncio.create_task(use(AsyncLock(it, NAME))) for it in (sync, other)]
-            await wait_until(waits(holder, 2), FAST, timeout=5)
+            await wait_until(waits(holder, 2), FAST, timeout=15)
             server.kill()
             await asyncio.to_thread(server.start)
             await blocking.lost.wait()
@@ -232,7 +232,7 @@ async def test_p3_the_servers_of_a_redlock() -> None:
             server.kill()
             await asyncio.to_thread(server.start)
         for one in ours:
-            await wait_until(connected(one, 2), FAST, timeout=5)
+            await wait_until(connected(one, 2), FAST, timeout=15)
         await free(queued)
         await (await AsyncRedlock(theirs, NAME).acquire(timeout=SOON)).release()
     finally:
@@ -269,7 +269,7 @@ async def test_p1_a_grant_that_is_told_twice(sync: Coordinator, other: Coordinat
 
     holder = await theirs.acquire()
     waiting = asyncio.create_task(mine.acquire())
-    await wait_until(waits(mine), FAST, timeout=5)
+    await wait_until(waits(mine), FAST, timeout=15)
     await holder.release()
     lease = await waiting
     number = lease._grant.wire_token.rpartition(b":")[2]
@@ -289,7 +289,7 @@ async def test_p3_readers_that_became_writers(sync: Coordinator, other: Coordina
     mine, theirs = AsyncReadWriteLock(sync, NAME), AsyncReadWriteLock(other, NAME)
     blocking, reader = await theirs.read().acquire(), await mine.read().acquire()
     writing = asyncio.create_task(use(mine.upgrade(reader)))
-    await wait_until(waits(mine), FAST, timeout=5)
+    await wait_until(waits(mine), FAST, timeout=15)
     (key,) = await redis.keys("*:queue")
     old = await redis.dump(key)
     assert old is not None
@@ -321,14 +321,14 @@ async def test_p3_a_place_that_could_not_be_given_up(
         holder = await theirs.acquire()
         await sync.lock("something else").acquire()
         waiting = asyncio.create_task(AsyncLock(sync, NAME).acquire(timeout=0.5, identity="somebody"))
-        await wait_until(waits(theirs), FAST, timeout=5)
+        await wait_until(waits(theirs), FAST, timeout=15)
         proxy.refuse = True
         await proxy.cut()
         with pytest.raises(Unreachable):
             await waiting
-        await wait_until(lambda: not hub_of(sync).manager.releases.in_flight._calls, FAST, timeout=5)
+        await wait_until(lambda: not hub_of(sync).manager.releases.in_flight._calls, FAST, timeout=15)
         proxy.refuse = False
-        await wait_until(connected(sync, 2), FAST, timeout=5)
+        await wait_until(connected(sync, 2), FAST, timeout=15)
         assert (await theirs.statistics()).waiters == 1
         await holder.release()
         await (await theirs.acquire(timeout=SOON)).release()
@@ -351,11 +351,11 @@ async def test_a_connection_to_the_same_server_keeps_the_places(
     ):
         lease = await AsyncLock(other, NAME).acquire()
         first = asyncio.create_task(note(AsyncLock(sync, NAME), "first"))
-        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=5)
+        await wait_until(waits(AsyncLock(other, NAME)), FAST, timeout=15)
         second = asyncio.create_task(note(AsyncLock(other, NAME), "second"))
-        await wait_until(waits(AsyncLock(other, NAME), 2), FAST, timeout=5)
+        await wait_until(waits(AsyncLock(other, NAME), 2), FAST, timeout=15)
         await proxy.cut()
-        await wait_until(connected(sync, 2), FAST, timeout=5)
+        await wait_until(connected(sync, 2), FAST, timeout=15)
         await sync.lock("something else").locked()  # behind what the new connection asked first
         await lease.release()
         await asyncio.gather(first, second)

@@ -52,7 +52,7 @@ async def queue_up(lock: AsyncLock, *children: Child, ttl: float = 5.0) -> list[
     before = (await lock.statistics()).waiters
     for number, child in enumerate(children, start=before + 1):
         grants.append(child.acquire(NAME, ttl, slot=str(number)))
-        await wait_until(waits(lock, number), FAST, timeout=5)
+        await wait_until(waits(lock, number), FAST, timeout=15)
     return grants
 
 
@@ -105,7 +105,7 @@ async def test_p2_a2_killed_waiters_are_skipped(
             if number in dead:
                 assert not grant.done() or grant.cancelled()
                 continue
-            granted = await asyncio.wait_for(grant, 2)
+            granted = await asyncio.wait_for(grant, 20)
             assert granted.at - begin < SLACK
             assert granted.fence > fence
             fence = granted.fence
@@ -132,7 +132,7 @@ async def test_p2_a2_a_death_that_the_server_has_not_seen_costs_the_claim(
             server.resume()
         begin = time.monotonic()
         await release
-        granted = await asyncio.wait_for(grant, 3)
+        granted = await asyncio.wait_for(grant, 20)
         assert granted.at - begin < claim + SLACK
         await second.release("2")
     assert await free(lock)
@@ -167,16 +167,16 @@ async def test_p2_a2_a_stopped_waiter_costs_its_claim(server: EmbeddedServer, lo
         head.stop()
         begin = time.monotonic()
         await holder.release()
-        granted = await asyncio.wait_for(grant, 3)
+        granted = await asyncio.wait_for(grant, 20)
         assert claim - 0.01 < granted.at - begin < claim + SLACK
         head.go_on()
-        await wait_until(waits(lock, 1), FAST, timeout=2)  # it asked anew
+        await wait_until(waits(lock, 1), FAST, timeout=15)  # it asked anew
         assert not stale.done()
         assert (await lock.statistics()).holder == granted["token"]
         await second.ask("check", "2")
         begin = time.monotonic()
         await second.release("2")
-        again = await asyncio.wait_for(stale, 2)
+        again = await asyncio.wait_for(stale, 20)
         assert begin < again.at < begin + SLACK
         assert again.fence > granted.fence
         await head.ask("check", "1")
@@ -199,11 +199,11 @@ async def test_p1_a1_killed_holder_costs_its_remaining_lease(
             granted = await child.acquire(NAME, ttl)
             assert granted.fence > fence
             waiter = asyncio.create_task(lock.acquire())
-            await wait_until(waits(lock), FAST, timeout=5)
+            await wait_until(waits(lock), FAST, timeout=15)
             die(child)
             begin, remaining = time.monotonic(), (await lock.statistics()).remaining or 0.0
             assert remaining <= ttl
-            lease = await asyncio.wait_for(waiter, 3)
+            lease = await asyncio.wait_for(waiter, 20)
             assert remaining - 0.02 < time.monotonic() - begin < remaining + SLACK
             assert lease.fence > granted.fence
             fence = lease.fence
@@ -231,12 +231,12 @@ async def test_p1_a3_killed_between_grant_and_bookkeeping(
                 else:
                     rule = proxy.on(script(load("lock/acquire").sha), HOLD_REPLY)
                     grant = child.acquire(NAME, ttl)
-                await asyncio.wait_for(rule.fired.wait(), 5)
+                await asyncio.wait_for(rule.fired.wait(), 20)
                 assert await redis.get(NAME) is not None
                 assert not grant.done()
                 child.kill()
                 begin = time.monotonic()
-                lease = await asyncio.wait_for(lock.acquire(), 3)
+                lease = await asyncio.wait_for(lock.acquire(), 20)
                 assert time.monotonic() - begin < ttl + SLACK
                 await lease.release()
                 rule.release.set()
@@ -264,15 +264,15 @@ async def test_p6_a4_stopped_beyond_the_ttl(
                 child.wait_stopped()
             else:
                 child.stop()
-            lease = await asyncio.wait_for(lock.acquire(), 3)
+            lease = await asyncio.wait_for(lock.acquire(), 20)
             assert lease.fence > stopped.fence
             runs = child.ask("wall")  # it is in its pipe: answered as soon as it can do anything
             begin = child.go_on()
             if asked is not None:
                 assert (await asked)["lost"] is True  # without an await in between
-            at_once = (await asyncio.wait_for(runs, 1)).at + 0.05
-            assert (await asyncio.wait_for(noticed, 1)).at < at_once
-            ended = await asyncio.wait_for(child.ask("ended", "it"), 1)
+            at_once = (await asyncio.wait_for(runs, 20)).at + 0.05
+            assert (await asyncio.wait_for(noticed, 20)).at < at_once
+            ended = await asyncio.wait_for(child.ask("ended", "it"), 20)
             assert begin < ended["cancelled_at"] < at_once
             assert ended["raised"] == "LeaseLost"
             await assert_harmless(child)
@@ -300,7 +300,7 @@ async def test_p6_a4_released_right_after_waking_up(
         await child.acquire(NAME, 0.2)
         child.stop()
         release = child.release()
-        lease = await asyncio.wait_for(lock.acquire(), 3)
+        lease = await asyncio.wait_for(lock.acquire(), 20)
         child.go_on()
         with pytest.raises(Failed, match="was lost"):
             await release
@@ -322,11 +322,11 @@ async def test_p1_a4_a_late_release_frees_nobody_elses_lock(
             await child.acquire(NAME, 0.3)
             rule = proxy.on(script(load("lock/release").sha), HOLD)
             release = child.release()
-            await asyncio.wait_for(rule.fired.wait(), 2)
-            lease = await asyncio.wait_for(lock.acquire(), 3)
+            await asyncio.wait_for(rule.fired.wait(), 20)
+            lease = await asyncio.wait_for(lock.acquire(), 20)
             rule.release.set()
             with pytest.raises(Failed) as caught:
-                await asyncio.wait_for(release, 2)
+                await asyncio.wait_for(release, 20)
             assert caught.value.kind in ("LeaseLost", "Unreachable")
             await child.ask("open", proxy.url, 2.0)  # on the same way, after the release
             assert await redis.get(NAME) == lease.token.encode()
@@ -349,7 +349,7 @@ async def test_p6_a5_stopped_for_half_the_ttl(server: EmbeddedServer, redis: Red
             after = await child.ask("lease", "it")
             assert after["lost"] is False
             assert await redis.get(f"{NAME}{number}") == granted.token
-            await wait_until(lambda: renewed(redis, f"{NAME}{number}", ttl), FAST, timeout=2)
+            await wait_until(lambda: renewed(redis, f"{NAME}{number}", ttl), FAST, timeout=15)
         assert (await child.ask("leave", "it"))["raised"] == ""
 
     with crew.children(5) as children:
@@ -369,7 +369,7 @@ async def test_p6_a6_loop_blocked_for_half_the_ttl(server: EmbeddedServer, redis
         granted = await child.ask("body", "it", NAME, ttl)
         for _ in range(3):
             assert (await child.ask("block", "it", ttl / 2))["lost"] is False
-            await wait_until(lambda: renewed(redis, NAME, ttl), FAST, timeout=2)
+            await wait_until(lambda: renewed(redis, NAME, ttl), FAST, timeout=15)
         assert await redis.get(NAME) == granted.token
         assert (await child.ask("leave", "it"))["raised"] == ""
 
@@ -384,11 +384,11 @@ async def test_p6_a6_loop_blocked_beyond_the_ttl(
         child = children[0]
         blocked = await child.ask("body", "it", NAME, ttl)
         answer = child.ask("block", "it", ttl * 2)
-        lease = await asyncio.wait_for(lock.acquire(), 3)
+        lease = await asyncio.wait_for(lock.acquire(), 20)
         assert lease.fence > blocked.fence
         woken = await answer
         assert woken["lost"] is True
-        ended = await asyncio.wait_for(child.ask("ended", "it"), 1)
+        ended = await asyncio.wait_for(child.ask("ended", "it"), 20)
         assert ended["cancelled_at"] - woken.at < 0.05
         assert ended["raised"] == "LeaseLost"
         await assert_harmless(child)

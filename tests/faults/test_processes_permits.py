@@ -44,7 +44,7 @@ async def queue_up(sem: AsyncSemaphore, *wanted: tuple[Child, int]) -> list[asyn
     grants: list[asyncio.Future[Answer]] = []
     for number, (child, weight) in enumerate(wanted, start=1):
         grants.append(child.permits(NAME, 5.0, weight, LIMIT, slot=str(number)))
-        await wait_until(waits(sem, number), FAST, timeout=5)
+        await wait_until(waits(sem, number), FAST, timeout=15)
     return grants
 
 
@@ -65,12 +65,12 @@ async def test_p6_a1_a_killed_holders_permits_come_back(
         for child in children:
             dead = await child.permits(NAME, ttl, 3, LIMIT)
             waiting = [asyncio.create_task(sem.acquire(weight)) for weight in (2, 1)]
-            await wait_until(waits(sem, 2), FAST, timeout=5)
+            await wait_until(waits(sem, 2), FAST, timeout=15)
             child.kill()
             begin = time.monotonic()
             (remaining,) = (one.remaining for one in (await sem.statistics()).holders if one.identity == dead["token"])
             assert remaining <= ttl
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(20):
                 leases = [await task for task in waiting]
             assert remaining - 0.02 < time.monotonic() - begin < remaining + SLACK
             for lease in leases:
@@ -99,7 +99,7 @@ async def test_p2_a2_killed_waiters_are_skipped(
         for number, grant in enumerate(grants):
             if number in dead:
                 continue
-            granted = await asyncio.wait_for(grant, 2)
+            granted = await asyncio.wait_for(grant, 20)
             assert granted.at - begin < SLACK
             assert granted.fence > fence
             fence = granted.fence
@@ -120,7 +120,7 @@ async def test_p2_a2_a_killed_waiter_that_does_not_fit_keeps_nobody_out(
         begin = time.monotonic()
         await gone.release()
         for number, grant in enumerate(grants[1:], start=1):
-            granted = await asyncio.wait_for(grant, 2)
+            granted = await asyncio.wait_for(grant, 20)
             assert granted.at - begin < SLACK
             await children[number].release(str(number + 1))
     kept.check()
@@ -146,7 +146,7 @@ async def test_p3_a2_a_waiter_that_does_not_fit_is_killed_later(
         await heavy.kill_seen(redis)
         begin = time.monotonic()
         for number, grant in enumerate(grants[1:], start=1):
-            granted = await asyncio.wait_for(grant, 2)
+            granted = await asyncio.wait_for(grant, 20)
             assert granted.at - begin < 0.3 + SLACK
             await children[number].release(str(number + 1))
     kept.check()

@@ -119,7 +119,7 @@ async def test_busy(mode: str, db: int, connected: bool) -> None:
                     return False
                 return True
 
-            await wait_until(busy, SOON, timeout=2)
+            await wait_until(busy, SOON, timeout=15)
             acquiring = asyncio.create_task(s.lock().acquire())
             done, _ = await asyncio.wait([acquiring], timeout=0.1)
             assert not done
@@ -152,7 +152,7 @@ async def test_loading() -> None:
             assert not restarting.done(), "it was too fast for this test"
             return False
 
-        await wait_until(loading, SOON, timeout=5)
+        await wait_until(loading, SOON, timeout=15)
         assert await s.lock().try_acquire() is None  # answered when all is there
         await restarting
         await s.check_held(lease)
@@ -225,7 +225,7 @@ async def test_no_right_to_wait(rules: str, push: Any) -> None:
                 await asyncio.wait_for(waiting, 1)
             await user(s, ALL)
             await holder.release()
-        await wait_until(lambda: _nothing_left(s), SOON, timeout=3)
+        await wait_until(lambda: _nothing_left(s), SOON, timeout=15)
         await s.check_free(holder.fence)
 
 
@@ -244,7 +244,7 @@ async def test_no_right_to_release(rules: str, push: Any) -> None:
         await user(s, rules)
         if pushless and push != "never":
             await s.kill_ours()
-            await wait_until(lambda: s.sync.connection_error is not None or not hub_of(s.sync).pushes, SOON, timeout=1)
+            await wait_until(lambda: s.sync.connection_error is not None or not hub_of(s.sync).pushes, SOON, timeout=15)
         if not pushless or push == "always":
             with pytest.raises(PushUnavailable if pushless else PermissionDenied):
                 await lease.release()
@@ -289,12 +289,12 @@ async def test_a_time_out_that_comes_again_leaves_no_connection_behind() -> None
             usual = set(pool._in_use_connections)
             s.server.pause()
             acquiring = asyncio.create_task(ours.lock(NAME).acquire())
-            await wait_until(lambda: pool._in_use_connections != usual, SOON, timeout=2)
+            await wait_until(lambda: pool._in_use_connections != usual, SOON, timeout=15)
             async with pool._condition:
                 await asyncio.sleep(0.5)  # the fault itself: so long nothing goes back to the pool
             s.server.resume()
             await (await acquiring).release()
-            await wait_until(lambda: pool._in_use_connections == usual, SOON, timeout=2)
+            await wait_until(lambda: pool._in_use_connections == usual, SOON, timeout=15)
         await pool.aclose()
 
 
@@ -363,7 +363,7 @@ async def test_another_database(mode: str) -> None:
         assert await s.client.get(NAME) == first.token.encode()
         assert await s.admin.get(NAME) == other.token.encode()
         waiting = asyncio.create_task(s.lock().acquire())
-        await wait_until(lambda: _waits(s.lock(), waiting), SOON, timeout=2)
+        await wait_until(lambda: _waits(s.lock(), waiting), SOON, timeout=15)
         await other.release()
         assert not waiting.done()
         await first.release()

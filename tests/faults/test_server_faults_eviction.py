@@ -10,11 +10,12 @@ import itertools
 
 import pytest
 
-from redis_sync_aio import Lease
+from redis_sync_aio import Lease, wait_until
 
 from ..support.body import for_ever, lost_in
 from ..support.inside import now
 from ..support.served import NAME, Served, modes, served
+from ..support.wired import SOON
 
 pytestmark = pytest.mark.timing
 TTL = 1.5
@@ -66,14 +67,17 @@ async def test_d2_evicted_and_taken_by_another(mode: str) -> None:
     """Somebody else may have the lock before the holder knows; its fence is greater, and nobody takes it away."""
     async with served(mode) as s:
         taken: list[Lease] = []
+        ttl = 2 * TTL
 
         async def body(lease: Lease) -> None:
+            first = lease._grant.deadline
+            await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=15)  # so none is due for a while
             await flood(s, "allkeys-lru")
             taken.append(await s.elsewhere().acquire(timeout=1))
             assert taken[0].fence > lease.fence
-            await asyncio.wait_for(for_ever(), TTL / 3 + 0.1)
+            await asyncio.wait_for(for_ever(), ttl / 3 + 0.1)
 
-        _, loss = await lost_in(s.lock(ttl=TTL).hold(), body)
+        _, loss = await lost_in(s.lock(ttl=ttl).hold(), body)
         assert loss.reason == "taken"
         await s.check_held(taken[0])
         await taken[0].release()

@@ -89,8 +89,8 @@ async def test_least_rights_for_sharing(what: str) -> None:
         lease = await ours.acquire(timeout=2)
         waiting = asyncio.create_task(other.acquire(timeout=5))
         first = lease._grant.deadline
-        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=2)
-        await wait_until(lambda: bool(hub_of(elsewhere).resource(other._keys).acquisitions), SOON, timeout=2)
+        await wait_until(lambda: lease._grant.deadline > first, SOON, timeout=15)
+        await wait_until(lambda: bool(hub_of(elsewhere).resource(other._keys).acquisitions), SOON, timeout=15)
         await lease.release()
         again = asyncio.create_task(ours.acquire(timeout=5))
         await (await waiting).release()
@@ -108,7 +108,7 @@ async def test_least_rights_for_a_shared_upgrade() -> None:
             async def queued() -> bool:
                 return (await other.statistics()).waiters > 0
 
-            await wait_until(queued, SOON, timeout=2)
+            await wait_until(queued, SOON, timeout=15)
             async with both.upgrade(reader, timeout=2) as lease:
                 await lease.extend(20)
         await (await waiting).release()
@@ -131,7 +131,7 @@ async def test_rights_for_robust_locks() -> None:
             async def given_back() -> bool:
                 return not await s.admin.exists(ORDERS)
 
-            await wait_until(given_back, SOON, timeout=2)
+            await wait_until(given_back, SOON, timeout=15)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")

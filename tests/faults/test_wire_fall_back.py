@@ -70,7 +70,7 @@ async def test_p2_queued_and_the_connection_lost(proxy: FaultProxy, sync: Coordi
         rival = AsyncLock(other, NAME)
         holder = await rival.acquire()
         waiting = asyncio.create_task(lock.acquire(timeout=10))
-        await wait_until(waits(rival), FAST, timeout=5)
+        await wait_until(waits(rival), FAST, timeout=15)
         (before,) = (await rival.statistics()).waiting
         no_more_pushes(proxy)
         await proxy.cut()
@@ -79,7 +79,7 @@ async def test_p2_queued_and_the_connection_lost(proxy: FaultProxy, sync: Coordi
             waiters = (await rival.statistics()).waiting
             return len(waiters) == 1 and waiters[0] != before
 
-        await wait_until(queued_anew, FAST, timeout=5)
+        await wait_until(queued_anew, FAST, timeout=15)
         await holder.release()
         await (await waiting).release()
         assert not await rival.locked()

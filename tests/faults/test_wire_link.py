@@ -49,7 +49,7 @@ async def gap(w: Wired) -> None:
     """Lose the connection; there is no other until `refuse` is False again."""
     w.proxy.refuse = True
     await w.proxy.cut()
-    await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=2)
+    await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=15)
 
 
 # -- reconnecting ------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ async def test_place_in_the_queue_survives(server: EmbeddedServer) -> None:
         await w.queued(2)
         opened = w.sync.connections
         await w.proxy.cut()
-        await wait_until(lambda: w.sync.connections > opened, SOON, timeout=2)
+        await wait_until(lambda: w.sync.connections > opened, SOON, timeout=15)
         await w.lock().statistics()  # follows the rechecks
         await holder.release()
         lease = await asyncio.wait_for(first, 1)
@@ -178,7 +178,7 @@ async def test_idle_coordinator_stays_away(server: EmbeddedServer) -> None:
         await (await w.lock().acquire()).release()
         opened = w.proxy.connections
         await w.proxy.cut()
-        await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=2)
+        await wait_until(lambda: w.sync.connection_error is not None, SOON, timeout=15)
         lease = await w.lock().acquire()
         assert w.proxy.connections == opened + 1
         await lease.release()
@@ -321,7 +321,7 @@ async def test_refused_after_a_lost_grant(server: EmbeddedServer, code: str) -> 
         async def free() -> bool:
             return not await w.elsewhere().locked()
 
-        await wait_until(free, SOON, timeout=2)
+        await wait_until(free, SOON, timeout=15)
         await w.check_free(0)
 
 

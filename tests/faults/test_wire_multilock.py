@@ -48,7 +48,7 @@ async def check_free(w: Wired, names: list[str]) -> None:
         found = await AsyncMultiLock(w.other, names).statistics()
         return all((one.holder, one.waiters) == (None, 0) for one in found.values())
 
-    await wait_until(free, SOON, timeout=5)
+    await wait_until(free, SOON, timeout=15)
 
 
 async def one_fault(server: EmbeddedServer, mode: str, case: str, fault: str, action: Action) -> None:

@@ -94,7 +94,7 @@ async def test_p6_a_reader_that_was_handed_over_lasts_as_its_upgrade(server: Emb
         began, reader = now(), await reading
         async with rw.upgrade(reader) as writer:
             assert reader.remaining() > 20
-            await wait_until(lambda: now() > began + 0.6, SOON, timeout=5)
+            await wait_until(lambda: now() > began + 0.6, SOON, timeout=15)
             reader.check()
             writer.check()
         await reader.release()
@@ -131,7 +131,7 @@ async def test_p1_a_writer_that_is_shorter_than_its_reader_makes_that_shorter(se
         await both(w)
         brief, long = (AsyncReadWriteLock(w.sync, w.name, ttl=ttl, share=True) for ttl in (1, 30))
         reader, beside = await brief.read().acquire(), await long.read().acquire()
-        await wait_until(lambda: reader.remaining() > 20, SOON, timeout=5)
+        await wait_until(lambda: reader.remaining() > 20, SOON, timeout=15)
         await beside.release()
         hold = brief.upgrade(reader)
         writer = await hold.__aenter__()

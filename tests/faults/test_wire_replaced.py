@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timing
 async def reconnected(w: Wired) -> None:
     opened = w.sync.connections
     await w.proxy.cut()
-    await wait_until(lambda: w.sync.connections > opened, SOON, timeout=5)
+    await wait_until(lambda: w.sync.connections > opened, SOON, timeout=15)
 
 
 @pytest.mark.parametrize("lives", [False, True, "elsewhere", "longer"])

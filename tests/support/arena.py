@@ -35,7 +35,7 @@ class Arena:
         async def somebody_waits() -> bool:
             return (await lock.statistics()).waiters > 0
 
-        await wait_until(somebody_waits, FAST, timeout=5)
+        await wait_until(somebody_waits, FAST, timeout=15)
         await lease.release()
 
     async def finish(self) -> None:
@@ -64,7 +64,7 @@ class Arena:
             nobody = all((one.holder, one.waiters) == (None, 0) for one in found)
             return nobody and not hub_of(self.sync).resources and not hub_of(self.sync).acquisitions
 
-        await wait_until(free, FAST, timeout=5)
+        await wait_until(free, FAST, timeout=15)
         await hub_of(self.sync).manager.releases.in_flight.drained(5)
         await asyncio.sleep(0)  # those who waited for the answer hear of it a turn later
         assert not [key for key in lease_groups if self.sync in (key if isinstance(key, tuple) else ())]

@@ -44,7 +44,7 @@ async def lost_in(hold: AbstractAsyncContextManager[L], body: Callable[[L], Awai
     """Run ``body(lease)`` under ``hold``; it has to end with LeaseLost, and without a trace in this task."""
     held: list[L] = []
     try:
-        async with asyncio.timeout(5), hold as lease:
+        async with asyncio.timeout(20), hold as lease:
             held.append(lease)
             await body(lease)
     except LeaseLost as error:

@@ -443,9 +443,15 @@ class Worker:
 
         assert self.sync is not None
         sync, conflicts, escalated = self.sync, 0, 0
+        runs, all_have_read = 0, asyncio.Event()
 
         async def body(tx: Transaction) -> None:
+            nonlocal runs
             count = int(await tx.get(key) or 0)
+            runs += 1
+            if runs == int(tasks):  # the first run of each: all but one meet a conflict, whatever the machine does
+                all_have_read.set()
+            await all_have_read.wait()
             tx.multi()
             tx.set(key, count + 1)
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import SystemRandom
 
 import pytest
 
@@ -27,7 +28,16 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(path)
 
 
-def eventually(condition: Callable[[], bool], *, within: float = 10.0) -> bool:
+def free_port() -> int:
+    """Return a port that is free, from a range in which neither clients nor the suite's servers choose theirs."""
+    for port in SystemRandom().sample(range(10_000, 20_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> bool:
     """Poll until the condition holds; False if it does not within so many seconds."""
     deadline = time.monotonic() + within
     while not condition():
@@ -87,6 +97,6 @@ def python(script: str) -> Iterator[subprocess.Popen[str]]:
 def output(script: str) -> list[str]:
     """Run a script to its end and return the words that it printed."""
     with python(script) as process:
-        printed, _ = process.communicate(timeout=30)
+        printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0
         return printed.split()

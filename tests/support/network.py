@@ -31,7 +31,7 @@ from redis_sync_aio.embedded import EmbeddedServer, find_server
 ROOT = Path(__file__).parents[2]
 PORT = 6379
 TOOLS = ("ip", "unshare", "nsenter")
-SECONDS = "60"
+SECONDS = "250"
 """That the namespace of the servers lives, if this process is killed."""
 
 
@@ -87,7 +87,7 @@ def in_a_network(scenario: Scenario) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,7 +99,7 @@ def main(module: str, name: str) -> None:
 
     async def run() -> None:
         with _network() as network:
-            await asyncio.wait_for(scenario(network), 50)
+            await asyncio.wait_for(scenario(network), 200)
 
     asyncio.run(run())
 

@@ -62,7 +62,7 @@ async def _hand_over(lease: Lease, acquire: Any, queued: Callable[[], Awaitable[
         return waiting.done() or await queued()
 
     try:
-        await wait_until(reached, SOON, timeout=2)
+        await wait_until(reached, SOON, timeout=15)
         await lease.release()
         await (await waiting).release()
     finally:

@@ -23,4 +23,4 @@ async def queued(rw: AsyncReadWriteLock, number: int) -> None:
     async def enough() -> bool:
         return (await rw.statistics()).waiters >= number
 
-    await wait_until(enough, SOON, timeout=5)
+    await wait_until(enough, SOON, timeout=15)

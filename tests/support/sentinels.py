@@ -22,8 +22,9 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
 from redis_sync_aio import Backoff, wait_until
-from redis_sync_aio.embedded import EmbeddedServer, _free_port, find_server
+from redis_sync_aio.embedded import EmbeddedServer, find_server
 
+from .embedded import free_port
 from .inside import now
 
 GROUP = "main"
@@ -96,7 +97,7 @@ async def sentinels(directory: Path) -> AsyncIterator[Group]:
                 return bool((await client.info("replication"))["master_link_status"] == "up")
 
             await wait_until(follows, SOON, timeout=10)
-        ports = [_free_port() for _ in range(3)]
+        ports = [free_port() for _ in range(3)]
         ids = [secrets.token_hex(20) for _ in ports]
         for port, own in zip(ports, ids, strict=True):
             lines = [

@@ -40,7 +40,7 @@ class Served:
         async def enough() -> bool:
             return (await self.elsewhere().statistics()).waiters >= number
 
-        await wait_until(enough, SOON, timeout=5)
+        await wait_until(enough, SOON, timeout=15)
 
     async def ours(self) -> list[str]:
         """Return the ids of our connections."""
@@ -52,7 +52,7 @@ class Served:
             await self.admin.client_kill_filter(_id=one)
 
     async def reconnected(self, opened: int) -> None:
-        await wait_until(lambda: self.sync.connections > opened, SOON, timeout=2)
+        await wait_until(lambda: self.sync.connections > opened, SOON, timeout=15)
 
     async def check_held(self, lease: Lease) -> None:
         lease.check()
@@ -118,7 +118,7 @@ async def everything(*syncs: Coordinator) -> None:
             await lease.extend(20)
             waiting = asyncio.create_task(lock.acquire(timeout=2))
             try:
-                await wait_until(lambda: _waits(lock, waiting), SOON, timeout=2)  # noqa: B023  (called at once)
+                await wait_until(lambda: _waits(lock, waiting), SOON, timeout=15)  # noqa: B023  (called at once)
                 await lease.release()
                 await (await waiting).release()
             finally:

@@ -47,7 +47,7 @@ async def in_queue(redis: Redis, number: int) -> None:
     async def so_many() -> bool:
         return await queued(redis) == number
 
-    await wait_until(so_many, FAST, timeout=5)
+    await wait_until(so_many, FAST, timeout=15)
 
 
 async def in_line(sync: Coordinator, number: int, name: bytes = KEYS.id) -> None:
@@ -57,7 +57,7 @@ async def in_line(sync: Coordinator, number: int, name: bytes = KEYS.id) -> None
         local = hub_of(sync).resources.get(name)
         return number == (0 if local is None else sum(cohort.waiting for cohort in cohorts_of(local).values()))
 
-    await wait_until(so_many, FAST, timeout=5)
+    await wait_until(so_many, FAST, timeout=15)
 
 
 async def waiters(lock: AsyncLock, sync: Coordinator, number: int, **options: Any) -> list[asyncio.Task[Lease]]:
@@ -69,7 +69,7 @@ async def waiters(lock: AsyncLock, sync: Coordinator, number: int, **options: An
 
 async def told(base: ProcessGrant) -> None:
     """Wait until its process knows that others wait."""
-    await wait_until(lambda: base.contended, FAST, timeout=5)
+    await wait_until(lambda: base.contended, FAST, timeout=15)
 
 
 async def soon(task: asyncio.Future[Lease]) -> Lease:
@@ -83,12 +83,12 @@ async def gets_free(redis: Redis) -> None:
     async def free() -> bool:
         return not await redis.exists(NAME)
 
-    await wait_until(free, FAST, timeout=5)
+    await wait_until(free, FAST, timeout=15)
 
 
 async def nothing_kept(sync: Coordinator) -> None:
     """Wait until ``sync`` knows of nothing that it shares: a moment after the server does."""
-    await wait_until(lambda: not hub_of(sync).listeners, FAST, timeout=5)
+    await wait_until(lambda: not hub_of(sync).listeners, FAST, timeout=15)
 
 
 async def turns(number: int = 5) -> None:
@@ -123,7 +123,7 @@ async def busy(lock: AsyncLock, number: int) -> AsyncIterator[list[Lease]]:
                 await asyncio.sleep(0)
 
     tasks = [asyncio.create_task(one()) for _ in range(number)]
-    await wait_until(lambda: len(leases) > number, FAST, timeout=5)
+    await wait_until(lambda: len(leases) > number, FAST, timeout=15)
     try:
         yield leases
     finally:

@@ -85,7 +85,7 @@ class Wired:
                 await waiting
             return (await self.elsewhere().statistics()).waiters >= number
 
-        await wait_until(enough, SOON, timeout=5)
+        await wait_until(enough, SOON, timeout=15)
 
     async def check_held(self, lease: Lease) -> None:
         lease.check()

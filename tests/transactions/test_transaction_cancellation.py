@@ -51,7 +51,7 @@ class Field:
         async def at_rest() -> bool:
             return in_use(self.redis) == 0 and await watchers(self.foreign) == 0
 
-        await wait_until(at_rest, FAST, timeout=5)
+        await wait_until(at_rest, FAST, timeout=15)
         first, second = await self.foreign.mget("a", "b")
         assert first == second, "half of a transaction was written"
         await asyncio.gather(self.redis.echo("x"), self.redis.echo("y"))
@@ -161,12 +161,12 @@ async def test_cancelled_while_it_waits_for_its_turn(field: Field) -> None:
         async with AsyncLock(sync, name) as lease:
             for _ in range(5):
                 task = asyncio.create_task(transaction(field.redis, field.both, "a", escalate_after=1))
-                await wait_until(lambda: _waiters(sync, name, 1), FAST, timeout=5)
+                await wait_until(lambda: _waiters(sync, name, 1), FAST, timeout=15)
                 assert in_use(field.redis) == 0  # it keeps no connection from the one whose turn it is
                 task.cancel()
                 await asyncio.wait([task])
                 assert task.cancelled()
-                await wait_until(lambda: _waiters(sync, name, 0), FAST, timeout=5)
+                await wait_until(lambda: _waiters(sync, name, 0), FAST, timeout=15)
             lease.check()
         await field.check()
         assert (await transaction(field.redis, field.both, "a", escalate_after=1)).value == 0

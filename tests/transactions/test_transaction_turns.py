@@ -66,7 +66,7 @@ async def test_after_so_many_conflicts_it_has_the_turn_until_it_commits(redis: R
     done = await transaction(redis, body, "n", escalate_after=3)
     assert seen == [False, False, False, True, True, True]
     assert (done.conflicts, done.escalated, await redis.get("n")) == (5, True, b"105")
-    await wait_until(lambda: _free(redis), FAST, timeout=5)
+    await wait_until(lambda: _free(redis), FAST, timeout=15)
 
 
 async def _free(redis: Redis) -> bool:
@@ -88,7 +88,7 @@ async def test_who_finds_that_somebody_has_the_turn_takes_its_own(redis: Redis, 
     async def waits() -> bool:
         return (await lock.statistics()).waiters == 1
 
-    await wait_until(waits, FAST, timeout=5)
+    await wait_until(waits, FAST, timeout=15)
     assert (await transaction(redis, increment, "n")).value == 2  # who knows of no turns goes on
     await lease.release()
     done = await polite

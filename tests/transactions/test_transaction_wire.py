@@ -103,7 +103,7 @@ async def _faulted(it: Wired, mode: str, point: str, fault: str, lease: Lease | 
         outcome = error
     if FAULTS[fault] in (SWALLOW_REQUEST, SWALLOW_REPLY):
         await it.proxy.cut()
-    await wait_until(lambda: it.proxy.live <= 1, FAST, timeout=5)  # what was under way has arrived, or never will
+    await wait_until(lambda: it.proxy.live <= 1, FAST, timeout=15)  # what was under way has arrived, or never will
     await it.check_clean()
     counted = await it.counted()
     reply_lost = point == "EXEC" and fault not in ("late reply", "cut behind the reply", *ANSWERS)
@@ -313,7 +313,7 @@ async def test_exec_is_not_sent_on_a_connection_whose_end_is_known(server: Embed
             if turns == 1:
                 connection: Any = tx._session.opened()._connection
                 await it.proxy.cut()
-                await wait_until(connection._reader.at_eof, FAST, timeout=5)
+                await wait_until(connection._reader.at_eof, FAST, timeout=15)
             tx.multi()
             tx.incr(it.key)
             tx.incr(it.done)

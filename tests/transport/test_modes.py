@@ -39,7 +39,7 @@ async def works(source: Redis | Coordinator, client: Redis, observer: Redis) -> 
     waiting = []
     for count, who in enumerate(("\u00e9mile", None), 1):
         waiting.append(asyncio.create_task(lock.acquire(timeout=20, identity=who)))
-        await wait_until(waits(lock, count), FAST, timeout=5)
+        await wait_until(waits(lock, count), FAST, timeout=15)
     seen = await lock.statistics()
     assert (seen.holder, seen.fence, seen.foreign, seen.waiters) == (lease.token, lease.fence, False, 2)
     assert 15 < (seen.remaining or 0) <= 20
@@ -134,14 +134,14 @@ async def test_a7_renewals_do_not_wait_for_a_pool_that_the_user_blocks(
     client = make_client(max_connections=1, socket_timeout=None)
     lock = AsyncLock(Coordinator(client) if explicit else client, "x", ttl=0.4)
     blocked = asyncio.ensure_future(untyped(client).blpop(["list"], timeout=30))
-    await wait_until(lambda: _blocked(redis), FAST, timeout=5)
+    await wait_until(lambda: _blocked(redis), FAST, timeout=15)
     async with lock as lease:
         begun = lease._grant.deadline
-        await wait_until(lambda: lease._grant.deadline > begun + 0.8, FAST, timeout=5)
+        await wait_until(lambda: lease._grant.deadline > begun + 0.8, FAST, timeout=15)
         lease.check()
         assert await redis.get("x") == lease._grant.wire_token
         other = asyncio.create_task(lock.acquire(timeout=5))
-        await wait_until(waits(lock), FAST, timeout=5)
+        await wait_until(waits(lock), FAST, timeout=15)
     await (await other).release()
     assert not blocked.done()
     await untyped(redis).rpush("list", "go on")
@@ -158,7 +158,7 @@ async def test_c10_100_waiters_behind_a_small_pool_are_all_served(
     server: EmbeddedServer, redis: Redis, push: Any, most: int
 ) -> None:
     pool = BlockingConnectionPool(
-        host="127.0.0.1", port=server.port, max_connections=2, timeout=20, client_name="small"
+        host="127.0.0.1", port=server.port, max_connections=2, timeout=200, client_name="small"
     )
     count = 100
     seen: list[int] = []
@@ -171,7 +171,7 @@ async def test_c10_100_waiters_behind_a_small_pool_are_all_served(
                     seen.append(await connections(redis, "small"))
                 return number
 
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(250):
             assert await asyncio.gather(*map(once, range(count))) == list(range(count))
     assert max(seen) <= most, seen
 
@@ -198,7 +198,7 @@ async def test_c10_a_client_has_one_connection_more_whatever_it_locks(redis: Red
         for number in range(50):
             await stack.enter_async_context(AsyncLock(client, f"lock {number}"))
         waiting = [asyncio.create_task(AsyncLock(client, "lock 0").acquire()) for _ in range(50)]
-        await wait_until(waits(AsyncLock(redis, "lock 0"), 50), FAST, timeout=5)
+        await wait_until(waits(AsyncLock(redis, "lock 0"), 50), FAST, timeout=15)
         assert await connections(redis, "mine") == 2
     for task in waiting:
         await (await task).release()
@@ -223,12 +223,12 @@ async def test_p11_a_foreign_lock_keeps_us_out_until_it_is_deleted(redis: Redis,
         assert await redis.set("x", "theirs", nx=True, px=60_000)
         assert await lock.try_acquire() is None
         waiting = asyncio.create_task(lock.acquire(timeout=20))
-        await wait_until(waits(lock), FAST, timeout=5)
+        await wait_until(waits(lock), FAST, timeout=15)
         seen = await lock.statistics()
         assert (seen.holder, seen.foreign, seen.locked) == ("theirs", True, True)
         assert 50 < (seen.remaining or 0) <= 60
         assert await delete_if(redis, "theirs") == 1
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(9):
             lease = await waiting
         assert not (await lock.statistics()).foreign
         await lease.release()
@@ -254,7 +254,7 @@ async def test_p11_our_lock_keeps_foreign_ones_out_until_it_is_released(redis: R
 async def test_p11_a_foreign_lock_ends_with_its_ttl(redis: Redis, push: Any) -> None:
     async with Coordinator(redis, push=push) as sync:
         await redis.set("x", "theirs", px=150)
-        async with asyncio.timeout(2), sync.lock("x") as lease:
+        async with asyncio.timeout(9), sync.lock("x") as lease:
             assert await redis.get("x") == lease._grant.wire_token
 
 
@@ -264,7 +264,7 @@ async def test_p11_a_foreign_lock_without_ttl_is_shown_and_never_given_one(redis
         lock = sync.lock("x")
         await redis.set("x", "theirs")
         waiting = asyncio.create_task(lock.acquire(timeout=20))
-        await wait_until(waits(lock), FAST, timeout=5)
+        await wait_until(waits(lock), FAST, timeout=15)
         assert await lock.try_acquire() is None
         with pytest.raises(AcquireTimeout):
             await lock.acquire(timeout=0.05)
@@ -276,7 +276,7 @@ async def test_p11_a_foreign_lock_without_ttl_is_shown_and_never_given_one(redis
         assert (seen.holder, seen.remaining, seen.foreign) == ("theirs", None, True)
         assert await redis.pttl("x") == -1
         assert await lock.force_release()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(9):
             await (await waiting).release()
         assert not await lock.locked()
 

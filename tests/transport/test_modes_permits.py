@@ -26,7 +26,7 @@ async def permits_work(source: Redis | Coordinator, client: Redis, observer: Red
     assert await observer.zrange(sem.all[0], 0, -1) == [lease._grant.wire_token]
     assert await semaphore.try_acquire() is None
     waiting = asyncio.create_task(semaphore.acquire(timeout=20, identity="\u00e9mile"))
-    await wait_until(waits(semaphore), FAST, timeout=5)
+    await wait_until(waits(semaphore), FAST, timeout=15)
     seen = await semaphore.statistics()
     assert (seen.limit, seen.held, seen.available, seen.waiters, seen.waiting) == (2, 2, 0, 1, (text(identity),))
     assert [(holder.identity, holder.weight, holder.fence) for holder in seen.holders] == [
@@ -45,7 +45,7 @@ async def permits_work(source: Redis | Coordinator, client: Redis, observer: Red
 
     reader, other = await both.read().acquire(timeout=5), await both.read().acquire(timeout=5)
     writing = asyncio.create_task(both.write().acquire(timeout=20))
-    await wait_until(waits(both), FAST, timeout=5)
+    await wait_until(waits(both), FAST, timeout=15)
     await other.release()
     read_before = reader.fence
     async with both.upgrade(reader, timeout=5) as writer:

@@ -173,7 +173,7 @@ async def test_a_lease_is_lost_in_time(server: EmbeddedServer, tls: Tls) -> None
         assert lease is not None
         assert lease._grant.deadline <= now() < lease._grant.deadline + 0.5
         w.proxy.black_hole = False
-        await wait_until(lambda: w.sync.connection_error is None, SOON, timeout=5)
+        await wait_until(lambda: w.sync.connection_error is None, SOON, timeout=15)
 
 
 # Of transports whose loop nobody ended.

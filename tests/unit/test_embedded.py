@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import embedded
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted, find_server
 
-from ..support.embedded import alive, output, ping
+from ..support.embedded import alive, free_port, output, ping
 from ..support.embedded import base as base
 
 VARIABLE = "REDIS_SYNC_AIO_SERVER"
@@ -65,7 +65,7 @@ async def test_free_tcp_port() -> None:
 
 
 async def test_given_tcp_port() -> None:
-    port = embedded._free_port()
+    port = free_port()
     async with EmbeddedServer(port=port) as server, server.client() as client:
         assert server.port == port
         assert await client.ping()
