@@ -1,4 +1,8 @@
-"""The command ``redis-sync-aio``. It needs the extra ``[demo]``; the library itself does not."""
+"""The command ``redis-sync-aio``. It needs the extra ``[cli]``; the library itself does not.
+
+`_app` has the commands, one module or folder for each. `_shared` declares the options that all of them have, `_session`
+connects with these and ends the program, `_failures` words its errors.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,25 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line. Says what to install when typer or rich are missing."""
     try:
-        # Not on top: worker processes import this package too, and need neither typer nor rich.
-        from .demo import app
+        # Not on top: the demo's worker processes import this package too, and need neither typer nor rich.
+        from ._app import app
+        from ._failures import BUG, USAGE
+        from ._output import NAME, complain, print_traceback
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in ("typer", "rich"):
             raise
-        sys.exit(f"redis-sync-aio needs {missing}: run  pip install 'redis_sync_aio[demo]'")
-    app(prog_name="redis-sync-aio")
+        sys.exit(f"redis-sync-aio needs {missing}: run  pip install 'redis_sync_aio[cli]'")
+    try:
+        code = app(prog_name=NAME, standalone_mode=False)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            print_traceback(error)
+        if not (describe := getattr(error, "format_message", None)):
+            complain(f"unexpected {type(error).__name__}: {error}. This is a bug: please report what --debug prints")
+            sys.exit(BUG)
+        if message := describe():  # of wrong usage; empty if help was printed, as nothing was asked
+            path = getattr(getattr(error, "ctx", None), "command_path", NAME)
+            complain(f"{message.rstrip('.')}. Try '{path} --help'")
+        code = USAGE
+    sys.exit(code or 0)

@@ -18,12 +18,12 @@ from redis.asyncio import Redis
 from rich.console import Console
 
 from redis_sync_aio import AsyncLock, Coordinator, __version__, cli
-from redis_sync_aio.cli._audit import Audit, Sale, faults, jain, measure, percentile
-from redis_sync_aio.cli._display import Display
-from redis_sync_aio.cli._run import MS, Kill, ReportedGrant, Run, Seen
-from redis_sync_aio.cli._timeline import timeline
-from redis_sync_aio.cli._worker import lock_name
-from redis_sync_aio.cli.demo import Floor, Plan
+from redis_sync_aio.cli._demo.audit import Audit, Sale, faults, jain, measure, percentile
+from redis_sync_aio.cli._demo.command import Floor, Plan
+from redis_sync_aio.cli._demo.display import Display
+from redis_sync_aio.cli._demo.run import MS, Kill, ReportedGrant, Run, Seen
+from redis_sync_aio.cli._demo.timeline import timeline
+from redis_sync_aio.cli._demo.worker import lock_name
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.proxy import DELAY_REPLY, FaultProxy
@@ -138,7 +138,7 @@ def test_without_the_lock_it_fails_and_says_why(tmp_path: Path) -> None:
 def test_a_worker_that_dies_by_itself_is_reported(server: tuple[EmbeddedServer, redis.Redis], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'redis_sync_aio.cli._worker' in sys.orig_argv:\n"
+        "if 'redis_sync_aio.cli._demo.worker' in sys.orig_argv:\n"
         "    os.write(2, b'the disk is on fire')\n"
         "    os._exit(3)\n"
     )
@@ -228,7 +228,7 @@ def test_it_says_what_to_install(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from redis_sync_aio.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
-    assert done.stderr == f"redis-sync-aio needs {missing}: run  pip install 'redis_sync_aio[demo]'\n"
+    assert done.stderr == f"redis-sync-aio needs {missing}: run  pip install 'redis_sync_aio[cli]'\n"
 
 
 # -- the books ---------------------------------------------------------------------------------------------

@@ -79,11 +79,13 @@ SHIELDS = {
     "_transport.connector": 1,
     "_transport.pool_executor": 1,
     "_transport.run_id": 1,
+    "cli": 1,
 }
 """How often ``except Exception`` stands where one call, or one message, must not cost the others their connection.
 
 What is caught there ends that call, and is logged. And where the caller's client connects: it may raise anything, a
 CancelledError that nobody asked for too. That is kept, logged, and tried again.
+The program says so in one line, and exits with a code of its own.
 """
 
 

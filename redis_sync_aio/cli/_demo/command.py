@@ -1,6 +1,6 @@
 """The demo: processes sell a stock of items under locks, one of them is killed, and the books are checked.
 
-The parent starts the server and the workers (see `_worker`), listens to them, kills one in the middle of a
+The parent starts the server and the workers (see `worker`), listens to them, kills one in the middle of a
 section, and in the end reads the books from Redis.
 """
 
@@ -26,16 +26,16 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.markup import escape
 
-from redis_sync_aio import AsyncLock, Coordinator, SyncError, __version__
+from redis_sync_aio import AsyncLock, Coordinator, SyncError
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
-from ._audit import Audit, Sale, faults, measure
-from ._display import Display
-from ._report import table
-from ._run import Kill, ReportedGrant, Run, Seen
-from ._timeline import timeline
-from ._worker import KEEP, Job, lock_name, sales_key, stock_key
+from .audit import Audit, Sale, faults, measure
+from .display import Display
+from .report import table
+from .run import Kill, ReportedGrant, Run, Seen
+from .timeline import timeline
+from .worker import KEEP, Job, lock_name, sales_key, stock_key
 
 STARTING = 30.0
 """Seconds without a word from any worker after which the demo gives up, on top of what a sale may take."""
@@ -92,7 +92,7 @@ class Worker:
         """Start the process and give it its job; it waits for `go`."""
         # A session of its own: Ctrl-C is for the parent, which then ends its workers.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "redis_sync_aio.cli._worker",
+            sys.executable, "-m", "redis_sync_aio.cli._demo.worker",
             stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
         )  # fmt: skip
         worker = cls(job.process, process)
@@ -252,32 +252,14 @@ async def read_books(redis: Redis, prefix: str, plan: Plan) -> Audit:
 
 # -- the command line --------------------------------------------------------------------------------------
 
-app: typer.Typer = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+EXITS = {
+    0: "every item was sold exactly once, in the order of the fences",
+    1: "not so",
+    2: "the demo could not be carried out, or wrong usage",
+    130: "ended by Ctrl-C",
+}
 
 
-def show_version(wanted: bool) -> None:
-    """Print the version and end."""
-    if wanted:
-        print(f"redis_sync_aio {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def cli(
-    version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Distributed locks for asyncio on Redis and Valkey."""
-
-
-@app.command()
 def demo(
     url: Annotated[str | None, typer.Option(help="Use this server (redis://, rediss://, unix://), "
                                             "not a private one.")] = None,
@@ -296,8 +278,7 @@ def demo(
     """Sell a stock from several processes, kill one that holds a lock, and check the books.
 
     Every sale reads the stock from Redis, takes its time, and writes it back: only the lock of the product
-    keeps others out. Exit code: 0 if every item was sold exactly once and in the order of the fences, 1 if
-    not, 2 if the demo could not be carried out.
+    keeps others out.
     """
     check_url(url)
     if out is not None and not out.parent.is_dir():

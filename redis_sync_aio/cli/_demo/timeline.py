@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from xml.sax.saxutils import escape
 
-from ._run import MS, Kill, ReportedGrant, Run
+from .run import MS, Kill, ReportedGrant, Run
 
 COLOURS = ("#3b76af", "#ef8536", "#519e3e", "#8d69b8", "#84584e", "#d57dbe", "#bcbd45", "#5bbcd6")
 RED = "#c8102e"

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from ._run import Kill, ReportedGrant
+from .run import Kill, ReportedGrant
 
 
 class Display:

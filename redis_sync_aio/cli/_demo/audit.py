@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ._run import ReportedGrant, Run
+from .run import ReportedGrant, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from ._audit import Audit, Figures, percentile
-from ._run import MS, Kill, Run
+from .audit import Audit, Figures, percentile
+from .run import MS, Kill, Run
 
 # -- what the workers measured -----------------------------------------------------------------------------
 

@@ -1,0 +1,112 @@
+"""Addresses as users give them: one server, a primary that Sentinel names, or a cluster.
+
+No message of this module quotes any part of an address that could not be read: it might be a password.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
+
+Topology: TypeAlias = Literal["server", "sentinel", "cluster"]
+
+FORMS = (
+    "redis://HOST:PORT/DB, unix:///PATH, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB or redis+cluster://HOST:PORT "
+    "(rediss… for TLS)"
+)
+_TOPOLOGIES: dict[str, tuple[Topology, bool]] = {
+    "redis": ("server", False),
+    "rediss": ("server", True),
+    "unix": ("server", False),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+}
+_PORTS: dict[Topology, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
+
+
+class BadAddress(ValueError):
+    """The address cannot be read. The message quotes nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One address, taken apart."""
+
+    topology: Topology
+    shown: str
+    """What messages may print: hosts, ports and the service, never credentials."""
+    tls: bool
+    hosts: tuple[tuple[str, int], ...]
+    service: str = ""
+    db: int = 0
+    url: str = field(default="", repr=False)
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+
+def parse_address(url: str) -> Address:
+    """Take an address apart; raise BadAddress if it has none of the documented forms."""
+    try:
+        parts = urlsplit(url)
+        topology, tls = _TOPOLOGIES[parts.scheme]
+    except (ValueError, KeyError):
+        raise BadAddress(f"the address is not one that can be read: use {FORMS}") from None
+    rest = parts.path + parts.query + parts.fragment
+    if parts.fragment or ("@" in rest and (parts.scheme != "unix" or parts.netloc)):
+        raise BadAddress("the address has a special character in its password: write / as %2F, # as %23, ? as %3F")
+    try:
+        return _taken_apart(url, parts, topology, tls)
+    except BadAddress:
+        raise
+    except ValueError:  # of urllib, which quotes what it could not read
+        raise BadAddress(f"the address has a host, a port or a number that cannot be read: use {FORMS}") from None
+
+
+def _taken_apart(url: str, parts: SplitResult, topology: Topology, tls: bool) -> Address:
+    user, password = _credentials(parts.netloc)
+    if parts.scheme == "unix":
+        if not parts.path.strip("/"):
+            raise BadAddress("a unix:// address needs the path of the socket: unix:///run/redis/redis.sock")
+        path = unquote(parts.path)
+        return Address(topology, f"unix:{path}", False, (), url=url, username=user, password=password)
+    hosts = _hosts(parts.netloc.rpartition("@")[2], topology)
+    shown = ",".join(f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts)
+    segments = [unquote(part) for part in parts.path.split("/") if part]
+    service = ""
+    if topology == "server" and len(hosts) > 1:
+        raise BadAddress("several hosts need redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST")
+    if topology == "sentinel":
+        if not segments:
+            raise BadAddress("a Sentinel address names the service: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE")
+        service, *segments = segments
+        shown = f"service {service!r} of Sentinel at {shown}"
+    if topology == "cluster":
+        if segments not in ([], ["0"]):
+            raise BadAddress("a cluster has database 0 only: leave /DB out of the redis+cluster:// address")
+        shown = f"cluster at {shown}"
+    if topology != "server" and parts.query:
+        raise BadAddress("?name=value works in redis://, rediss:// and unix:// addresses only: use the options instead")
+    if len(segments) > 1:
+        raise BadAddress(f"the address has a path that is too long: use {FORMS}")
+    db = int(segments[0]) if segments else 0
+    shown += f", db {db}" if db else ""
+    return Address(topology, shown, tls, hosts, service, db, url, user, password)
+
+
+def _credentials(netloc: str) -> tuple[str | None, str | None]:
+    found, has_any, _ = netloc.rpartition("@")
+    if not has_any:
+        return None, None
+    user, _, password = found.partition(":")
+    return unquote(user) or None, unquote(password) or None
+
+
+def _hosts(netloc: str, topology: Topology) -> tuple[tuple[str, int], ...]:
+    found: list[tuple[str, int]] = []
+    for part in netloc.split(","):
+        one = urlsplit(f"//{part}")
+        found.append((one.hostname or "localhost", one.port or _PORTS[topology]))
+    return tuple(found)

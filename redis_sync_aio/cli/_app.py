@@ -1,0 +1,53 @@
+"""The commands, and the program that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import typer
+
+from redis_sync_aio import __version__
+
+from ._demo import command as demo
+from ._doctor import command as doctor
+from ._failures import COMMON_EXITS
+from ._output import NAME
+from ._shared import with_shared
+
+app: typer.Typer = typer.Typer(
+    name=NAME,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+EXITS: dict[str, dict[int, str]] = {}
+"""The exit codes of each command, and what they mean."""
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        print(f"redis_sync_aio {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def cli(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Distributed locks for asyncio on Redis and Valkey: look at them, use them, check the servers they live on."""
+
+
+def add(name: str, command: Callable[..., None], exits: Mapping[int, str]) -> None:
+    """Add a command; its help ends with the exit codes."""
+    EXITS[name] = dict(exits)
+    codes = "\n".join(f"- **{code}** {meaning}" for code, meaning in sorted(exits.items()))
+    app.command(name, epilog=f"Exit codes:\n\n{codes}")(command)
+
+
+add("doctor", with_shared(doctor.doctor), COMMON_EXITS | doctor.EXITS)
+add("demo", demo.demo, demo.EXITS)

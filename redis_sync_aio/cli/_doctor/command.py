@@ -1,0 +1,70 @@
+"""The command itself: ask every server, judge, print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
+
+from .._session import Session, execute
+from .._shared import Shared
+from . import settings
+from .facts import Facts
+from .findings import Finding, Level, worst
+from .questions import facts_of, servers
+
+EXITS = {
+    0: "all is well, as far as it can be read",
+    1: "some settings are risky for locks (warn)",
+    2: "some settings break locks (bad), or wrong usage",
+}
+CODES: dict[Level, int] = {"ok": 0, "unknown": 0, "warn": 1, "bad": 2}
+COLOURS: dict[Level, str] = {"ok": "green", "unknown": "cyan", "warn": "yellow", "bad": "bold red"}
+
+
+def doctor(shared: Shared) -> None:
+    """Check a server, its replicas, cluster or sentinels for what goes wrong with locks.
+
+    Each line says what was found, what it means for locks, and how to fix it. Nothing is written to the server.
+    """
+    execute(shared, examine, decode_responses=True)
+
+
+async def examine(session: Session) -> int:
+    """Ask all servers, print what was found, and return the exit code."""
+    findings: list[Finding] = []
+    asked = servers(session)
+    for where, ask in asked.items():
+        facts = await facts_of(where, ask)
+        findings += [replace(one, where=where if len(asked) > 1 else "") for one in judge(facts)]
+    level = worst(findings)
+    report = {"address": session.address.shown, "level": level, "findings": [one.as_dict() for one in findings]}
+    session.output.show(report, lambda console: show(findings, session.address.shown, console))
+    return CODES[level]
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Return what the facts about one server mean for locks."""
+    return [finding for check in settings.CHECKS for finding in check(facts)]
+
+
+def show(findings: list[Finding], address: str, console: Console) -> None:
+    """Print a table in a terminal, else one line for each finding."""
+    if not console.is_terminal:
+        for finding in findings:
+            console.print(finding.line(), markup=False, soft_wrap=True)
+        return
+    console.print(f"{address}\n", markup=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        where = f"{finding.where}: " if finding.where else ""
+        table.add_row(f"[{COLOURS[finding.level]}]{finding.level}[/]", finding.check, where + finding.found)
+        if finding.meaning:
+            table.add_row("", "", f"[dim]{finding.meaning}[/]")
+        if finding.fix:
+            table.add_row("", "", f"Fix: {finding.fix}")
+    console.print(table)

@@ -1,0 +1,64 @@
+"""What commands print: text for people, JSON for programs, errors in one line on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import IO
+
+from rich.console import Console
+
+NAME = "redis-sync-aio"
+
+
+class Output:
+    """Standard output in the way that the options ask for."""
+
+    def __init__(self, *, as_json: bool = False, color: bool = True) -> None:
+        self.as_json = as_json
+        self.console = console(color=color)
+        """For text; it has no colours when the output is no terminal."""
+
+    def json(self, value: object) -> None:
+        """Print a value as one JSON document in one line."""
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()
+
+    def show(self, value: object, text: Callable[[Console], None]) -> None:
+        """Print ``value`` with --json, else whatever ``text`` prints."""
+        if self.as_json:
+            self.json(value)
+        else:
+            text(self.console)
+
+
+def console(*, color: bool = True, file: IO[str] | None = None) -> Console:
+    """Return a console without markup or colours of its own making; NO_COLOR is heeded."""
+    return Console(file=file, highlight=False, no_color=None if color and not os.environ.get("NO_COLOR") else True)
+
+
+def complain(message: str) -> None:
+    """Print one line on stderr."""
+    print(_without_secrets(f"{NAME}: {' '.join(message.split())}"), file=sys.stderr, flush=True)
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print what --debug promises."""
+    print(_without_secrets("".join(traceback.format_exception(error))), file=sys.stderr, end="", flush=True)
+
+
+_secrets: set[str] = set()
+
+
+def keep_secret(*values: str | None) -> None:
+    """Never print these: libraries may quote them in errors."""
+    _secrets.update(value for value in values if value)
+
+
+def _without_secrets(text: str) -> str:
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text

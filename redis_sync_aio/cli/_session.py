@@ -1,0 +1,119 @@
+"""Connect to where the options lead, run a command there, and end with an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import typer
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from ._address import Address
+from ._failures import EXPECTED, INTERRUPTED, Failure, explained
+from ._output import Output, complain, print_traceback
+from ._shared import Shared
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a command works with."""
+
+    client: Redis | RedisCluster
+    address: Address
+    output: Output
+    sentinels: tuple[Redis, ...] = ()
+    """A client of each sentinel, for an address with Sentinel."""
+
+
+def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options: Any) -> NoReturn:
+    """Run ``body`` in an event loop with a connected client, and exit with the code that it returns.
+
+    Errors of servers, networks and addresses become one line on stderr. ``options`` go to the client.
+    """
+    try:
+        code = asyncio.run(_run(shared, body, options))
+    except Failure as failure:
+        if shared.debug:
+            print_traceback(failure)
+        complain(str(failure))
+        code = failure.code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+async def _run(shared: Shared, body: Callable[[Session], Awaitable[int]], options: dict[str, Any]) -> int:
+    async with connect(shared, **options) as session:
+        return await body(session)
+
+
+@asynccontextmanager
+async def connect(shared: Shared, **options: Any) -> AsyncIterator[Session]:
+    """Connect as the options say, and close in the end; raise Failure for errors there and in the body.
+
+    The connection is tried before the body runs, without a command that an ACL might refuse.
+    """
+    address = shared.address()
+    try:
+        async with _connected(shared, address, _client_options(shared, address) | options) as session:
+            yield session
+    except EXPECTED as error:
+        raise explained(error, address) from error
+    except ExceptionGroup as errors:
+        if errors.split(EXPECTED)[1] is not None:
+            raise
+        raise explained(errors, address) from errors
+
+
+def _client_options(shared: Shared, address: Address) -> dict[str, Any]:
+    limit = shared.connect_timeout
+    options: dict[str, Any] = {"socket_timeout": limit, "socket_connect_timeout": limit}
+    if (user := address.username or shared.username) is not None:
+        options["username"] = user
+    if (password := address.password or shared.password) is not None:
+        options["password"] = password
+    for name, path in (("ca_certs", shared.tls_ca), ("certfile", shared.tls_cert), ("keyfile", shared.tls_key)):
+        if path is not None:
+            options[f"ssl_{name}"] = str(path)
+    if shared.tls_insecure:
+        options |= {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+    return options
+
+
+@asynccontextmanager
+async def _connected(shared: Shared, address: Address, options: dict[str, Any]) -> AsyncIterator[Session]:
+    output = shared.output()
+    if address.topology == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        async with RedisCluster(startup_nodes=nodes, ssl=address.tls, **options) as cluster:
+            yield Session(cluster, address, output)
+        return
+    retry = Retry(NoBackoff(), 0)
+    if address.topology == "server":
+        async with Redis.from_url(address.url, retry=retry, **options) as client:
+            await _try_to_connect(client)
+            yield Session(client, address, output)
+        return
+    own = {"username": shared.sentinel_username, "password": shared.sentinel_password, "ssl": address.tls}
+    of_sentinels = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_"))} | own
+    options |= {"ssl": address.tls, "db": address.db}
+    sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=of_sentinels | {"retry": retry})  # type: ignore[no-untyped-call]
+    try:
+        async with sentinel.master_for(address.service, retry=retry, **options) as client:
+            await _try_to_connect(client)
+            yield Session(client, address, output, tuple(sentinel.sentinels))
+    finally:
+        for one in sentinel.sentinels:
+            await one.aclose()
+
+
+async def _try_to_connect(client: Redis) -> None:
+    pool: Any = client.connection_pool
+    await pool.release(await pool.get_connection())

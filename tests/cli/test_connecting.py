@@ -1,0 +1,165 @@
+"""Every command connects in the same way, and every error there is one line that says what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from redis_sync_aio.cli._address import BadAddress, parse_address
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.clusters import Nodes
+from ..support.programs import command, printed_json
+from ..support.sentinels import GROUP, sentinels
+from ..support.tls import encrypted, make_tls
+
+UNREACHABLE, DENIED, USAGE = 69, 77, 2
+WELL = (0, 1)
+"""Exit codes of a doctor that could look; these servers have settings that are risky for locks."""
+SECRET = "correct-horse"
+
+
+def one_line(text: str) -> str:
+    """Return the one line on stderr."""
+    (line,) = text.splitlines()
+    return line
+
+
+def complaint(*words: str, code: int, **env: str) -> str:
+    """Run the doctor, which has to fail with ``code``, and return its one line."""
+    done = command("doctor", *words, **env)
+    assert (done.returncode, done.stdout) == (code, ""), done.stdout + done.stderr
+    return one_line(done.stderr)
+
+
+# -- ways to a server --------------------------------------------------------------------------------------
+
+
+def test_the_url_may_be_an_option_or_in_the_environment(server: EmbeddedServer) -> None:
+    shown = f"127.0.0.1:{server.port}"
+    assert printed_json("doctor", "--url", server.url, expect=WELL)["address"] == shown
+    assert printed_json("doctor", expect=WELL, REDIS_URL=f"redis://localhost:{server.port}/3")["address"].endswith(
+        "db 3"
+    )
+    assert printed_json("doctor", expect=WELL, REDIS_URL=f"unix://{server.unix_socket}")["address"].startswith("unix:/")
+
+
+def test_a_cluster(nodes: Nodes) -> None:
+    first, second, _ = nodes.primaries
+    url = f"redis+cluster://127.0.0.1:{first.port},127.0.0.1:{second.port}"
+    findings = printed_json("doctor", "--url", url, expect=WELL)["findings"]
+    assert {one["where"] for one in findings} >= {f"127.0.0.1:{node.port}" for node in nodes.primaries}
+
+
+async def test_a_primary_that_sentinel_names(tmp_path: Path) -> None:
+    async with sentinels(tmp_path) as group:
+        url = "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in group.ports)
+        report = printed_json("doctor", "--url", f"{url}/{GROUP}", expect=WELL)
+        assert [one["found"] for one in report["findings"] if one["check"] == "role"] == ["it is a primary"]
+        line = complaint("--url", f"{url}/nobody", code=UNREACHABLE)
+        assert "no primary was found for service 'nobody'" in line
+
+
+def test_tls(server: EmbeddedServer, tmp_path: Path) -> None:
+    tls = make_tls(tmp_path)
+    with encrypted(server.unix_socket, tls) as port:
+        url = f"rediss://127.0.0.1:{port}"
+        assert "--tls-ca" in complaint("--url", url, code=UNREACHABLE)
+        assert "use rediss://" in complaint("--url", f"redis://127.0.0.1:{port}", code=UNREACHABLE)
+        assert printed_json("doctor", "--url", url, "--tls-ca", str(tls.authority), expect=WELL)["findings"]
+        assert printed_json("doctor", "--url", url, "--tls-insecure", expect=WELL)["findings"]
+    plain = f"rediss://127.0.0.1:{server.port}"
+    assert "use redis://" in complaint("--url", plain, "--connect-timeout", "1", code=UNREACHABLE)
+
+
+# -- passwords ---------------------------------------------------------------------------------------------
+
+
+def test_a_password_is_taken_from_everywhere_and_printed_nowhere() -> None:
+    with EmbeddedServer(port=0, args=["--requirepass", SECRET]) as server:
+        for words, env in (
+            (["--url", f"redis://:{SECRET}@127.0.0.1:{server.port}"], {}),
+            (["--url", server.url, "--password", SECRET], {}),
+            (["--url", server.url], {"REDIS_PASSWORD": SECRET}),
+            (["--url", server.url, "--username", "default"], {"REDIS_PASSWORD": SECRET}),
+        ):
+            done = command("doctor", *words, **env)
+            assert done.returncode in WELL, done.stderr
+            assert SECRET not in done.stdout + done.stderr
+        for wrong in ({}, {"REDIS_PASSWORD": "wrong-password"}):
+            line = complaint("--url", server.url, code=DENIED, **wrong)
+            assert "refused the login" in line
+            assert "REDIS_PASSWORD" in line
+            assert "wrong-password" not in line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}@127.0.0.1:1",
+        f"redis://:{SECRET}/x@127.0.0.1:1",
+        f"redis://:{SECRET}#x@127.0.0.1:1",
+        f"redis://:{SECRET}?x@127.0.0.1:1",
+        f"redis://:{SECRET}@127.0.0.1:{SECRET}",
+        f"redis://[{SECRET}@127.0.0.1:1",
+        f"redis+sentinel://:{SECRET}@127.0.0.1:1/service",
+        f"redis+cluster://:{SECRET}@127.0.0.1:1",
+        f"unix://:{SECRET}@/tmp/{SECRET}.sock",
+        f"http://:{SECRET}@127.0.0.1:1",
+        f"default:{SECRET}@127.0.0.1:1",
+        SECRET,
+    ],
+)
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_no_error_shows_a_password(url: str, debug: list[str]) -> None:
+    """Not even where the address cannot be read, and so nobody knows which part of it is the password."""
+    done = command("doctor", *debug, REDIS_URL=url, REDIS_SENTINEL_PASSWORD=SECRET)
+    assert done.returncode in (USAGE, UNREACHABLE)
+    assert SECRET not in done.stdout + done.stderr
+    assert ("Traceback" in done.stderr) == bool(debug)
+    assert done.stderr.splitlines()[-1].startswith("redis-sync-aio: ")
+
+
+# -- addresses that cannot be meant ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("localhost:6379", "redis://HOST:PORT/DB"),
+        ("redis://one,two", "redis+sentinel://"),
+        ("redis+sentinel://one,two", "names the service"),
+        ("redis+cluster://one/3", "database 0 only"),
+        ("redis+cluster://one?protocol=2", "use the options"),
+        ("redis://one/zero", "cannot be read"),
+        ("redis://one/0/1", "too long"),
+        ("unix://", "path of the socket"),
+    ],
+)
+def test_a_wrong_address_says_what_to_write(url: str, advice: str) -> None:
+    with pytest.raises(BadAddress, match=re.escape(advice)):
+        parse_address(url)
+
+
+def test_addresses_are_taken_apart() -> None:
+    found = parse_address("rediss+sentinel://us%2Fer:pa%40ss@one:1,[::1]:2,three/main/5")
+    assert (found.topology, found.tls, found.service, found.db) == ("sentinel", True, "main", 5)
+    assert found.hosts == (("one", 1), ("::1", 2), ("three", 26379))
+    assert (found.username, found.password) == ("us/er", "pa@ss")
+    assert "pa" not in repr(found) + found.shown
+
+
+def test_tls_options_need_a_tls_address() -> None:
+    assert "begins with rediss" in complaint("--url", "redis://127.0.0.1:1", "--tls-insecure", code=USAGE)
+
+
+def test_nobody_there() -> None:
+    assert "Check --url (or REDIS_URL)" in complaint("--url", "redis://127.0.0.1:1", code=UNREACHABLE)
+    assert "redis://HOST:PORT" in complaint("--url", "redis+cluster://127.0.0.1:1", code=UNREACHABLE)
+
+
+def test_a_server_that_is_no_cluster(server: EmbeddedServer) -> None:
+    line = complaint("--url", f"redis+cluster://127.0.0.1:{server.port}", code=UNREACHABLE)
+    assert "use redis://HOST:PORT" in line

@@ -1,0 +1,93 @@
+"""What holds for the program as a whole: its help, wrong usage, what it needs, and terminals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.programs import COMMAND, command, environment, terminal
+
+ESCAPE = "\x1b["
+COMMANDS = ["doctor", "demo"]
+
+
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_fits_into_80_columns_and_has_no_colours_in_a_pipe(words: list[str]) -> None:
+    done = command(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert ESCAPE not in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_names_its_exit_codes(name: str) -> None:
+    text = command(name, "--help").stdout
+    assert "Exit codes:" in text
+    assert "130 ended by Ctrl-C" in text
+
+
+def test_help_in_a_terminal_is_coloured_unless_that_is_declined() -> None:
+    with terminal("doctor", "--help") as it:
+        assert it.end() == 0
+        assert ESCAPE in it.screen
+    with terminal("doctor", "--help", NO_COLOR="1") as it:
+        it.end()
+        assert "\x1b[3" not in it.screen
+    with terminal("--no-color", "doctor", "--help") as it:
+        assert it.end() == 2  # it is an option of the commands
+
+
+def test_findings_in_a_terminal_are_coloured_unless_that_is_declined(server: EmbeddedServer) -> None:
+    with terminal("doctor", "--url", server.url) as it:
+        assert it.end() in (0, 1)
+        assert "\x1b[3" in it.screen
+    for words in (["--no-color"], []):
+        with terminal("doctor", "--url", server.url, *words, NO_COLOR="" if words else "1") as it:
+            assert it.end() in (0, 1)
+            assert "\x1b[3" not in it.screen
+            assert max(map(len, it.screen.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [["nope"], ["doctor", "--nope"], ["doctor", "extra"], ["demo", "--items", "0"]])
+def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
+    done = command(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("redis-sync-aio: ")
+    assert done.stderr.count("\n") == 1
+    assert "--help'" in done.stderr
+
+
+def test_both_ways_to_start_it_show_the_same() -> None:
+    script = "import sys; from redis_sync_aio.cli import main; sys.argv[0] = '/usr/bin/redis-sync-aio'; main()"
+    argv = [sys.executable, "-c", script, "--help"]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=50)
+    assert done.stdout == command("--help").stdout
+
+
+def test_the_library_does_not_import_the_command_line() -> None:
+    """Neither typer nor rich nor `cli`: the time that importing the package takes does not know of them."""
+    script = "import sys, redis_sync_aio; print([name for name in sys.modules if 'typer' in name or 'rich' in name " \
+             "or name.startswith('redis_sync_aio.cli')])"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=50)
+    assert done.stdout == "[]\n"
+
+
+def test_a_shell_gets_its_completions() -> None:
+    done = command("--show-completion", SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode in (0, 2), done.stderr
+    found = command(_REDIS_SYNC_AIO_COMPLETE="complete_bash", COMP_WORDS="redis-sync-aio do", COMP_CWORD="1")
+    assert found.stdout.split() == ["doctor"]
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    """As in ``redis-sync-aio … | head -1``."""
+    with subprocess.Popen([*COMMAND, "doctor", "--help"], env=environment(), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""

@@ -1,0 +1,135 @@
+"""Run the command line as a user does: a process of its own, with pipes, or in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis_sync_aio
+
+ROOT = Path(redis_sync_aio.__file__).parents[1]
+COMMAND = (sys.executable, "-m", "redis_sync_aio")
+PATIENCE = 50
+"""Seconds that a program may take; it is there to end a test that hangs."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a program sees: nothing of ours that leads to a server or sets colours, and warnings are errors."""
+    ours = ("REDIS_", "NO_COLOR", "FORCE_COLOR", "GITHUB_", "COLUMNS", "LINES", "TERMINAL_WIDTH")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours) or "SYNC_AIO" in name}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return kept | {"PYTHONPATH": path, "PYTHONWARNINGS": "error", "TERM": "xterm-256color"} | more
+
+
+def command(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run ``redis-sync-aio WORDS`` to its end, with pipes for its output; ``more``: environment variables."""
+    return subprocess.run(
+        [*COMMAND, *words], env=environment(**more), capture_output=True, text=True, timeout=PATIENCE,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def printed_json(*words: str, expect: Sequence[int] = (0,), **more: str) -> Any:
+    """Run it with ``--json``, which has to end with one of these exit codes, and return what it printed."""
+    done = command(*words, "--json", **more)
+    assert done.returncode in expect, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+class Terminal:
+    """A program in a pseudo-terminal, as its controlling terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self._master = master
+        self._seen = b""
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def screen(self) -> str:
+        """Everything that was printed so far, with its escape sequences."""
+        return self._seen.decode(errors="replace")
+
+    def shows(self, pattern: str) -> str:
+        """Return once what was printed matches; fail after a while."""
+        with self._news:
+            found = self._news.wait_for(lambda: re.search(pattern, self.screen), PATIENCE)
+        assert found, f"no {pattern!r} in {self.screen!r}"
+        return self.screen
+
+    def types(self, keys: str) -> None:
+        """Press keys; "\\x03" is Ctrl-C."""
+        os.write(self._master, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the terminal another size, of which the program hears by SIGWINCH."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def end(self) -> int:
+        """Wait until the program has ended and return its exit code."""
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+    def is_sane(self) -> bool:
+        """Whether the terminal echoes and takes lines, as it did before."""
+        flags = termios.tcgetattr(self._master)[3]
+        return bool(flags & termios.ECHO and flags & termios.ICANON)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                some = os.read(self._master, 65536)
+            except OSError:  # EIO: nobody has the other end open
+                some = b""
+            with self._news:
+                self._seen += some
+                self._news.notify_all()
+            if not some:
+                return
+
+
+@contextmanager
+def terminal(*words: str, columns: int = 80, lines: int = 24, **more: str) -> Iterator[Terminal]:
+    """Start ``redis-sync-aio WORDS`` in a terminal of that size; it is killed at the end of the block."""
+    with program_in_terminal([*COMMAND, *words], environment(**more), columns, lines) as started:
+        yield started
+
+
+@contextmanager
+def program_in_terminal(
+    argv: list[str], env: Mapping[str, str], columns: int = 80, lines: int = 24
+) -> Iterator[Terminal]:
+    """Start a program as the leader of a session whose terminal it has."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    # The leader of a session takes the first terminal that it opens.
+    take = f'exec <{os.ttyname(slave)} >{os.ttyname(slave)} 2>&1 && exec "$@"'
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", take, "sh", *argv], stdin=slave, stdout=slave, stderr=slave, env=dict(env),
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    started = Terminal(process, master)
+    try:
+        yield started
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        started._reader.join(PATIENCE)
+        os.close(master)
