@@ -212,7 +212,9 @@ def synchronized(
             (own,) = names(args, kwargs)
             entered = False
             try:
-                async with AsyncLock(client_of_call(), own, ttl=ttl).hold(timeout=limit):
+                lock = AsyncLock(client_of_call(), own, ttl=ttl)
+                lock._pattern = template
+                async with lock.hold(timeout=limit):
                     entered = True
                     return await function(*args, **kwargs)
             except AcquireTimeout as busy:

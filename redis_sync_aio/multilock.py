@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from ._acquire.binding import CoordinatorLike
 from ._client.settings import Client, Same, running_loop
@@ -19,6 +20,7 @@ from ._leases.choice import to_release
 from ._leases.grant import Grant
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
+from ._primitives.followed import followed
 from ._primitives.lease_group import GroupGrant, LeaseGroup
 from ._primitives.lock_base import LockStatistics, PlainLock
 from ._primitives.options import LeaseOptions
@@ -137,10 +139,13 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         """
         within = timeout_seconds(timeout)
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
+        grant = await self._followed(partial(self._acquire, within, ttl), waits=within != 0)
+        assert grant is not None  # else it raised
+        return MultiLease(grant)
+
+    async def _acquire(self, within: float | None, ttl: Seconds | None) -> MultiGrant:
         try:
-            if within == 0:
-                return self._lease(await self._all_or_none(ttl))
-            return self._lease(await self._acquire_all(within, ttl))
+            return self._grant(await (self._all_or_none(ttl) if within == 0 else self._acquire_all(within, ttl)))
         except AcquireTimeout as error:
             raise AcquireTimeout(
                 f"could not acquire all of {self._shown()}",
@@ -158,8 +163,12 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised. Unless the names have one hash
         tag, two callers that try at the same moment may each meet what the other has just taken, and both get None.
         """
+        grant = await self._followed(partial(self._try, ttl), waits=False)
+        return None if grant is None else MultiLease(grant)
+
+    async def _try(self, ttl: Seconds | None) -> MultiGrant | None:
         try:
-            return self._lease(await self._all_or_none(ttl))
+            return self._grant(await self._all_or_none(ttl))
         except AcquireTimeout:
             return None
 
@@ -222,8 +231,13 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
     def _key(self) -> Hashable:
         return running_loop(), Same(self._client), tuple(lock._keys.name for lock in self._locks)
 
-    def _lease(self, grants: list[Grant]) -> MultiLease:
-        return MultiLease(LeaseGroup(self._key(), tuple(grants)).enter(MultiGrant))
+    def _followed(
+        self, granting: Callable[[], Awaitable[MultiGrant | None]], *, waits: bool
+    ) -> Coroutine[Any, Any, MultiGrant | None]:
+        return followed(self._locks[0]._at_work(), "multi", self.names, granting, waits=waits)
+
+    def _grant(self, grants: list[Grant]) -> MultiGrant:
+        return LeaseGroup(self._key(), tuple(grants)).enter(MultiGrant)
 
     async def _all_or_none(self, ttl: Seconds | None) -> list[Grant]:
         leases, free = await self._take_free(self._locks, None, ttl)

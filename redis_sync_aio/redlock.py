@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from redis.asyncio import Redis
 
@@ -17,6 +18,7 @@ from ._core.keys import Engine, lock_keys
 from ._leases.choice import to_release
 from ._leases.hold import Hold, LeaseContext, OnLost
 from ._leases.lease import Lease
+from ._primitives.followed import followed
 from ._primitives.independent import check_apart, several
 from ._primitives.lease_group import LeaseGroup
 from ._primitives.lock_base import LockStatistics, PlainLock
@@ -156,9 +158,14 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         if within == 0:
             lease = await self.try_acquire(ttl=ttl)
             return self._not_in_time(within) if lease is None else lease
+        grant = await self._followed(partial(self._acquire, within, ttl), waits=True)
+        assert grant is not None  # else it raised
+        return RedlockLease(grant)
+
+    async def _acquire(self, within: float | None, ttl: Seconds | None) -> RedlockGrant:
         LeaseGroup.check_waits(self._majority.key(), self.name)
         grant = await self._majority.acquire(ttl, math.inf if within is None else now() + within)
-        return self._not_in_time(within) if grant is None else RedlockLease(grant)
+        return self._not_in_time(within) if grant is None else grant
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> RedlockLease | None:
         """Return a lease, or None when it is taken or somebody waits for it. Two round trips.
@@ -166,10 +173,14 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         Arguments, errors and cancellation as in `acquire`; AcquireTimeout is not raised, and Unreachable and
         CommandRefused after one attempt. Two callers that try at the same moment may both get None.
         """
+        grant = await self._followed(partial(self._try, ttl), waits=False)
+        return None if grant is None else RedlockLease(grant)
+
+    async def _try(self, ttl: Seconds | None) -> RedlockGrant | None:
         grant, _, error = await self._majority.ask_all(ttl, math.inf)
         if grant is None and error is not None:
             raise error
-        return None if grant is None else RedlockLease(grant)
+        return grant
 
     def hold(
         self, *, timeout: Seconds | None = None, ttl: Seconds | None = None, on_lost: OnLost | None = None
@@ -230,6 +241,11 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         return f"<AsyncRedlock {self.name!r} on {len(self._locks)} servers>"
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _followed(
+        self, granting: Callable[[], Awaitable[RedlockGrant | None]], *, waits: bool
+    ) -> Coroutine[Any, Any, RedlockGrant | None]:
+        return followed(self._locks[0]._at_work(), "redlock", (self.name,), granting, waits=waits)
 
     def _not_in_time(self, within: float | None) -> NoReturn:
         servers = f"{self._majority.quorum} of {len(self._locks)} servers"

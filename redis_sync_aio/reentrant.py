@@ -68,6 +68,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         engine: Engine = "auto",
     ) -> None:
         self._lock = PlainLock(client, name, lock_keys, LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine))
+        self._lock._kind = "reentrant"
         super().__init__(on_lost)
         self._client = client
 

@@ -18,6 +18,7 @@ from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .support import again
+from .support.balance import Books
 from .support.clusters import Nodes, cluster
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import sample
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let everything that is collected see the options."""
     read_options(config)
+    config.pluginmanager.register(Books())
 
 
 @pytest.hookimpl(trylast=True)

@@ -96,6 +96,7 @@ class Hub:
             keeps=self._keeps_lease,
             loosen=self._loosen_lease,
             check_context=self.check_context,
+            stalled=self._stalled,
             client=self.client,
             retry_for=self.retry_for,
             response_timeout=options.response_timeout,
@@ -189,6 +190,10 @@ class Hub:
         """Refuse all use in this process, which was forked from the one that made the hub."""
         self.forked, self._thread = True, 0
         self.observing.leave_to_parent()
+
+    def _stalled(self, seconds: float) -> None:
+        if self.observers is not None:
+            self.observers.stalled(seconds)
 
     async def drained(self) -> None:
         """Wait until nothing is in flight, but not longer than closing may take."""

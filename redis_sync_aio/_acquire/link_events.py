@@ -83,8 +83,17 @@ class LinkEvents:
 
     # -- another connection, or another server ---------------------------------------------------------
 
-    def link_up(self, concerns: Callable[[Keys], bool]) -> None:
+    def link_lost(self, server: str) -> None:
+        """Tell observers that a connection was lost."""
+        if self._hub.observers is not None:
+            self._hub.observers.connection_lost(server)
+
+    def link_up(self, concerns: Callable[[Keys], bool], server: str, after: float | None) -> None:
         """Ask a server with a new connection about all that is held there, then about all that waits there."""
+        if self._hub.observers is not None and after is not None:
+            concerned = [resource for resource in self._hub.resources.values() if concerns(resource.keys)]
+            number = sum(len(resource.leases.all()) + len(resource.acquisitions) for resource in concerned)
+            self._hub.observers.connection_restored(server, after, number)
         self._unchecked.update(self._hub.acquisitions)
         self._rechecks += 1
         self._hub.manager.slices.run(self._recheck(concerns))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 from weakref import ReferenceType, ref
@@ -48,6 +48,7 @@ class ObservedGrant(Protocol):
     """A grant, as its observation knows it."""
 
     ended: Ended | None
+    observation: Observation | None
 
     @property
     def fence(self) -> int: ...
@@ -95,10 +96,10 @@ class Observation:
         time = now()
         self._tell(Withdrawn, time, outcome=outcome, waited=time - self._since, error=error)
 
-    def failed(self, error: BaseException) -> None:
-        """Tell that the request ended with ``error``."""
+    def failed(self, error: BaseException, waits: bool) -> None:
+        """Tell that the request ended with ``error``; ``waits``: as `Observers.follow`."""
         if isinstance(error, AcquireTimeout):
-            self.withdrawn("timeout", error)
+            self.withdrawn(*(("timeout", error) if waits else ("taken", None)))
         elif isinstance(error, Exception):
             self.withdrawn("error", error)
         else:  # GeneratorExit: its coroutine was closed; KeyboardInterrupt, SystemExit: they end the task, too
@@ -110,7 +111,7 @@ class Observation:
         waited, self._since = time - self._since, time
         contended = grant.queued or (handed_over and self.waits)
         self._grant = ref(grant, self._collected)
-        self._event, grant.ended = grant.ended, self
+        self._event, grant.ended, grant.observation = grant.ended, self, self
         self._observers.open[self.request] = self
         if handed_over:
             self._tell(HandedOver, time)
@@ -163,6 +164,10 @@ class Observers:
         self.open: dict[int, Observation] = {}
         """Observations whose leases have not ended."""
 
+    def pattern_of_all(self, names: Iterable[str]) -> str:
+        """Return the patterns of ``names``, each once."""
+        return ", ".join(dict.fromkeys(map(self.pattern, names)))
+
     def pattern(self, name: str) -> str:
         """Return the pattern of ``name``, as `Event.pattern` says."""
         for attached in self.attached:
@@ -172,14 +177,23 @@ class Observers:
         return f"{begin}:*" if colon else name
 
     async def follow(
-        self, kind: str, name: str, granting: Callable[[Observation], Awaitable[G | None]], pattern: str = ""
+        self,
+        kind: str,
+        name: str,
+        granting: Callable[[Observation], Awaitable[G | None]],
+        pattern: str = "",
+        *,
+        waits: bool = True,
     ) -> G | None:
-        """Await what ``granting`` returns, and tell the observers what becomes of this request."""
+        """Await what ``granting`` returns, and tell the observers what becomes of this request.
+
+        ``waits``: whether it waits for other holders, so that an AcquireTimeout says that its time was up.
+        """
         observation = Observation(self, kind, name, pattern)
         try:
             grant = await granting(observation)
         except BaseException as error:
-            observation.failed(error)
+            observation.failed(error, waits)
             raise
         if grant is None:
             observation.withdrawn("taken")
@@ -187,22 +201,22 @@ class Observers:
             observation.granted(grant)
         return grant
 
-    def _tell(self, event: Callable[..., Event], **facts: object) -> None:
-        told = event(kind="", name="", pattern="", server=self.server, time=now(), request=0, **facts)
+    def _tell(self, event: Callable[..., Event], server: str, **facts: object) -> None:
+        told = event(kind="", name="", pattern="", server=server, time=now(), request=0, **facts)
         for attached in self.attached:
             attached._take(told)
 
     def stalled(self, seconds: float) -> None:
         """Tell that the event loop ran nothing for ``seconds``."""
-        self._tell(Stalled, seconds=seconds)
+        self._tell(Stalled, self.server, seconds=seconds)
 
-    def connection_lost(self) -> None:
-        """Tell that a connection was lost."""
-        self._tell(ConnectionLost)
+    def connection_lost(self, server: str) -> None:
+        """Tell that the connection to ``server`` was lost."""
+        self._tell(ConnectionLost, server)
 
-    def connection_restored(self, after: float, rechecked: int) -> None:
-        """Tell that there is a connection again."""
-        self._tell(ConnectionRestored, after=after, rechecked=rechecked)
+    def connection_restored(self, server: str, after: float, rechecked: int) -> None:
+        """Tell that there is a connection to ``server`` again."""
+        self._tell(ConnectionRestored, server, after=after, rechecked=rechecked)
 
     def close(self) -> None:
         """Tell the end of all leases that have none: the hub is closed, and looks after them no more."""
@@ -213,8 +227,3 @@ class Observers:
         """Tell nothing any more: this is a forked child, and what is open is the parent's."""
         self.open.clear()
         self.attached = ()
-
-
-def observation_of(ended: Ended | None) -> Observation | None:
-    """Return the observation of a grant that has this ``ended``, if it is observed."""
-    return ended if isinstance(ended, Observation) else None

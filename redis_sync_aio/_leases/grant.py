@@ -28,13 +28,11 @@ from .._core.keys import Keys
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext, copy_error
 from .loss import Cause, cause_of
 from .tasks import TaskRef, ended
-from .terms import HELD, RELEASED, Ended, IdentityReleases, LeaseState, Terms
+from .terms import ENDLESS, HELD, RELEASED, Ended, IdentityReleases, LeaseState, Terms
 
 if TYPE_CHECKING:
     from .._client.resp import Argument, Reply
-
-
-_ENDLESS = math.inf  # a name of this module is found sooner, and each grant needs it
+    from .._core.observers import Observation
 
 
 class LeaseManager(Protocol):
@@ -119,6 +117,8 @@ class Grant:
     """Whether its request had to wait for another holder."""
     handed_over = False
     """Whether another task of this process had what it stands for, and no command was sent for it."""
+    observation: Observation | None = None
+    """What is observed of its request, if that is."""
     ended: Ended | None = None
     """Set when it has ended; exists once a task waits for that, or its request is observed."""
 
@@ -140,13 +140,13 @@ class Grant:
         self.fence = fence
         self.deadline: float = deadline  # local clock
         self.period: float = period  # seconds granted by the latest answer
-        self.since: float = deadline - period if period < _ENDLESS else now()  # local clock
+        self.since: float = deadline - period if period < ENDLESS else now()  # local clock
         self.ttl_ms: int = terms.ttl_ms
         self.weight: int = terms.weight or 1
         self.auto_renew: bool = terms.auto_renew
         # Nothing is renewed without an end, also if an identity joins a lease that has none.
-        self.renew_at: float = deadline - period * 2 / 3 if terms.auto_renew and period < _ENDLESS else deadline
-        self.hold_limit: float = _ENDLESS
+        self.renew_at: float = deadline - period * 2 / 3 if terms.auto_renew and period < ENDLESS else deadline
+        self.hold_limit: float = ENDLESS
         if terms.max_hold is not None:
             self.hold_limit = self.since + terms.max_hold
             self.deadline = min(deadline, self.hold_limit)
@@ -249,6 +249,11 @@ class Grant:
         if self.group is not None:
             return self.state is HELD and any(lease.bars(task) for lease in self.group.shares)
         return self.state is HELD and self.body == task and self.on_loss is not None
+
+    def observed(self) -> Observation | None:
+        """Return what is observed of its request, or of the first one that stands on it."""
+        shares = () if self.group is None else self.group.shares
+        return self.observation or next((share.observation for share in shares if share.observation), None)
 
     async def alone(self, timeout: float | None) -> bool:
         """Wait until no other task of this process uses its permit; return whether that is so in time."""

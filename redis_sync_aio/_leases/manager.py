@@ -48,6 +48,7 @@ class GrantManager:
         keeps: Callable[[Grant], bool],
         loosen: Callable[[Grant], bool],
         check_context: Callable[[], None],
+        stalled: Callable[[float], None],
         client: Client,
         retry_for: float,
         response_timeout: float,
@@ -70,7 +71,7 @@ class GrantManager:
         self._tick_at = math.inf  # local clock
         self._late = 0.0
         self._asleep = now() - self.loop.time()  # so far; the clock of the loop stands still meanwhile
-        self._stalls = Stalls()
+        self._stalls = Stalls(stalled)
         self._schedule = Schedule()
         self.dismiss: Callable[[Grant], None] = self._schedule.leave
         """Stop looking at a grant."""
@@ -156,6 +157,8 @@ class GrantManager:
         if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
             if self._late > lease.period / 3:
                 logs.renewal_late(lease.name, self._late, lease.remaining(), lease.period, lease.claim)
+                if (observation := lease.observed()) is not None:
+                    observation.renewed_late(self._late, lease.remaining())
             if self._loosen(lease):
                 self._enter(lease, time, 0.0)  # if nothing refers to it, it is gone by then
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ class LeaseState(Enum):
     LOST = "lost"
 
 
+ENDLESS = math.inf  # a name of a module is found sooner than its attribute, and each grant needs it
 HELD, RELEASED = LeaseState.HELD, LeaseState.RELEASED
 
 

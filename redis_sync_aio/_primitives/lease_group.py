@@ -48,6 +48,11 @@ class GroupGrant(Grant):
         super().__init__(group, first.keys, group.token, group.fence, group.deadline(), period, terms)
         self.acquirer: TaskRef | None = current_ref()
 
+    @property
+    def queued(self) -> bool:  # type: ignore[override]
+        """Whether one of the requests below had to wait for another holder."""
+        return any(member.queued for member in self.lease_group.members)
+
     def remaining(self) -> float:
         """Return the seconds for which it is certainly valid: 0.0 when it is not, inf without a ttl."""
         self.deadline: float = self.lease_group.deadline()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from .._acquire.acquisition import acquire
 from .._acquire.request import Request
@@ -20,6 +21,7 @@ from .._scripts.constants import WRITER_WEIGHT, Outcome, Released
 from .._transport.call import Call
 from ..errors import AcquireTimeout, NotHeld, SyncError, WouldDeadlock
 from .base import PermitPrimitive
+from .followed import followed
 
 
 class Upgrader:
@@ -34,24 +36,30 @@ class Upgrader:
         limit, lease = timeout_seconds(timeout), grant_of(reader)
 
         async def enter() -> Lease:
-            self._check(lease, 1, "reader")
-            permit = lease.permit
-            self._check_alone(lease, permit)
-            permit.upgrader, lease.above = lease, None
-            try:
-                upgraded = await self._acquire(lease, limit)
-            except BaseException:
-                permit.upgrader = None
-                raise
-            # They have one permit. It ends with the reader's lease, and renewals of the writer are the reader's, too.
-            self._read._at_work().manager.renewals.put_above(lease, upgraded)
-            if lease.is_lost() or lease.state is not HELD:  # in the same turn of the loop as the grant
-                upgraded.give_back()
-                self._check(lease, 1, "reader")
-            lease.fence = upgraded.fence  # it goes on to read what is written now
+            hub, upgrading = self._read._at_work(), partial(self._upgraded, lease, limit)
+            upgraded = await followed(hub, "write", (lease.name,), upgrading, waits=limit != 0)
+            assert upgraded is not None  # else it raised
             return Lease(upgraded)
 
         return Hold(enter, self._on_lost)
+
+    async def _upgraded(self, lease: Grant, limit: float | None) -> UpgradedGrant:
+        self._check(lease, 1, "reader")
+        permit = lease.permit
+        self._check_alone(lease, permit)
+        permit.upgrader, lease.above = lease, None
+        try:
+            upgraded = await self._acquire(lease, limit)
+        except BaseException:
+            permit.upgrader = None
+            raise
+        # They have one permit. It ends with the reader's lease, and renewals of the writer are the reader's, too.
+        self._read._at_work().manager.renewals.put_above(lease, upgraded)
+        if lease.is_lost() or lease.state is not HELD:  # in the same turn of the loop as the grant
+            upgraded.give_back()
+            self._check(lease, 1, "reader")
+        lease.fence = upgraded.fence  # it goes on to read what is written now
+        return upgraded
 
     def _check_alone(self, lease: Grant, permit: Grant) -> None:
         """Raise WouldDeadlock if the permit is upgraded: the release of one writer would turn both into readers."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from threading import get_ident
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import ReferenceType, ref
 
 from .._acquire.request import Request
@@ -25,6 +25,9 @@ from .._leases.manager import GrantManager
 from .._leases.terms import HELD, RELEASED, LeaseState
 from .._scripts.constants import FENCE_RANGE
 from ..errors import LossReason
+
+if TYPE_CHECKING:
+    from .._core.observers import Observation
 
 Task: TypeAlias = asyncio.Task[object]
 
@@ -135,6 +138,10 @@ class ProcessGrant(Grant):
         if not self._loose:
             return self.shares
         return [*self.shares, *(share for reference in self._loose if (share := reference()) is not None)]
+
+    def observed(self) -> Observation | None:
+        """Return what is observed of the first request that has a part of it."""
+        return next((share.observation for share in self.shares if share.observation), None)
 
     def loosen(self) -> None:
         """Leave the parts whose task has ended to those who refer to them. No other task joins them."""

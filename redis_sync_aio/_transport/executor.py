@@ -77,8 +77,14 @@ class LinkOwner(Protocol):
     def link_pushed(self, payload: bytes) -> None:
         """Take a message that was published to the inbox."""
 
-    def link_up(self, concerns: Callable[[Keys], bool]) -> None:
-        """Check all leases and requests that ``concerns`` selects: there is a new connection."""
+    def link_lost(self, server: str) -> None:
+        """Note that the connection to ``server`` was lost."""
+
+    def link_up(self, concerns: Callable[[Keys], bool], server: str, after: float | None) -> None:
+        """Check all leases and requests that ``concerns`` selects: there is a new connection, to ``server``.
+
+        ``after``: for how many seconds there was none since one was lost.
+        """
 
     def link_moved(self) -> None:
         """Check which requests have another server now: hash slots have moved."""

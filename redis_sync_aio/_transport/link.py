@@ -57,6 +57,7 @@ class Link:
         self._converse: Converse = lambda call: converse(call, LocalInbox(self._handshake.inbox, owner.link_pushed))
         self._no_scripts = ""  # the error reply that refused scripts
         self._connection: Connection | None = None
+        self._lost_at: float | None = None  # local clock
         self._connector = Connector(client, self._handshake, connect_timeout, self)
         self._queue = CallQueue(self._send_again, self._send_behind, lambda connection: connection is self._connection)
         self._deferred = self._queue.deferred
@@ -192,7 +193,9 @@ class Link:
         """Use ``connection`` from now on."""
         self._connection = connection
         # Before anything is sent: each lease and each request checks whether it is still what it was.
-        self._owner.link_up(self.concerns)
+        lost_at, self._lost_at = self._lost_at, None
+        after = None if lost_at is None else now() - lost_at
+        self._owner.link_up(self.concerns, self._connector.outage.server(), after)
         self._queue.send_unsent(connection)
 
     def attempt_failed(self) -> None:
@@ -234,6 +237,9 @@ class Link:
         self._put_back(connection)
         if connection.closed_by_client:
             self._owner.link_client_closed()
+        else:
+            self._lost_at = now()
+            self._owner.link_lost(self._connector.outage.server())
         # After the caller has closed the client, only what gives something back may connect again.
         if self._queue.unsent or (not connection.closed_by_client and self.needed()):
             self.connect()

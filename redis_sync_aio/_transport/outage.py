@@ -37,17 +37,18 @@ class Outage:
         self._refused_at = float("-inf")
         self._logged: type[Exception] | None = None  # the latest unexpected error that was logged
 
-    def _server(self) -> str:
+    def server(self) -> str:
+        """Return the address of the newest connection, or of the client."""
         host, port = self.leads_to
         return address_of(self._client) if host is None else f"{host}:{port}"
 
     def dropped(self, why: str) -> None:
         """Note that the link gives up its connection; ``why`` may be the error reply of a replica."""
         if error_code(why) != "READONLY":
-            logs.connection_dropped(self._server(), why)
+            logs.connection_dropped(self.server(), why)
             return
         if now() - self._refused_at > QUIET:
-            logs.read_only(self._server(), why.rstrip("."))
+            logs.read_only(self.server(), why.rstrip("."))
         self._refused_at = now()
 
     def begin(self) -> None:
@@ -61,16 +62,16 @@ class Outage:
             return
         self._warned = True
         reason = "no answer yet" if why is None else f"{type(why).__name__}: {why}".rstrip(".")
-        logs.connection_lost(self._server(), now() - self._since, reason)
+        logs.connection_lost(self.server(), now() - self._since, reason)
 
     def failed(self, error: Exception, timeout: float) -> Exception:
         """Log an unexpected error of an attempt to connect; return it, with a message where redis-py has none."""
         message = str(error)
         if not isinstance(error, EXPECTED) and type(error) is not self._logged:
             self._logged = type(error)
-            logs.connecting_failed(self._server(), error)
+            logs.connecting_failed(self.server(), error)
         if isinstance(error, TimeoutError) and not message:
-            message = f"no connection to {self._server()} within {timeout:g} seconds" + self._tls_hint()
+            message = f"no connection to {self.server()} within {timeout:g} seconds" + self._tls_hint()
         elif "WRONG_VERSION_NUMBER" in message or "record layer failure" in message:
             message += self._tls_hint()
         else:
@@ -83,7 +84,7 @@ class Outage:
         """Return the likely reason why the first connection takes long to open; None if it is not known."""
         if not uses_tls(self._client) or self._since is None or now() - self._since < SILENT:
             return None
-        return redis.exceptions.ConnectionError(f"no TLS handshake with {self._server()} yet{self._tls_hint()}")
+        return redis.exceptions.ConnectionError(f"no TLS handshake with {self.server()} yet{self._tls_hint()}")
 
     def _tls_hint(self) -> str:
         return "; if that is a port without TLS, use redis:// instead of rediss://" if uses_tls(self._client) else ""
@@ -96,5 +97,5 @@ class Outage:
     def end(self) -> None:
         """Note that there is a connection; log that if a warning was logged."""
         if (self._warned or self._logged) and self._since is not None:
-            logs.connection_back(self._server(), now() - self._since)
+            logs.connection_back(self.server(), now() - self._since)
         self._since, self._warned, self._logged = None, False, None

@@ -31,9 +31,13 @@ class WeakOwner:
         if (owner := self._owner()) is not None:
             owner.link_pushed(payload)
 
-    def link_up(self, concerns: Callable[[Keys], bool]) -> None:
+    def link_lost(self, server: str) -> None:
         if (owner := self._owner()) is not None:
-            owner.link_up(concerns)
+            owner.link_lost(server)
+
+    def link_up(self, concerns: Callable[[Keys], bool], server: str, after: float | None) -> None:
+        if (owner := self._owner()) is not None:
+            owner.link_up(concerns, server, after)
 
     def link_moved(self) -> None:
         if (owner := self._owner()) is not None:

@@ -1,0 +1,105 @@
+"""The balance of requests: each has one end, whatever was cancelled, cut off, refused or closed meanwhile.
+
+Most tests run with a `Ledger` that observes all coordinators, and fail if its books do not balance after the last
+fixture. Some run without an observer, since that takes other paths through the package.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Generator
+
+import pytest
+
+from redis_sync_aio.instrumentation import (
+    Attached,
+    Event,
+    Granted,
+    Lost,
+    Released,
+    RenewedLate,
+    Requested,
+    Withdrawn,
+    observe_all,
+)
+
+ALWAYS = ("tests/conformance/", "tests/faults/", "tests/recovery/", "tests/cluster/")
+"""Folders whose tests are all observed, but half of those of kinds that share; of the others half are."""
+
+
+class Ledger:
+    """Books of all requests: what is open, and what must not have happened."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Event] = {}
+        self._held: dict[int, Event] = {}
+        self._ended = 0
+        self.wrong: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take an event; note it as wrong if it is not the next one of its request."""
+        request = event.request
+        if isinstance(event, Requested):
+            self._expect(request not in self._waiting and request not in self._held, event)
+            self._waiting[request] = event
+        elif isinstance(event, Granted):
+            self._expect(self._waiting.pop(request, None) is not None, event)
+            self._held[request] = event
+        elif isinstance(event, Withdrawn):
+            self._expect(self._waiting.pop(request, None) is not None, event)
+            self._ended += 1
+        elif isinstance(event, (Released, Lost)):
+            self._expect(self._held.pop(request, None) is not None, event)
+            self._ended += 1
+        elif isinstance(event, RenewedLate):
+            self._expect(request in self._held, event)
+
+    def _expect(self, right: bool, event: Event) -> None:
+        if not right:
+            self.wrong.append(f"out of turn: {event}")
+
+    def check(self) -> None:
+        """Fail unless every request has had one end."""
+        unended = [f"no end: {event}" for event in (*self._waiting.values(), *self._held.values())]
+        assert not self.wrong + unended, "\n" + "\n".join(self.wrong + unended)
+
+    def abandon(self) -> None:
+        """Let requests be open: their process, or their event loop, ends without a word."""
+        self._waiting.clear()
+        self._held.clear()
+
+
+def observed(nodeid: str) -> bool:
+    """Return whether a test runs with an observer; always the same for the same test."""
+    if nodeid.startswith(ALWAYS) and "shar" not in nodeid and "linger" not in nodeid:
+        return True
+    return zlib.crc32(nodeid.encode()) % 2 == 0
+
+
+class Books:
+    """A pytest plugin: a ledger for each test that is observed."""
+
+    def __init__(self) -> None:
+        self._open: tuple[int, Ledger, Attached] | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Observe before the first fixture makes anything."""
+        if observed(item.nodeid) and item.get_closest_marker("unobserved") is None:
+            ledger = Ledger()
+            self._open = os.getpid(), ledger, observe_all(ledger)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        """Check the balance after the last fixture has ended what it made."""
+        try:
+            return (yield)
+        finally:
+            if self._open is not None:
+                process, ledger, attached = self._open
+                self._open = None
+                attached.close()
+                if process == os.getpid():
+                    ledger.check()
