@@ -19,7 +19,6 @@ What else differs stands in docs/compat.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import threading
 from collections.abc import Awaitable
@@ -39,6 +38,7 @@ from ._acquire.request import Request
 from ._client.error_replies import redis_errors
 from ._client.resp import Reply
 from ._client.settings import Client, check_client, encode
+from ._core import logs
 from ._core.arguments import real_seconds, ttl_ms
 from ._core.cancellation import give_up_on, leaving, patience_of, redeliver_cancellation
 from ._core.clock import now
@@ -51,8 +51,6 @@ from ._transport.call import Call
 from .errors import SyncError, Unreachable
 
 __all__ = ["Lock"]
-
-logger: logging.Logger = logging.getLogger("redis_sync_aio")
 
 GAP_MS, LOOK_EVERY = 150, 1.0
 """Milliseconds for which a busy lock is left free for stock locks that poll; seconds between two looks of waiters."""
@@ -155,7 +153,7 @@ class Lock(RedisLock):
             give_up_on(text(self._keys.name), error)
         except (RedisError, SyncError) as failure:
             if isinstance(failure, LockError) and not self.raise_on_release_error:
-                logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+                logs.not_owned_at_exit()
             elif error is None:
                 raise
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Protocol
 
 from ..errors import LeaseLost
 
@@ -25,8 +26,18 @@ def _warn(event: str, message: str, **facts: object) -> None:
 # -- leases ------------------------------------------------------------------------------------------------
 
 
-def lease_lost(loss: LeaseLost, tasks: int = 1) -> None:
-    """Log a lease that was lost; ``tasks``: how many had it.
+class Observed(Protocol):
+    """What is observed of a request."""
+
+    request: int
+
+
+def _request(observed: Observed | None) -> int | None:
+    return None if observed is None else observed.request
+
+
+def lease_lost(loss: LeaseLost, observed: Observed | None, tasks: int = 1) -> None:
+    """Log a lease that was lost, with the request that is ``observed``; ``tasks``: how many had it.
 
     That this process closed its own coordinator is no warning: it is how most programs end.
     """
@@ -41,6 +52,7 @@ def lease_lost(loss: LeaseLost, tasks: int = 1) -> None:
         held_for=loss.held_for,
         stalled=loss.stalled,
         tasks=tasks,
+        request=_request(observed),
     )
 
 
@@ -54,7 +66,7 @@ def lease_forgotten(lock: str, fence: int, ttl: float) -> str:
     return message
 
 
-def renewal_late(lock: str, late: float, left: float, period: float, claim: float) -> None:
+def renewal_late(lock: str, late: float, left: float, period: float, claim: float, observed: Observed | None) -> None:
     """Log a renewal that the event loop sent late, and that came in time all the same. ``claim``: as `LeaseLost`."""
     advice = "raise Coordinator(claim=): it was just handed over" if claim else "give the lock a longer ttl"
     _warn(
@@ -66,6 +78,7 @@ def renewal_late(lock: str, late: float, left: float, period: float, claim: floa
         left=left,
         period=period,
         claim=claim,
+        request=_request(observed),
     )
 
 
@@ -114,6 +127,11 @@ def fence_ahead(lock: str, server: int, servers: int, seconds: float) -> None:
         servers=servers,
         seconds=seconds,
     )
+
+
+def not_owned_at_exit() -> None:
+    """Log, in the words of redis-py, that a lock was lost before the end of its body."""
+    _warn("not_owned_at_exit", "Lock was unlocked or no longer owned when exiting context manager.")
 
 
 # -- connections -------------------------------------------------------------------------------------------

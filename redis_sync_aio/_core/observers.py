@@ -60,6 +60,8 @@ class ObservedGrant(Protocol):
     def queued(self) -> bool: ...
     @property
     def handed_over(self) -> bool: ...
+    @property
+    def outlives(self) -> bool: ...
 
 
 G = TypeVar("G", bound=ObservedGrant)
@@ -147,6 +149,12 @@ class Observation:
         else:
             self._tell(Lost, time, reason=reason, held=held)
 
+    def hub_closed(self) -> None:
+        """Tell that the lease was lost with its hub, unless it may still be held on other servers."""
+        grant = None if self._grant is None else self._grant()
+        if grant is None or not grant.outlives:
+            self.end("closed")
+
     def _collected(self, grant: ReferenceType[ObservedGrant]) -> None:
         """Tell, in the event loop, that the grant was forgotten; the garbage collector runs in any thread."""
         if self.request in self._observers.open:
@@ -221,7 +229,7 @@ class Observers:
     def close(self) -> None:
         """Tell the end of all leases that have none: the hub is closed, and looks after them no more."""
         for observation in list(self.open.values()):
-            observation.end("closed")
+            observation.hub_closed()
 
     def leave_to_parent(self) -> None:
         """Tell nothing any more: this is a forked child, and what is open is the parent's."""

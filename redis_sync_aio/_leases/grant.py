@@ -119,6 +119,8 @@ class Grant:
     """Whether another task of this process had what it stands for, and no command was sent for it."""
     observation: Observation | None = None
     """What is observed of its request, if that is."""
+    outlives = False
+    """Whether it may be held after its coordinator was closed: on other servers."""
     ended: Ended | None = None
     """Set when it has ended; exists once a task waits for that, or its request is observed."""
 
@@ -173,11 +175,6 @@ class Grant:
             self.manager.check_context()
         except WrongContext as error:
             raise error.about(f"the lease on {self.name!r}") from None
-
-    @property
-    def response_timeout(self) -> float:
-        """Seconds to wait for an answer."""
-        return self.manager.response_timeout
 
     def remaining(self) -> float:
         """Return for how many seconds the lease is certainly valid; 0.0 when it is not, inf without a ttl."""
@@ -235,7 +232,7 @@ class Grant:
         if self.body is not None and self.reason is None and self.body() is not asyncio.current_task():
             self.reason = "released"
             self.cause = cause_of(self, "released")
-            logs.lease_lost(self.lost_as())
+            logs.lease_lost(self.lost_as(), self.observed())
             self._notify_lost()
 
     def ownerless(self) -> bool:
@@ -386,8 +383,8 @@ class Grant:
         held_before = 0.0 if since is None else self.since - since
         return cause.error(self.name, self.fence if fence is None else fence, held_before, given_back, servers)
 
-    def _report_loss(self) -> None:
-        logs.lease_lost(self.lost_as())
+    def _report_loss(self, tasks: int = 1) -> None:
+        logs.lease_lost(self.lost_as(), self.observed(), tasks)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.described()}>"

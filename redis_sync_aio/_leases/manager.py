@@ -156,14 +156,19 @@ class GrantManager:
             return
         if not lease.upgraded and not lease.renewing and time >= lease.renew_at - min(MAX_SLACK, lease.period / 8):
             if self._late > lease.period / 3:
-                logs.renewal_late(lease.name, self._late, lease.remaining(), lease.period, lease.claim)
-                if (observation := lease.observed()) is not None:
-                    observation.renewed_late(self._late, lease.remaining())
+                self._report_late(lease)
             if self._loosen(lease):
                 self._enter(lease, time, 0.0)  # if nothing refers to it, it is gone by then
                 return
             self.renewals.renew_if_due(lease)
         self.keep(lease)
+
+    def _report_late(self, lease: Grant) -> None:
+        """Tell the log, and observers, that ``lease`` is renewed late."""
+        left, observation = lease.remaining(), lease.observed()
+        logs.renewal_late(lease.name, self._late, left, lease.period, lease.claim, observation)
+        if observation is not None:
+            observation.renewed_late(self._late, left)
 
     def _enter_put_off(self) -> Iterator[None]:
         while self._schedule.put_off:

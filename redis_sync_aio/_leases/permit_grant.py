@@ -44,6 +44,6 @@ class UpgradedGrant(Grant):
         """Return what its release says: which upgrade it ends."""
         return (self.attempt,)
 
-    def _report_loss(self) -> None:
+    def _report_loss(self, tasks: int = 1) -> None:
         if self._reader is None or self._reader.reason is None:  # else the loss of the reader is reported
-            super()._report_loss()
+            super()._report_loss(tasks)

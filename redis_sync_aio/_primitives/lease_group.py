@@ -104,7 +104,7 @@ class LeaseGroup:
         self.members: tuple[Grant, ...] = members
         self.shares: list[GroupGrant] = []
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.response_timeout: float = members[0].response_timeout
+        self.response_timeout: float = members[0].manager.response_timeout
         self.asked_response_timeout: float | None = members[0].manager.asked_response_timeout
         self.exit_timeout: float = members[0].manager.exit_timeout
         self.retry_for: float = members[0].manager.retry_for

@@ -94,9 +94,10 @@ class RedlockGrant(GroupGrant):
 
     lease_group: QuorumGroup
     reports_loss = True
+    outlives = True
 
-    def _report_loss(self) -> None:
-        logs.lease_lost(self.lease_group.loss())
+    def _report_loss(self, tasks: int = 1) -> None:
+        logs.lease_lost(self.lease_group.loss(), self.observed(), tasks)
 
 
 class Majority:

@@ -143,7 +143,7 @@ async def adopting(granting: Awaitable[Grant | None], resource: Resource, timeou
     assert isinstance(lease, RobustGrant)  # the request asked for one
     record = lease.record = WorkRecord(resource.hub.manager)
     try:
-        await record.adopt(lease, max(ends, now() + lease.response_timeout))
+        await record.adopt(lease, max(ends, now() + lease.manager.response_timeout))
     except BaseException:
         undo_in(resource.hub.loop, partial(_not_adopted, resource, lease, record))
         raise

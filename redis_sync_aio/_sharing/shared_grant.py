@@ -16,7 +16,6 @@ from weakref import ReferenceType, ref
 from .._acquire.request import Request
 from .._acquire.resource import Resource
 from .._client.resp import Argument, Reply
-from .._core import logs
 from .._core.clock import now
 from .._core.keys import Keys
 from .._leases.forgotten import weakly
@@ -193,9 +192,9 @@ class ProcessGrant(Grant):
         if was_held and self.number:  # else no task needed it any more when it was granted, and it has no cohort
             self.cohort.lost(self)
 
-    def _report_loss(self) -> None:
+    def _report_loss(self, tasks: int = 1) -> None:
         if self.shares:  # else no task had it
-            logs.lease_lost(self.lost_as(), tasks=len(self.shares))
+            super()._report_loss(len(self.shares))
 
     def on_contention(self) -> None:
         """Stop handing on, after a while, what this process holds of the name: others wait for it."""
@@ -309,9 +308,9 @@ class TaskGrant(Grant):
         if self.state is HELD:
             self.lose("expired")
 
-    def _report_loss(self) -> None:
+    def _report_loss(self, tasks: int = 1) -> None:
         if self.process_grant.state is not LeaseState.LOST:  # else its loss is reported
-            super()._report_loss()
+            super()._report_loss(tasks)
 
     def committing(self, number: int) -> None:
         """Count guarded commits in flight: a grant that ends meanwhile is not handed on.

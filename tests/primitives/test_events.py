@@ -1,37 +1,509 @@
-"""Events: what observers are told of requests, leases and coordinators."""
+"""Events: what observers are told of requests, leases and coordinators. See docs/events-and-logs.md.
+
+That every request has one end is checked after most tests of the suite (`support/balance.py`).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator
-from redis_sync_aio.instrumentation import Event, Granted, Released, Requested, observe_all
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncReadWriteLock,
+    AsyncReentrantLock,
+    Coordinator,
+    CoordinatorClosed,
+    Lease,
+    LeaseLost,
+    Unreachable,
+    synchronized,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.instrumentation import (
+    ConnectionLost,
+    ConnectionRestored,
+    Event,
+    Granted,
+    Lost,
+    Released,
+    RenewedLate,
+    Requested,
+    Stalled,
+    Withdrawn,
+    observe_all,
+)
+
+from ..support.body import FAST
+from .conftest import PRIMITIVES, Make, Primitive
+
+E = TypeVar("E", bound=Event)
+everything = pytest.mark.parametrize("primitive", PRIMITIVES, ids=str)
+KINDS = {
+    "robust lock": "robust",
+    "reentrant lock": "reentrant",
+    "multi-lock": "multi",
+    "redlock": "redlock",
+    "readers": "read",
+    "writer": "write",
+}
 
 
-async def test_a_lease_is_told_from_its_request_to_its_release(redis: Redis) -> None:
-    told: list[Event] = []
-    async with Coordinator(redis, observe=told.append) as sync, sync.lock("orders:42") as lease:
+def kind_of(primitive: Primitive) -> str:
+    """What the events of a primitive call it."""
+    label = primitive.label.removeprefix("shared ").removesuffix(" by WATCH")
+    return KINDS.get(label, label)
+
+
+class Told(list[Event]):
+    """What was told, but for stalls of a busy machine."""
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, (Stalled, RenewedLate)):
+            self.append(event)
+
+    def all(self, kind: type[E]) -> list[E]:
+        return [event for event in self if isinstance(event, kind)]
+
+    def one(self, kind: type[E]) -> E:
+        (event,) = self.all(kind)
+        return event
+
+    @property
+    def names(self) -> list[str]:
+        return [type(event).__name__ for event in self]
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    events = Told()
+    with observe_all(events):
+        yield events
+
+
+# -- one request, one story --------------------------------------------------------------------------------
+
+
+@everything
+async def test_a_lease_is_told_from_its_request_to_its_release(primitive: Primitive, make: Make, told: Told) -> None:
+    """Whatever it is made of: it is one request."""
+    async with make() as lease:
         fence, token = lease.fence, lease.token
-    requested, granted, released = told
-    assert isinstance(requested, Requested)
-    assert isinstance(granted, Granted)
-    assert isinstance(released, Released)
-    assert granted.fence == fence
-    assert granted.token == token
-    assert not granted.contended
-    assert {(event.kind, event.name, event.pattern) for event in told} == {("lock", "orders:42", "orders:*")}
-    assert len({event.request for event in told}) == 1
-    assert requested.time <= granted.time <= released.time
+    assert told.names == ["Requested", "Granted", "Released"]
+    granted, released = told.one(Granted), told.one(Released)
+    assert (granted.fence, granted.token, granted.contended) == (fence, token, False)
+    assert {event.kind for event in told} == {kind_of(primitive)}
+    assert {event.name for event in told} == {lease.name}
+    assert len({event.request for event in told}) == len({event.server for event in told}) == 1
+    assert told[0].time <= told[1].time <= told[2].time
+    assert granted.waited == pytest.approx(told[1].time - told[0].time)
+    assert released.held == pytest.approx(told[2].time - told[1].time)
+
+
+@pytest.mark.parametrize("primitive", [one for one in PRIMITIVES if kind_of(one) not in ("read", "redlock")], ids=str)
+async def test_a_wait_is_told_as_contended(primitive: Primitive, make: Make, told: Told, sync: Coordinator) -> None:
+    """A Redlock is left out: it waits by requests of its own, and may find all servers free."""
+    holders = [await make().acquire() for _ in range(1 if primitive.alone else 4)]
+    told.clear()
+    waiter = asyncio.create_task(make().acquire())  # a task of its own: a reentrant lock belongs to a task
+    await wait_until(lambda: _waiting(sync, primitive, make), FAST, timeout=30)
+    assert told.names == ["Requested"]
+    for lease in holders:
+        await lease.release()
+    await (await waiter).release()
+    granted = told.one(Granted)
+    assert granted.request == told[0].request
+    assert granted.contended
+    assert granted.waited > 0
+    assert told.names.count("HandedOver") == ("shared" in primitive.label)
+    assert told.names.count("Released") == len(holders) + 1
+
+
+async def _waiting(sync: Coordinator, primitive: Primitive, make: Make) -> bool:
+    sides = kind_of(primitive) in ("read", "write")
+    found = await (sync.read_write_lock("it") if sides else make()).statistics()
+    return any(one.waiters for one in (found.values() if isinstance(found, dict) else [found]))
+
+
+@everything
+@pytest.mark.parametrize("how", ["timeout", "cancelled", "taken", "closed"])
+async def test_a_request_without_a_lease_is_withdrawn(
+    primitive: Primitive, make: Make, told: Told, sync: Coordinator, how: str
+) -> None:
+    number = 1 if primitive.alone else 4
+    if kind_of(primitive) == "read":
+        blocker: Any = sync.read_write_lock("it").write()
+        number = 1
+    else:
+        blocker = make()
+
+    async def hold() -> list[Lease]:  # in a task that lives on: a reentrant lock belongs to a task
+        return [await blocker.acquire() for _ in range(number)]
+
+    held = await asyncio.create_task(hold())
+    told.clear()
+    with suppress(AcquireTimeout, asyncio.CancelledError, CoordinatorClosed):
+        if how == "taken":
+            assert await make().try_acquire() is None
+        elif how == "timeout":
+            await make().acquire(timeout=0.1)
+        else:
+            task = asyncio.create_task(make().acquire())
+            await wait_until(lambda: "Requested" in told.names, FAST, timeout=30)
+            if how == "cancelled":
+                task.cancel()
+            else:
+                await sync.close()
+            await task
+    withdrawn = told.one(Withdrawn)
+    assert told.one(Requested).request == withdrawn.request
+    assert withdrawn.outcome == ("error" if how == "closed" else how)
+    assert withdrawn.waited == pytest.approx(withdrawn.time - told.one(Requested).time)
+    expected = {"timeout": AcquireTimeout, "closed": CoordinatorClosed}.get(how, type(None))
+    assert isinstance(withdrawn.error, expected)
+    assert told.all(Granted) == []
+    for lease in held:
+        with suppress(LeaseLost, CoordinatorClosed):
+            await lease.release()
+
+
+async def test_a_server_that_is_gone_withdraws_a_request_and_loses_a_lease(told: Told) -> None:
+    with EmbeddedServer(port=0) as server:
+        address = f"127.0.0.1:{server.port}"
+        async with server.client() as client, Coordinator(client, retry_for=0.3, response_timeout=0.3) as sync:
+            lease = await sync.lock("held", ttl=1).acquire()
+            server.kill()
+            with pytest.raises(Unreachable):
+                await sync.lock("asked").acquire()
+            await lease.lost.wait()
+    withdrawn, lost = told.one(Withdrawn), told.one(Lost)
+    assert (withdrawn.name, withdrawn.outcome) == ("asked", "error")
+    assert isinstance(withdrawn.error, Unreachable)
+    assert lost.name == "held"
+    assert lost.reason in ("unreachable", "late")  # late: if this machine stood still meanwhile
+    assert told.one(ConnectionLost).server == address
+
+
+# -- losses ------------------------------------------------------------------------------------------------
+
+
+@everything
+async def test_a_lost_lease_is_told_once_and_is_not_released(
+    primitive: Primitive, make: Make, told: Told, redis: Redis
+) -> None:
+    """Its keys are deleted: the next renewal finds out. (A Redlock outlives that on one server.)"""
+    if primitive.servers > 1:
+        pytest.skip("one server of three may forget it")
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with make(ttl=0.9):
+            await redis.flushall()
+            await asyncio.sleep(60)
+    assert told.names == ["Requested", "Granted", "Lost"]
+    assert told.one(Lost).reason in ("expired", "late")  # late: if this machine stood still meanwhile
+    assert told.one(Lost).held == pytest.approx(told[2].time - told[1].time)
+
+
+@everything
+async def test_a_lease_is_lost_when_its_coordinator_is_closed(
+    primitive: Primitive, make: Make, told: Told, sync: Coordinator
+) -> None:
+    lease = await make(auto_renew=False).acquire()
+    await sync.close()
+    if primitive.servers > 1:
+        await lease.release()  # two of its servers have it
+        assert told.names == ["Requested", "Granted", "Released"]
+    else:
+        assert told.names == ["Requested", "Granted", "Lost"]
+        assert told.one(Lost).reason == "closed"
+
+
+@everything
+async def test_a_forgotten_lease_is_told_as_lost(primitive: Primitive, make: Make, told: Told) -> None:
+    """Its observation does not keep it alive, and is told when it is collected."""
+
+    async def job() -> None:
+        await make(ttl=0.9).acquire()
+
+    def collected() -> bool:
+        gc.collect()
+        return "Lost" in told.names
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        await asyncio.create_task(job())
+        await wait_until(collected, FAST, timeout=30)
+    assert told.one(Lost).reason == "forgotten"
+    assert told.names == ["Requested", "Granted", "Lost"]
+
+
+async def test_a_body_whose_lease_another_task_releases_has_lost_it(sync: Coordinator, told: Told) -> None:
+    entered: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+
+    async def body() -> None:
+        async with sync.lock("ours") as lease:
+            entered.set_result(lease)
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(body())
+    await (await entered).release()
+    with pytest.raises(LeaseLost):
+        await task
+    assert told.names == ["Requested", "Granted", "Lost"]
+    assert told.one(Lost).reason == "released"
+
+
+async def test_the_line_of_a_loss_names_the_request(
+    sync: Coordinator, redis: Redis, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "redis_sync_aio"), pytest.raises(LeaseLost):  # noqa: PT012
+        async with sync.lock("gone", ttl=0.9):
+            await redis.delete("gone")
+            await asyncio.sleep(60)
+    lines: list[Any] = [record for record in caplog.records if getattr(record, "event", "") == "lease_lost"]
+    assert [line.request for line in lines] == [told.one(Lost).request]
+    assert [line.reason for line in lines] == [told.one(Lost).reason]
+
+
+# -- what is one request -----------------------------------------------------------------------------------
+
+
+async def test_a_reentrant_lock_is_one_request_until_its_last_lease_is_released(sync: Coordinator, told: Told) -> None:
+    lock = AsyncReentrantLock(sync, "again")
+    async with lock:
+        async with lock:
+            pass
+        assert told.names == ["Requested", "Granted"]
+    assert told.names == ["Requested", "Granted", "Released"]
+
+
+async def test_an_upgrade_is_a_request_of_its_own(sync: Coordinator, told: Told) -> None:
+    rw = AsyncReadWriteLock(sync, "config")
+    async with rw.read() as reader:
+        async with rw.upgrade(reader):
+            pass
+        with pytest.raises(AcquireTimeout):
+            async with rw.read(), rw.upgrade(reader, timeout=0.1):
+                pass
+    by_kind = [(event.kind, type(event).__name__) for event in told]
+    assert [name for kind, name in by_kind if kind == "write"] == [
+        *("Requested", "Granted", "Released", "Requested", "Withdrawn"),
+    ]
+    assert by_kind[-1] == ("read", "Released")
+
+
+async def test_tasks_that_share_have_a_request_each(sync: Coordinator, told: Told) -> None:
+    """What a task gets from another one is told as handed over, and what it takes from rest as well."""
+    lock = AsyncLock(sync, "shared", share=True, linger=60)
+    first = await lock.acquire()
+    waiters = [asyncio.create_task(lock.acquire()) for _ in range(2)]
+    await wait_until(lambda: told.names.count("Requested") == 3, FAST, timeout=30)
+    await first.release()
+    for waiter in waiters:
+        await (await waiter).release()
+    async with lock:
+        pass
+    assert len({event.request for event in told}) == 4
+    assert [told.names.count(name) for name in ("Requested", "HandedOver", "Granted", "Released")] == [4, 3, 4, 4]
+    assert [event.contended for event in told.all(Granted)] == [False, True, True, False]
+
+
+# -- patterns ----------------------------------------------------------------------------------------------
+
+
+async def test_the_pattern_is_the_part_before_the_first_colon(sync: Coordinator, told: Told) -> None:
+    for name in ("orders:42", "nightly", "a:b:c", "{user:7}:x"):
+        async with sync.lock(name):
+            pass
+    async with sync.multi_lock(["account:1", "account:2", "bank"]):
+        pass
+    assert [event.pattern for event in told.all(Granted)] == [
+        *("orders:*", "nightly", "a:*", "{user:*", "account:*, bank"),
+    ]
+
+
+async def test_the_pattern_of_a_decorated_function_is_its_template(redis: Redis, told: Told) -> None:
+    @synchronized(redis, "user:{user_id}:{what}")
+    async def charge(user_id: int, what: str) -> None:
+        pass
+
+    await charge(7, what="card")
+    assert {(event.name, event.pattern) for event in told} == {("user:7:card", "user:{user_id}:{what}")}
+
+
+async def test_a_function_says_what_the_pattern_is(redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
+    """One that has no opinion, or raises, leaves it to the rule."""
+    told = Told()
+
+    def pattern_of(name: str) -> str | None:
+        if name == "wrong":
+            raise ValueError(name)
+        return "order" if name.startswith("o-") else None
+
+    async with Coordinator(redis, observe=told, pattern_of=pattern_of) as sync:
+        for name in ("o-1", "user:1", "wrong", "wrong"):
+            async with sync.lock(name):
+                pass
+    assert [event.pattern for event in told.all(Granted)] == ["order", "user:*", "wrong", "wrong"]
+    assert [getattr(record, "event", None) for record in caplog.records] == ["observer_failed"]
+
+
+# -- the coordinator ---------------------------------------------------------------------------------------
+
+
+async def test_a_blocked_loop_is_told_as_a_stall_and_a_late_renewal(redis: Redis) -> None:
+    told: list[Event] = []
+    async with Coordinator(redis, observe=told.append) as sync, sync.lock("busy", ttl=60) as lease:
+        await lease.extend(6)  # due after two seconds: it is more than two seconds late after five
+        time.sleep(5.0)  # noqa: ASYNC251
+        await wait_until(lambda: any(isinstance(event, RenewedLate) for event in told), FAST, timeout=30)
+    late = next(event for event in told if isinstance(event, RenewedLate))
+    granted = next(event for event in told if isinstance(event, Granted))
+    assert late.request == granted.request
+    assert late.lateness > 2
+    assert late.left < 6
+    assert max(event.seconds for event in told if isinstance(event, Stalled)) > 3
+
+
+async def test_a_connection_that_is_lost_and_restored(redis: Redis, sync: Coordinator, told: Told) -> None:
+    async with sync.lock("held"), sync.semaphore("also", limit=1):
+        await redis.client_kill_filter(skipme=True, _type="pubsub")
+        await wait_until(lambda: "ConnectionRestored" in told.names, FAST, timeout=30)
+    lost, restored = told.one(ConnectionLost), told.one(ConnectionRestored)
+    assert (lost.server, lost.name, lost.request) == (restored.server, "", 0)
+    assert restored.rechecked == 2
+    assert restored.after == pytest.approx(restored.time - lost.time, abs=0.5)
+
+
+# -- observers ---------------------------------------------------------------------------------------------
+
+
+async def test_an_observer_that_raises_is_logged_once_and_changes_nothing(
+    redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other observers are told all the same."""
+    told = Told()
+
+    def raises(event: Event) -> None:
+        raise RuntimeError(event.name)
+
+    async with Coordinator(redis, observe=[raises, told]) as sync:
+        for _ in range(2):
+            async with sync.lock("x"):
+                pass
+            assert await sync.lock("x").try_acquire() is not None
+            await sync.lock("x").release()
+    assert told.names == ["Requested", "Granted", "Released"] * 4
+    (record,) = caplog.records
+    assert getattr(record, "event", None) == "observer_failed"
+    assert "RuntimeError" in caplog.text
+
+
+class Stop(BaseException):
+    """Ends a program, as KeyboardInterrupt does."""
+
+
+async def test_what_ends_a_program_is_not_caught(redis: Redis) -> None:
+    def stops(event: Event) -> None:
+        if isinstance(event, Requested):
+            raise Stop
+
+    with observe_all(stops), pytest.raises(Stop):
+        await AsyncLock(redis, "x").acquire()
 
 
 async def test_all_coordinators_are_observed_those_made_before_and_implicit_ones_too(redis: Redis) -> None:
-    told: list[Event] = []
+    told = Told()
     async with Coordinator(redis) as before:
-        with observe_all(told.append):
+        with observe_all(told):
             async with before.lock("a"), AsyncLock(redis, "b"):
                 pass
         async with before.lock("c"):
             pass
-    assert [type(event).__name__ + " " + event.name for event in told] == [
+    assert [f"{type(event).__name__} {event.name}" for event in told] == [
         *("Requested a", "Granted a", "Requested b", "Granted b", "Released b", "Released a"),
     ]
+
+
+async def test_an_observer_gets_whole_stories_only(sync: Coordinator) -> None:
+    """What began before it was attached is not told, and nothing is after it was closed."""
+    told = Told()
+    early = await sync.lock("early").acquire()
+    attached = observe_all(told)
+    late = await sync.lock("late").acquire()
+    await early.release()
+    assert told.names == ["Requested", "Granted"]
+    attached.close()
+    attached.close()
+    await late.release()
+    assert told.names == ["Requested", "Granted"]
+
+
+async def test_loops_of_other_threads_are_observed(server: EmbeddedServer, told: Told) -> None:
+    """Each tells in its own thread; observers come and go meanwhile."""
+
+    async def work(number: int) -> None:
+        async with server.client() as client:
+            for turn in range(20):
+                async with AsyncLock(client, f"{number}:{turn}"):
+                    pass
+
+    threads = [asyncio.to_thread(asyncio.run, work(number)) for number in range(3)]
+    working = asyncio.gather(*threads)
+    while not working.done():
+        with observe_all(Told()):
+            await asyncio.sleep(0)
+    await working
+    for number in range(3):
+        names = [type(event).__name__ for event in told if event.pattern == f"{number}:*"]
+        assert names == ["Requested", "Granted", "Released"] * 20
+
+
+@pytest.mark.parametrize("wrong", [{"observe": 1}, {"observe": [print, "x"]}, {"observe": print, "pattern_of": "x"}])
+def test_what_is_no_observer_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        Coordinator(Redis(), **wrong)
+
+
+def test_a_pattern_without_an_observer_is_refused() -> None:
+    with pytest.raises(ValueError, match="observe="):
+        Coordinator(Redis(), pattern_of=str)
+
+
+async def run(program: str, *arguments: str) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *arguments)
+    assert await process.wait() == 0
+
+
+UNOBSERVED = """
+import asyncio, sys
+from redis.asyncio import Redis
+from redis_sync_aio import AsyncLock, AsyncMultiLock, AsyncSemaphore
+
+async def main():
+    async with Redis.from_url(sys.argv[1]) as redis:
+        shared = AsyncSemaphore(redis, "b", limit=1, share=True)
+        for lock in AsyncLock(redis, "a"), shared, AsyncMultiLock(redis, ["c"]):
+            async with lock:
+                pass
+
+asyncio.run(main())
+made = [name for name in sys.modules if name in ("redis_sync_aio._core.events", "redis_sync_aio._core.observers")]
+assert not made, made
+"""
+
+
+async def test_nothing_is_made_for_events_while_nobody_observes(server: EmbeddedServer) -> None:
+    """Not even the classes of the events are there."""
+    await run(UNOBSERVED, server.url)

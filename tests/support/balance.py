@@ -59,10 +59,13 @@ class Ledger:
         if not right:
             self.wrong.append(f"out of turn: {event}")
 
+    def found(self) -> list[str]:
+        """Return what is wrong: events out of turn, and requests without an end."""
+        return [*self.wrong, *(f"no end: {event}" for event in (*self._waiting.values(), *self._held.values()))]
+
     def check(self) -> None:
         """Fail unless every request has had one end."""
-        unended = [f"no end: {event}" for event in (*self._waiting.values(), *self._held.values())]
-        assert not self.wrong + unended, "\n" + "\n".join(self.wrong + unended)
+        assert not self.found(), "\n" + "\n".join(self.found())
 
     def abandon(self) -> None:
         """Let requests be open: their process, or their event loop, ends without a word."""

@@ -13,6 +13,7 @@ from redis_sync_aio._client.checkout import CheckedOut
 from redis_sync_aio._client.cluster import Cluster, Shard
 from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
 from redis_sync_aio._client.primary_pool import Address
+from redis_sync_aio._core import logs
 from redis_sync_aio._core.cancellation import wait_shielded
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.display import text
@@ -97,6 +98,7 @@ __all__ = [
     "link_of",
     "load",
     "lock_keys",
+    "logs",
     "majority",
     "manager",
     "now",

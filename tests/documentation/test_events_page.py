@@ -1,0 +1,76 @@
+"""The page of events and logs lists what the code has, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from redis_sync_aio import instrumentation
+from redis_sync_aio.instrumentation import Event
+
+from ..support.inside import logs
+
+PAGE = Path(__file__).parents[2] / "docs" / "events-and-logs.md"
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The cells of the first table below a heading, by what the first one names."""
+    _, _, section = PAGE.read_text("utf-8").partition(f"\n## {heading}\n")
+    table = re.search(r"^\|---.*\n((?:\|.*\n)+)", section, re.M)
+    assert table is not None
+    found = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table[1].splitlines()]
+    assert len({cells[0] for cells in found}) == len(found)
+    return {cells[0].strip("`"): cells for cells in found}
+
+
+def test_every_event_is_listed_with_its_facts() -> None:
+    base = {field.name for field in fields(Event)}
+    exported = (getattr(instrumentation, name) for name in instrumentation.__all__)
+    events = {kind.__name__: kind for kind in exported if inspect.isclass(kind) and issubclass(kind, Event)}
+    del events["Event"]
+    listed = {name: set(re.findall(r"`(\w+)`", cells[-1])) for name, cells in rows("Events").items()}
+    assert listed == {name: {field.name for field in fields(kind)} - base for name, kind in events.items()}
+    common = set(rows("Observers"))
+    assert common == base
+
+
+def lines() -> dict[str, tuple[set[str], set[str]]]:
+    """Levels and facts of every line that the package can log, by the name of its event."""
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for call in ast.walk(ast.parse(inspect.getsource(logs))):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            continue
+        if call.func.id == "_log":
+            levels, event = set(re.findall(r"logging\.(\w+)", ast.unparse(call.args[0]))), call.args[1]
+        elif call.func.id == "_warn":
+            levels, event = {"WARNING"}, call.args[0]
+        else:
+            continue
+        assert isinstance(event, ast.Constant)
+        assert isinstance(event.value, str)
+        assert event.value not in found
+        found[event.value] = levels, {keyword.arg or "**" for keyword in call.keywords}
+    return found
+
+
+def test_every_line_of_the_log_is_listed_with_level_facts_and_what_to_do() -> None:
+    listed = {
+        name: (set(re.findall("INFO|WARNING|ERROR", level.upper())), set(re.findall(r"`(\w+)`", facts)))
+        for name, (_, level, _, _, facts) in rows("The log").items()
+    }
+    assert listed == lines()
+    assert all(meaning and advice for _, _, meaning, advice, _ in rows("The log").values())
+
+
+def test_nothing_is_logged_elsewhere() -> None:
+    """Every line is worded in one module."""
+    package = Path(inspect.getfile(logs)).parents[1]
+    calls = re.compile(r"\blogg(er|ing)\.(log|debug|info|warning|error|exception|critical|getLogger)\(")
+    offenders = [path.name for path in package.rglob("*.py") if calls.search(path.read_text("utf-8"))]
+    assert offenders == ["logs.py"]
