@@ -153,7 +153,7 @@ class Lock(RedisLock):
             give_up_on(text(self._keys.name), error)
         except (RedisError, SyncError) as failure:
             if isinstance(failure, LockError) and not self.raise_on_release_error:
-                logs.not_owned_at_exit()
+                logs.not_owned_at_exit(text(self._keys.name))
             elif error is None:
                 raise
             else:

@@ -129,9 +129,9 @@ def fence_ahead(lock: str, server: int, servers: int, seconds: float) -> None:
     )
 
 
-def not_owned_at_exit() -> None:
+def not_owned_at_exit(lock: str) -> None:
     """Log, in the words of redis-py, that a lock was lost before the end of its body."""
-    _warn("not_owned_at_exit", "Lock was unlocked or no longer owned when exiting context manager.")
+    _warn("not_owned_at_exit", "Lock was unlocked or no longer owned when exiting context manager.", lock=lock)
 
 
 # -- connections -------------------------------------------------------------------------------------------
