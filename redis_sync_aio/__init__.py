@@ -4,6 +4,7 @@ P1 to P12, in comments and names of tests, are the promises of docs/guarantees.m
 """
 
 from ._core.backoff import Backoff, wait_until
+from ._core.version import __version__ as __version__
 from ._leases.hold import Hold
 from ._leases.lease import Lease
 from ._recovery.record import Abandoned
@@ -105,4 +106,3 @@ __all__ = [
     "wait_until",
     "watch_retry",
 ]
-__version__ = "0.1.0"

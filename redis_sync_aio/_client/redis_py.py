@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
+from copy import deepcopy
 from functools import partial
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar, cast
 from weakref import WeakMethod, WeakSet, ref
@@ -25,8 +26,10 @@ import redis.exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 
 from .._core.cancellation import heeded, wait_shielded
+from .._core.version import __version__
 from .fork import dead_end, in_child
 from .resp import Reply, Words
 
@@ -242,6 +245,8 @@ class AdoptedConnection:
         self.transport = cast("asyncio.Transport", writer.transport)
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
         self.leftover = bytes(reader._buffer)
+        self.named = bool(getattr(connection, "client_name", None)) or getattr(connection, "driver_info", None) is None
+        """Whether the caller's client has given it a name, or wants it to have none."""
         self.leads_to = getattr(connection, "host", None), getattr(connection, "port", None)
         self.closed_by_client = False
         self.before_closing: Callable[[], Awaitable[None]] | None = None
@@ -286,6 +291,10 @@ async def probe(client: Redis) -> None:
 def _new_connection(pool: Any) -> Any:
     connection = pool.make_connection()
     connection.retry = Retry(NoBackoff(), 0)  # our backoff decides, with deadlines
+    info = getattr(connection, "driver_info", None)
+    if isinstance(info, DriverInfo):  # None: the caller wants no CLIENT SETINFO
+        with suppress(ValueError):  # a version that redis-py does not admit
+            connection.driver_info = deepcopy(info).add_upstream_driver("redis_sync_aio", __version__)
     return connection
 
 

@@ -49,6 +49,12 @@ class Endpoint(NamedTuple):
         """Make the endpoint of a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
         return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
 
+    @property
+    def shown(self) -> bytes:
+        """What CLIENT LIST shows of this process: its host and number, as in its tokens."""
+        process = b":".join(self.token_prefix.split(b":")[:-2])
+        return b"redis_sync_aio:" + re.sub(rb"[^!-~]", b"?", process)
+
     def at(self, shard: int) -> Endpoint:
         """Return what this shard of a cluster knows us as.
 

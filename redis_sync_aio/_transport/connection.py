@@ -62,6 +62,7 @@ class Connection(asyncio.Protocol):
         self.dialogues = DialogueQueue(converse, self._exchange, self._on_error)
         self.heard = now()  # when anything was last received
         self.leads_to = adopted.leads_to
+        self.named = adopted.named
         self.closed_by_us = False
         self._dropped: Exception | None = None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # done when the transport is closed

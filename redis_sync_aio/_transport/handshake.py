@@ -44,6 +44,8 @@ class Handshake:
         """Switch to RESP3, subscribe to the inbox and prove that messages arrive; retire the previous connection."""
         hello, client_id = connection.ask((b"HELLO", 3)), connection.ask((b"CLIENT", b"ID"))
         history = connection.ask((b"INFO", b"replication"))
+        if not connection.named:
+            _ignored(connection.ask((b"CLIENT", b"SETNAME", self.endpoint.shown)))
         if self._newest is not None:  # else no server has a ticket of ours, so there is no need to wait
             await self._follow(history)
         listeners = await self._subscribe(connection, hello)
@@ -113,6 +115,11 @@ class Handshake:
             if isinstance(future, asyncio.Future) and not future.done():
                 future.set_exception(error)
                 future.exception()
+
+
+def _ignored(answer: asyncio.Future[Reply]) -> None:
+    """Ignore the answer, and an error in it: what was asked for is not needed."""
+    answer.add_done_callback(lambda it: it.cancelled() or it.exception())
 
 
 async def _history(answer: asyncio.Future[Reply]) -> bytes:
