@@ -1,0 +1,60 @@
+"""`inspect` reads a cluster, a Sentinel set, and what stays when every process of the application has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import Coordinator
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.inspection import inspect
+from tests.support.child import Crew
+from tests.support.clusters import SHARDS, Nodes
+from tests.support.inspecting import seen
+from tests.support.sentinels import sentinels
+
+
+async def test_all_primaries_of_a_cluster_are_read(nodes: Nodes) -> None:
+    """Each name with the address of its shard, and its holder as connected: to that shard."""
+    async with nodes.client() as client, Coordinator(client) as sync:
+        names = sorted(nodes.name_at(shard, "seen") for shard in range(SHARDS))
+        leases = [await sync.lock(name).acquire() for name in names]
+        found = await inspect(client, "seen*")
+        assert [it.name for it in found] == names
+        assert {it.name: it.server for it in found} == {
+            name: f"{nodes.owner(name).host}:{nodes.owner(name).port}" for name in names
+        }
+        assert {it.holders[0].connected for it in found} == {True}
+        for name in names:
+            assert [it.name for it in await inspect(sync, name)] == [name]
+        assert len(await inspect(client, "seen*", limit=2)) == 2
+        for lease in leases:
+            await lease.release()
+        assert await inspect(client, "seen*") == ()
+
+
+@pytest.mark.timeout(120)
+async def test_the_primary_of_a_sentinel_set_is_read(tmp_path: Path) -> None:
+    async with sentinels(tmp_path) as group, group.client() as client, Coordinator(client) as sync, sync.lock("x"):
+        (found,) = await inspect(client)
+        assert (found.name, found.held, found.server) == ("x", 1, f"{group.primary.host}:{group.primary.port}")
+
+
+async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis: Redis) -> None:
+    """The holder is not connected any more, the ticket is dead, and nobody of the application runs."""
+    with Crew() as crew, crew.children(2) as (holder, waiter):
+        await holder.open(server.url)
+        await waiter.open(server.url)
+        await holder.acquire("x", ttl=600)
+        waiting = waiter.acquire("x", ttl=600)
+        await seen(redis, "x", lambda it: it.waiting == 1)
+        await holder.kill_seen(redis)
+        await waiter.kill_seen(redis)
+        (found,) = await inspect(redis)
+        assert found.holders[0].pid == holder.process.pid
+        assert found.holders[0].connected is False
+        assert [it.code for it in found.problems] == ["dead_waiters"]
+        assert found.waiters[0].pid == waiter.process.pid
+        waiting.cancel()
