@@ -4,8 +4,9 @@ Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queu
 
 - A waiter is woken by the release, in the order of arrival. It does not poll, and nobody overtakes it.
 - A cancelled ``acquire()`` leaves nothing behind, and a cancelled ``release()`` still releases.
-- A lost connection makes neither a taken lock of an acquire that answers False, nor a LockNotOwnedError of a release
-  that was done: commands are repeated with their token until the answer is known, for 10 seconds.
+- After a lost connection ``acquire()`` never returns False for a lock that it took, and ``release()`` never raises
+  LockNotOwnedError for a release that happened: commands are repeated with their token until the answer is known, for
+  10 seconds.
 - A task whose lock ran out cannot release, extend or own what another task holds by now through the same object.
 - An error of the release does not replace the error of the ``async with`` body; it becomes a note on it.
 

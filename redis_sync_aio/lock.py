@@ -125,7 +125,7 @@ class AsyncLock(PlainLock):
 
 
 OnBusy: TypeAlias = Literal["raise", "skip"]
-"""What a call does that did not get the lock in time."""
+"""The reaction of a call that did not get the lock in time."""
 ClientSource: TypeAlias = Client | CoordinatorLike | Callable[[], Client | CoordinatorLike]
 """A client, or a function that returns the client of a call."""
 

@@ -294,7 +294,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
 
 
 def _valid(lease: Grant | None) -> bool:
-    """Whether it was granted, and was not lost while the others were still in flight."""
+    """Return whether it was granted, and was not lost while the others were still in flight."""
     return lease is not None and lease.remaining() > 0
 
 

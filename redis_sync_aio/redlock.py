@@ -57,7 +57,7 @@ class RedlockLease(Lease):
 
 @dataclass(frozen=True, slots=True)
 class RedlockStatistics:
-    """What the servers know of the lock, in their order; not one moment for all.
+    """The state of the lock on each server, in their order; not one moment for all.
 
     Attributes:
         servers: for each what it says; None: it did not answer in time.
@@ -78,11 +78,11 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
 
     The algorithm is that of Redlock (redis.io, "Distributed Locks with Redis"): ask all together, each with little time
     for its answer; it is acquired if n // 2 + 1 of them grant it and their leases have not ended meanwhile; else give
-    all back. Three things are added. Who has to wait stands in the queue of the first server that answers and is woken
-    by it, instead of trying again at random: so the order is that of arrival while the same server answers to all, and
-    else as it comes. Leases are renewed, servers that do not hold it are asked again, and the body is cancelled when
-    there is no majority any more. And there is a fence: the greatest that was granted is raised on the others before
-    `acquire` returns. (One that is more than 10 seconds ahead of a majority is not used: that server's clock is wrong.)
+    all back. Three things are added. A request that has to wait stands in the queue of the first server that answers,
+    which wakes it; it does not try again at random. So the order is that of arrival while the same server answers to
+    all. Leases are renewed, servers that do not hold it are asked again, and the body is cancelled when there is no
+    majority any more. And there is a fence: the greatest that was granted is raised on the others before `acquire`
+    returns. (One that is more than 10 seconds ahead of a majority is not used: that server's clock is wrong.)
 
     Guarantees: there is never more than one holder, by the clocks of a majority of servers, as long as these run at the
     same speed (1 % and 2 ms of a ttl are allowed for) and no server forgets a lease before its end. One that is

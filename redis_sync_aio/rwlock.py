@@ -26,7 +26,7 @@ __all__ = ["AsyncReadWriteLock", "ReadSide", "ReadWriteStatistics", "WriteSide"]
 
 @dataclass(frozen=True, slots=True)
 class ReadWriteStatistics:
-    """What the server knows of a read/write lock at one moment.
+    """The state of a read/write lock on the server at one moment.
 
     Attributes:
         writer: token or identity of the writer; None when nobody writes.

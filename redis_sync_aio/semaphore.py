@@ -45,7 +45,7 @@ class PermitHolder:
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreStatistics:
-    """What the server knows of a semaphore at one moment.
+    """The state of a semaphore on the server at one moment.
 
     Attributes:
         limit: how many permits there are; None when nobody has used it yet, or for so long that it is
@@ -66,7 +66,7 @@ class SemaphoreStatistics:
 
 
 OnMismatch: TypeAlias = Literal["raise", "keep", "set"]
-"""What to do with a limit when the server has another one that is in use."""
+"""The treatment of a limit when the server has another one in use."""
 
 
 class _Refusal:

@@ -34,7 +34,7 @@ from .waits import timeout_error
 SHARED_TOKEN = b"%b%d" + SHARING_MARK
 """The token of a lease that tasks share, from the prefix of this process and the number of the request."""
 LEAST_PART = 50
-"""A claim of which less than this part is left is none: it would end before its first renewal is answered."""
+"""A claim of which less than a fiftieth is left counts as over: it would end before its first renewal is answered."""
 
 
 class Acquisition:

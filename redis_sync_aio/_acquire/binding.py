@@ -1,4 +1,4 @@
-"""What a `Coordinator` is inside: options, and from its first use on the hub of one event loop."""
+"""The inside of a `Coordinator`: its options and, from its first use on, the hub of one event loop."""
 
 from __future__ import annotations
 

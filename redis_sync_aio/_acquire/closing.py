@@ -24,7 +24,7 @@ from .options import HubOptions
 from .resource import Resource
 
 living: weakref.WeakSet[Closing] = weakref.WeakSet()
-"""Those of all hubs of this process."""
+"""The ends of all hubs of this process."""
 
 
 class ClosableHub(Protocol):
@@ -172,7 +172,7 @@ class Closing:
         self._hub.executor.after_fork()
 
     def close_without_loop(self) -> None:
-        """Give up the connection, and the places in the client's pool: the event loop was closed without a word."""
+        """Give up the connection, and the places in the client's pool: the event loop was closed without notice."""
         self._hub.why_closed = self._hub.why_closed or "its event loop was closed"
         self._stop_at_once()
         self._hub.observing.close()

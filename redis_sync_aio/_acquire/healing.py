@@ -128,7 +128,7 @@ class Healing:
                 return
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._polls, self.look_every = None, self._hub.poll_cap
         if self._timer is not None:
             self._timer.cancel()

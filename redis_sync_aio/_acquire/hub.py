@@ -1,7 +1,7 @@
 """The hub: what all requests and leases of one client share in one event loop.
 
 It knows every name that this process waits for or holds, and how to reach the server: over a link, or through the
-client's pool. What the link reports is dealt with in `link_events`, its end in `closing`.
+client's pool. `link_events` handles the reports of the link, `closing` the end of the hub.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Hub:
         self.endpoint_of = executor.endpoint_of
         self.connection_error_of = executor.connection_error_of
         self.poll_ms = 0 if self.pushes else max(2000, int(self.poll.cap * 4000))
-        """For how long a polling waiter's ticket stays alive between two looks."""
+        """Milliseconds for which a polling waiter's ticket stays alive between two looks."""
 
     def poll_instead(self, error: SyncError) -> None:
         """Use the client's pool from now on, since the link is refused."""

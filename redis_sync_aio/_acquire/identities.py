@@ -38,7 +38,7 @@ class IdentityRequests:
     """The requests for one name, by identity. Its work for one identity costs nothing for the others."""
 
     def __init__(self, undo: Callable[[bytes], None]) -> None:
-        """``undo`` takes back on the server what an identity has."""
+        """Begin without requests. ``undo`` takes back on the server what an identity has."""
         self._undo = undo
         self._acquisitions: dict[bytes, dict[int, IdentityRequest]] = {}  # by identity, and by their numbers
         self._leases: dict[bytes, dict[Grant, None]] = {}
@@ -49,7 +49,7 @@ class IdentityRequests:
     # -- what there is ---------------------------------------------------------------------------------
 
     def add(self, acquisition: IdentityRequest) -> None:
-        """Know an acquisition, by its present number."""
+        """Register an acquisition under its present number."""
         self._acquisitions.setdefault(acquisition.token, {})[acquisition.number] = acquisition
 
     def remove(self, acquisition: IdentityRequest, number: int) -> None:
@@ -61,7 +61,7 @@ class IdentityRequests:
             self.settle(acquisition.token)
 
     def hold(self, lease: Grant) -> None:
-        """Know a lease."""
+        """Register a lease."""
         lease.same_identity = self
         self._leases.setdefault(lease.wire_token, {})[lease] = None
 

@@ -23,7 +23,7 @@ hubs: dict[tuple[int, int], Hub] = {}
 
 
 def binding_of(source: object) -> Binding | None:
-    """Return what a coordinator is inside; None if ``source`` is not a coordinator."""
+    """Return the inside of a coordinator; None if ``source`` is not a coordinator."""
     found = getattr(source, "_binding", None)
     return found if isinstance(found, Binding) else None
 

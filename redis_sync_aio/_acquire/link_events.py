@@ -1,4 +1,4 @@
-"""What the link reports to the hub: pushes, new connections, slots that moved, refusals, a client that was closed."""
+"""Reports of the link to the hub: pushes, new connections, slots that moved, refusals, a client that was closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an acquisition is for: a name, and the hub of that name, as acquisitions know them."""
+"""The protocols that an acquisition relies on: the name that it is for, and the hub of that name."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .._core.keys import Keys
 
 HALF = 4096
-"""Of so many tickets twice as many are remembered at most."""
+"""Number of tickets in a generation; two generations are remembered."""
 
 
 class Queued(NamedTuple):
@@ -27,7 +27,7 @@ class Queued(NamedTuple):
 
 
 class QueuedTickets:
-    """The latest of them, by number."""
+    """The latest tickets that stood in a queue, by number."""
 
     def __init__(self) -> None:
         # Two generations: the older one is dropped as a whole, which costs nothing per ticket.

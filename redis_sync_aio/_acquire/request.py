@@ -1,4 +1,4 @@
-"""What a primitive asks for."""
+"""Requests of primitives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..errors import SyncError
 
 
 def never_refused(answer: Answer, weight: int) -> SyncError:
-    """Fail: the server always admits locks, readers and writers."""
+    """Raise AssertionError: the server always admits locks, readers and writers."""
     raise AssertionError(f"a request of weight {weight} cannot be refused: {answer}")
 
 
 @dataclass(slots=True)
 class Request:
-    """What a primitive wants."""
+    """A request of a primitive to the server."""
 
     ttl_ms: int
     auto_renew: bool

@@ -58,7 +58,7 @@ class HubServices(AcquiringHub, HealingHub, Protocol):
 
 
 class LocalSharing(Protocol):
-    """What tasks of this process share of a name, and the tasks that wait for that."""
+    """The leases of a name that tasks of this process share, and the tasks that wait for them."""
 
     @property
     def waits(self) -> bool:
@@ -86,7 +86,7 @@ class LocalSharing(Protocol):
         ...
 
     def list_shares(self) -> None:
-        """Know which parts each task has, if there are many."""
+        """Index the parts by task if there are many."""
         ...
 
     def on_contention(self) -> None:
@@ -115,7 +115,7 @@ class LocalSharing(Protocol):
 
 
 class Resource:
-    """See the top of this module."""
+    """A name as this process sees it; see the top of this module."""
 
     __slots__ = (
         "_healing",
@@ -135,7 +135,7 @@ class Resource:
         self.hub = hub
         self.keys = keys
         self.endpoint = hub.endpoint_of(keys)
-        """What the server knows us as."""
+        """The endpoint by which the server knows us."""
         self.name = text(keys.name)
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases = HeldLeases()
@@ -148,7 +148,7 @@ class Resource:
     # -- acquisitions ----------------------------------------------------------------------------------
 
     def add(self, acquisition: Acquisition) -> None:
-        """Know ``acquisition``, so that a grant finds it."""
+        """Register ``acquisition``, so that a grant finds it."""
         number = acquisition.number
         self.acquisitions[number] = self.hub.acquisitions[number] = acquisition
         if acquisition.look_every < self._healing.look_every:
@@ -293,7 +293,7 @@ class Resource:
         return [*(lease for lease in self.leases.all() if not sharing.is_shared(lease)), *sharing.shares()]
 
     def list_shares(self) -> None:
-        """Know which leases each task has of those that tasks share, if there are many."""
+        """Index the leases that tasks share by task if there are many."""
         if self.sharing is not None:
             self.sharing.list_shares()
 

@@ -1,4 +1,4 @@
-"""What is reported of a wait: to the log when it is long, and to the waiter when its time is up.
+"""Reports about waits: to the log when one is long, and to the waiter when its time is up.
 
 No waiter pays for it with a timer, or a look at the clock, of its own. While anybody waits for a name, its `Waits` mark
 the latest waiter every few seconds. As long as a marked waiter is there, it has been waiting for at least that long.
@@ -26,7 +26,7 @@ from .._transport.call import Call
 from ..errors import AcquireTimeout
 
 Waiter: TypeAlias = "asyncio.Future[Any]"
-"""What a task awaits until it has a grant."""
+"""The receiver that a task awaits until it has a grant."""
 
 LONG = 10.0
 """Seconds of waiting after which it is logged."""
@@ -81,7 +81,7 @@ class Waits:
         self._timer = resource.hub.loop.call_later(EVERY, self._look)
 
     def end(self) -> None:
-        """Never look again."""
+        """Stop looking for good."""
         self._timer.cancel()
 
     def endless(self) -> None:

@@ -204,7 +204,7 @@ def first_of(error: BaseException) -> BaseException:
 
 @contextmanager
 def cancel_repeatedly(seconds: float | None) -> Iterator[None]:
-    """For the block of ``asyncio.timeout(seconds)``: cancel again while it goes on after that (`SWALLOWED`).
+    """Cancel the block of ``asyncio.timeout(seconds)`` again while it goes on after that (`SWALLOWED`).
 
     redis-py would go on with all its retries. `asyncio.timeout` finds its own request afterwards, and nothing but that.
     """

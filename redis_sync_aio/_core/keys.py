@@ -56,10 +56,10 @@ class Endpoint(NamedTuple):
         return b"redis_sync_aio:" + re.sub(rb"[^!-~]", b"?", process)
 
     def at(self, shard: int) -> Endpoint:
-        """Return what this shard of a cluster knows us as.
+        """Return the endpoint by which this shard of a cluster knows us.
 
-        Each as something else, since what is published at one is heard at all of them: a grant would be heard once
-        for each link, and not behind the answer to its request. And its time is that of the shard's own clock.
+        Each shard has one of its own. A message that is published at one shard is heard at all of them, so a grant
+        would arrive once for each link, and not behind the answer to its request. Its time is by the shard's clock.
         """
         mark = b"%b%02x" % (CLUSTER_MARK, shard)
         return Endpoint(self.inbox + mark, self.token_prefix[:-1] + mark + b":")

@@ -32,7 +32,7 @@ def without_fields(template: str) -> str:
 
 
 def names_from(function: Callable[..., Any], templates: Sequence[str], *, given: bool = False) -> Names:
-    """Return what makes names of the arguments of a call to the coroutine function ``function``.
+    """Return a function that makes names of the arguments of a call to the coroutine function ``function``.
 
     ``given``: its first argument is not in the call. Raises TypeError when it is no coroutine function, ValueError
     when a template refers to something that is not one of its arguments.

@@ -269,7 +269,7 @@ def acquire(
 
 
 def _decline(draft: PermitDraft, token: bytes, member: bytes, differs: bool) -> PermitDecision:
-    """Say why a request gets neither a permit nor a place; a ticket of its own goes. ``differs``: its limit does."""
+    """Refuse a request, and take its ticket out of the queue. ``differs``: its limit is not the server's."""
     if member in draft.queue:
         draft.leave(member)
         draft.settle()
@@ -282,7 +282,7 @@ def _decline(draft: PermitDraft, token: bytes, member: bytes, differs: bool) -> 
 
 
 def _grant(draft: PermitDraft, token: bytes, ttl_ms: int, member: bytes, weight: int) -> PermitDecision:
-    """Give the permit to a request that is next, and what is left to those behind its ticket."""
+    """Give the permit to a request that is next, and what is left to the waiters behind its ticket."""
     queued = member in draft.queue
     if queued:
         draft.leave(member)

@@ -17,7 +17,7 @@ class ReadTicket(Protocol):
 
 
 class Settled(Enum):
-    """What a queue is like for a request, once the waiters ahead of it have what they can have."""
+    """States of a queue for a request, once the waiters ahead of it have what they can have."""
 
     GRANTED = 1  # a waiter holds the lock now
     RESERVED = 2  # a waiter ahead takes what is free by itself: it polls, or no message reached it

@@ -1,7 +1,7 @@
 """Renewals and releases while a hash slot is being moved, by plain commands: see NARROW in `_scripts`, and `watch`.
 
-The rules are the usual ones. They are given what the keys that exist tell, and only those are written; the queue, which
-may be at the other node by now, is looked at by the next one that asks.
+The rules are the usual ones. They see only the keys that exist, and only those are written. The next request looks at
+the queue, which may be at the other node by now.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to the body of an ``async with`` when its lease is lost, and which exception propagates (P7).
+"""The fate of the body of an ``async with`` when its lease is lost, and which exception propagates (P7).
 
 The guard cancels the task that entered, as `asyncio.timeout` does: by one ``task.cancel()``, which ``task.uncancel()``
 withdraws at the exit. So a cancellation from outside is never mistaken for ours, nor ours for one from outside. An
@@ -31,7 +31,7 @@ class CancelOnLoss:
     """Cancels one body once, after the loss of its lease and until the body is left."""
 
     def __init__(self, task: asyncio.Task[object], before: int, why: str) -> None:
-        """``before`` is how many cancellations of ``task`` were counted when the body began."""
+        """Guard a body of ``task``; ``before`` is how many cancellations of it were counted when the body began."""
         self._task = task
         self._before = before
         self._at_loss = task.cancelling()

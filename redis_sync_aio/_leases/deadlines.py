@@ -24,7 +24,10 @@ class Deadlines:
     """Moves the deadlines of grants."""
 
     def __init__(self, alone: Callable[[], bool], keep: Callable[[Grant], None]) -> None:
-        """``alone`` tells whether no copy of a command can still arrive over an earlier connection."""
+        """Begin with no renewal in flight.
+
+        ``alone`` tells whether no copy of a command can still arrive over an earlier connection.
+        """
         self.keep: Callable[[Grant], None] = keep
         """Look at a grant in time, as its deadline was moved."""
         self._alone = alone

@@ -17,7 +17,7 @@ class UpgradedGrant(Grant):
     """The grant that it stands on; None until the upgrade is known to have succeeded."""
 
     def stand_on(self, reader: Grant) -> None:
-        """Stand on ``reader``, which was upgraded, and last no longer than that may."""
+        """Stand on ``reader``, which was upgraded, and last no longer than it."""
         self._reader = reader
         self.hold_limit: float = reader.ends_by()
         self.same_identity: IdentityReleases | None = reader.same_identity

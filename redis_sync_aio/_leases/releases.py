@@ -29,7 +29,10 @@ class Releases:
         keep: Callable[[Grant], None],
         forget: Callable[[Grant], None],
     ) -> None:
-        """``keep`` makes the timer look at a grant in time; ``forget`` removes it from those that are held."""
+        """Begin with no release in flight.
+
+        ``keep`` makes the timer look at a grant in time; ``forget`` removes it from those that are held.
+        """
         self.in_flight: InFlightCounter = InFlightCounter()
         self._commands = commands
         self._loop = loop

@@ -34,7 +34,7 @@ class Renewals(Deadlines):
     """The renewals of a coordinator's grants."""
 
     def __init__(self, commands: Callable[[], Commands], keep: Callable[[Grant], None], ask: Ask) -> None:
-        """``keep`` makes the timer look at a grant in time, as its deadline was moved."""
+        """Begin with no renewal in flight. ``keep`` makes the timer look at a grant whose deadline was moved."""
         super().__init__(lambda: commands().executor.alone, keep)
         self._commands = commands
         self._ask = ask

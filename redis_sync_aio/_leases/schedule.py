@@ -36,7 +36,7 @@ class Batch(dict[LeaseRef, None]):
     __slots__ = ("first",)
 
     def __init__(self, first: float) -> None:
-        """``first`` is when the first of them is due (local clock)."""
+        """Make an empty batch; ``first`` is when the first of its leases is due (local clock)."""
         super().__init__()
         self.first = first
 

@@ -1,4 +1,4 @@
-"""What locks, semaphores and the two sides of a read/write lock have in common: everything but what they mean.
+"""The common part of locks, semaphores and the two sides of a read/write lock: everything but their meaning.
 
 A primitive chooses keys, and with them the scripts that decide; here its arguments become requests, and the one
 acquire path (`_acquire/acquisition.py`) does the rest.
@@ -304,7 +304,7 @@ class Primitive(LeaseContext[L]):
         )
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:
-        """Return what makes the error for a request of some weight that the server did not admit.
+        """Return a function that makes the error for a request of some weight that the server did not admit.
 
         It must not know this object, which has requests: a cycle keeps all of it until the garbage is collected.
         """
@@ -364,7 +364,7 @@ class Primitive(LeaseContext[L]):
 
 
 class PermitPrimitive(Primitive[Lease]):
-    """Base of what consists of permits."""
+    """Base of the primitives that consist of permits."""
 
     _lease_type = Lease
 

@@ -1,4 +1,4 @@
-"""What the locks have in common whose holder is one value under one key: looking at it, and taking it away."""
+"""The common part of locks whose holder is one value under one key: looking at it, and taking it away."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ L = TypeVar("L", bound=Lease)
 
 @dataclass(frozen=True, slots=True)
 class LockStatistics:
-    """What the server knows of a lock at one moment.
+    """The state of a lock on the server at one moment.
 
     Attributes:
         holder: token or identity of the holder; None when it is free.
         remaining: seconds until the holder's lease ends if it is not renewed; None when the lock is free, or
             held without a ttl.
-        fence: fence of the latest grant; None when none is remembered. Of a process that shares its lease it is the
-            last one of those reserved for its tasks.
+        fence: fence of the latest grant; None when none is remembered. If a process shares the lease among its tasks,
+            the last fence that is reserved for them.
         foreign: held by a client that is not of this package (it knows no queue and no fence).
-        waiters: how many requests are queued, including those whose process died unnoticed. Of a process that shares
-            one stands for all its tasks; those of this process are counted one by one.
+        waiters: how many requests are queued, including those whose process died unnoticed. A process that shares
+            has one request for all its tasks; the tasks of this process are counted one by one.
         waiting: tokens or identities of the first requests in the queue, in order, 100 at most.
         task: name of the task of this process that has what the process holds, if tasks share it.
     """

@@ -57,7 +57,7 @@ class QuorumGroup(LeaseGroup):
         answer_within: float,
         ask: Callable[[Votes, int], Vote],
     ) -> None:
-        """``members`` are by server, of ``servers`` in all. A majority of them agrees on ``fence``.
+        """Group ``members``, which are by server, of ``servers`` in all. A majority of them agrees on ``fence``.
 
         A server has ``answer_within`` seconds for an answer. ``ask`` asks one again, without waiting in its queue.
         """

@@ -62,7 +62,7 @@ async def try_acquire_all(names: Sequence[Resource], request: Request) -> tuple[
 
 
 def _deal_out(acquisitions: Sequence[Acquisition], free: list[bool]) -> Callable[[Call], None]:
-    """Return what gives each acquisition its part of the answer, and notes which of their locks are ``free``."""
+    """Return a function that gives each acquisition its part of the answer, and notes which locks are ``free``."""
 
     def answered(call: Call) -> None:
         replies = [None] * len(acquisitions) if call.error is not None else call.reply

@@ -1,4 +1,4 @@
-"""What a robust lock adds to a lease: a record that outlives its holder (modelled on robust mutexes and EOWNERDEAD).
+"""The record of a robust lock, which outlives its holder (modelled on robust mutexes and EOWNERDEAD).
 
 The record stands next to the lock. It says who holds it, and has the progress and the undo steps of the work. After
 each grant one more command *adopts* it. If the record belongs to another holder, that one ended without a release. Our
@@ -45,7 +45,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """What the last holder of a robust lock left behind when it ended without a clean release.
+    """The work that the last holder of a robust lock left behind when it ended without a clean release.
 
     Attributes:
         token: the token of that holder (it begins with its host and process), or its identity.

@@ -53,7 +53,7 @@ class RobustLease(Lease):
 
     @property
     def abandoned(self) -> Abandoned | None:
-        """What the last holder left behind; None if it ended by a clean release.
+        """The work that the last holder left behind; None if it ended by a clean release.
 
         A release is not clean when the body of ``async with`` ends by an exception, when undo steps are left, or when
         another lease of the same identity has adopted the record since.
@@ -65,7 +65,7 @@ class RobustLease(Lease):
 
     @property
     def progress(self) -> dict[str, Json] | None:
-        """What was recorded last, by this lease or by an abandoned one before it; None if nothing was."""
+        """The progress that was recorded last, by this lease or by an abandoned one before it; None if nothing was."""
         record = self._robust.record
         return None if record is None else record.progress
 

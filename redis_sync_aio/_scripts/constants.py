@@ -24,7 +24,7 @@ class Look(IntEnum):
 
 
 class Outcome(IntEnum):
-    """What an acquire script decided."""
+    """Decisions of an acquire script."""
 
     BUSY = 0
     GRANTED = 1
@@ -38,7 +38,7 @@ class Outcome(IntEnum):
 
 
 class Released(IntEnum):
-    """What a release script found."""
+    """Findings of a release script."""
 
     GONE = 0
     RELEASED = 1
@@ -46,7 +46,7 @@ class Released(IntEnum):
 
 
 class Renewed(IntEnum):
-    """What a script found that renews a lease, or reads or writes the record of one."""
+    """Findings of a script that renews a lease, or reads or writes the record of one."""
 
     GONE = 0
     RENEWED = 1
@@ -57,7 +57,7 @@ class Renewed(IntEnum):
 FOREVER = 0
 """A ttl of 0 ms stands for a lock that does not expire."""
 FREE_MS, FOREVER_MS = -2, -1
-"""What PTTL returns for a key that does not exist, and for one that does not expire."""
+"""The replies of PTTL for a key that does not exist, and for one that does not expire."""
 
 ASK_AGAIN = -1
 """In place of a fence: the request was taken out of the queue, and its owner is to ask for the reason."""

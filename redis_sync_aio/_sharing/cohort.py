@@ -44,7 +44,7 @@ IN_ONE_TURN = 64
 
 
 class Cohort(Holdings):
-    """See the top of this module.
+    """The tasks of this process that want the same of one name; see the top of this module.
 
     Invariants: of those in ``line`` some are done (cancelled, or their time was up); ``_gone`` is how many of them we
     heard of, less those that left the line before that. It is empty while a grant rests, but for the rest of a turn in

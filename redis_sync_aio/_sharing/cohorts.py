@@ -85,7 +85,7 @@ class Cohorts:
         grant.loosen()
 
     def list_shares(self) -> None:
-        """Know which parts each task has, if there are many."""
+        """Index the parts by task if there are many."""
         for cohort in self.all.values():
             cohort.list_shares()
 

@@ -167,7 +167,7 @@ class Holdings(TaskGrantManager):
         self._ask()
 
     def list_shares(self) -> None:
-        """Know from now on which shares each task acquired, if there are many: a release has to find one of them."""
+        """Index the shares by task from now on if there are many: a release has to find one of them."""
         if self.listed or (len(self.grants) <= FEW and sum(len(grant.shares) for grant in self.grants) <= FEW):
             return
         self.listed = True

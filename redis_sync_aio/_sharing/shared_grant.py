@@ -68,7 +68,7 @@ class ProcessGrant(Grant):
     budget = 0
     """Hand-overs that are left while others wait."""
     yield_at = math.inf
-    """Until when it may be handed on while others wait (local clock)."""
+    """Time until which it may be handed on while others wait (local clock)."""
     rests_since = 0.0
     rest: asyncio.TimerHandle | None = None
     """The timer that ends its rest without a task."""
@@ -151,7 +151,7 @@ class ProcessGrant(Grant):
             self._loose[weakly(share, self.cohort.loop, self._forgotten)] = None
 
     def tighten(self, share: TaskGrant) -> None:
-        """Know ``share``, which ends now, as any other part."""
+        """Keep ``share``, which ends now, as any other part."""
         if self._loose and (reference := ref(share)) in self._loose:
             del self._loose[reference]
             self.shares.append(share)
@@ -208,7 +208,7 @@ class ProcessGrant(Grant):
 
 
 class TaskGrant(Grant):
-    """What one task has of a process grant: with a fence, an end and a loss of its own."""
+    """The part of a process grant that one task has, with a fence, an end and a loss of its own."""
 
     # As class attributes they cost nothing to set up: it is made for every grant.
     renew_at = math.inf
@@ -287,7 +287,7 @@ class TaskGrant(Grant):
 
     @property
     def linger(self) -> float:
-        """For how many seconds its process grant rests after it."""
+        """Seconds for which its process grant rests after it."""
         return self._terms.linger
 
     @property

@@ -1,4 +1,4 @@
-"""The manager of what tasks have of process grants: it extends, releases and forgets their parts."""
+"""The manager of task grants: it extends, releases and forgets the parts that tasks have of process grants."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ class Attempt:
 
     @property
     def committed(self) -> Committed[None] | None:
-        """What is known of the commit; None when this attempt was not committed."""
+        """The known facts about the commit; None when this attempt was not committed."""
         return self._attempts.outcome
 
     @property

@@ -9,7 +9,7 @@ enough. We set the marker to "void", if it does not exist:
 - it says "void": EXEC was not executed before. Should it arrive now, it finds that a key which it watches was changed,
   and does nothing. So the body may run again, immediately.
 
-Either way the answer holds forever. Asking twice gives the same answer: who finds "void" set it himself.
+Either way the answer holds forever. Asking twice gives the same answer: a client that finds "void" has set it itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DONE, VOID = b"done", b"void"
 MARKER_TTL = 60.0
 """Seconds that a marker stays on the server."""
 PATIENCE = 20.0
-"""For how many seconds the server is asked, while it is out of reach."""
+"""Seconds for which the server is asked while it is out of reach."""
 
 
 class CommitMarker:

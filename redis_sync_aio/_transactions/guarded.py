@@ -24,7 +24,7 @@ from .watch_session import Precheck, WatchSession
 
 
 class CommitGuard(Precheck, Protocol):
-    """What has to hold at the moment of a commit: the lease on the lock ``name``."""
+    """The condition of a commit: the lease on the lock ``name`` holds at that moment."""
 
     @property
     def name(self) -> str:
@@ -33,12 +33,12 @@ class CommitGuard(Precheck, Protocol):
 
     @property
     def retry_for(self) -> float:
-        """For how many seconds a commit is tried."""
+        """Seconds for which a commit is tried."""
         ...
 
     @property
     def response_timeout(self) -> float | None:
-        """For how many seconds an answer may be waited for; None: as the client says."""
+        """Seconds for which an answer may be waited for; None: as the client says."""
         ...
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What the body of a transaction works with: commands that are read now, or queued, by the state of the transaction.
+"""The handle of a transaction's body: its commands run immediately, or are queued, by the state of the transaction.
 
 The conversation with the server is that of `watch_session`.
 """
@@ -34,7 +34,7 @@ class TransactionState(Enum):
 
 
 class Transaction(AsyncCoreCommands):
-    """What the body of a transaction works with: all commands of the client, on one connection that watches the keys.
+    """The handle of a transaction's body: all commands of the client, on one connection that watches the keys.
 
     Before `multi` commands are awaited, and only those that read are allowed. After it they are queued, reads as well:
     nothing is sent and no reply is known before the end of the body. Replies look as they do from the client.

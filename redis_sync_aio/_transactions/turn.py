@@ -43,7 +43,7 @@ class TurnCheck:
         self._take = take
 
     def commands(self) -> Sequence[Encodables]:
-        """Return what tells whether somebody has the turn; nothing when it is ours."""
+        """Return the commands that tell whether somebody has the turn; none when it is ours."""
         return [("EXISTS", *self._turns)] if self._asks else ()
 
     def verify(self, replies: Sequence[Reply]) -> Wait | None:

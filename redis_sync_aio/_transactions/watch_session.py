@@ -27,7 +27,7 @@ from ..errors import SyncError, TransactionMisuse, Unreachable
 from .exec_replies import Command, ExecUnanswered, Replies, read_replies, without_multi
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
-"""What to wait for before a transaction begins again. Its errors end the transaction."""
+"""A coroutine function to await before a transaction begins again. Its errors end the transaction."""
 
 
 class Precheck(Protocol):

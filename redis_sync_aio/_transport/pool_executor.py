@@ -193,7 +193,7 @@ class PoolExecutor:
             call.fail(time_is_up(call))
 
     def after_fork(self) -> None:
-        """In a forked child: never use the parent's connections."""
+        """Give up everything in a forked child, and never use the parent's connections."""
         self._closed = True
         for client in self._servers.clients():
             dead_end_pool(client)
