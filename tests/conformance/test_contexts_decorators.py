@@ -179,7 +179,8 @@ async def test_what_gives_the_client_is_checked_at_decoration(sync: Coordinator)
         synchronized(lambda: sync, "torn}{")
 
 
-@pytest.mark.parametrize("timeout", [None, 0, 0.05])
+@pytest.mark.timing
+@pytest.mark.parametrize("timeout", [None, 0, 0.2])
 async def test_a_busy_call_is_skipped(sync: Coordinator, timeout: float | None) -> None:
     """It returns None, and the function is not called; a call that finds the lock free is made."""
     called: list[int] = []
