@@ -17,7 +17,7 @@ STYLE = """
   .label, .legend { font-size: 13px }
   .part { font-size: 13px; font-weight: 600 }
   .count { font-size: 11px; fill: #57606a; paint-order: stroke; stroke: #ffffff; stroke-width: 3px }
-  .mark { font-size: 12px; font-weight: 600; fill: #c8102e; paint-order: stroke; stroke: #ffffff; stroke-width: 3px }
+  .note { font-size: 12px; font-weight: 600; fill: #c8102e; paint-order: stroke; stroke: #ffffff; stroke-width: 3px }
 """.strip("\n")
 DEFINITIONS = (
     '<defs><pattern id="dead" width="6" height="6" patternUnits="userSpaceOnUse" '
@@ -200,7 +200,7 @@ class _Picture:
         if turn.note and wide < width:
             left = x + (width - wide) / 2
             yield f'<rect x="{left:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{height}" fill="#ffffff"/>'
-            yield _text(x + width / 2, y + 12.2, turn.note, "mark", "middle")
+            yield _text(x + width / 2, y + 12.2, turn.note, "note", "middle")
 
     def _waited(self, row: Row) -> Iterator[str]:
         y = row.top + row.holds_height + 2
@@ -247,7 +247,8 @@ class _Picture:
 
     def _told(self, turn: Turn) -> str:
         """Return the tooltip of a turn: all that is known of it."""
-        told = [f"{turn.name} ({turn.kind})", turn.process + (f", {turn.task}" if turn.task else "")]
+        told = [turn.name if turn.kind == "lock" else f"{turn.name} ({turn.kind})"]
+        told.append(turn.process + (f", {turn.task}" if turn.task else ""))
         waited = self.timeline.waited_until(turn) - turn.asked
         told.append(f"asked at {self.scale.since(turn.asked)}, waited {duration(waited)}")
         if turn.granted is not None:
@@ -268,7 +269,7 @@ class _Picture:
             ends = x + wide > WIDTH
             left = x - wide if ends else x
             if left > taken:
-                yield _text(x, part.top - 10, text, "mark", "end" if ends else "start")
+                yield _text(x, part.top - 10, text, "note", "end" if ends else "start")
                 taken = left + wide + 12
 
     def _band(self, mark: Mark, top: float, bottom: float) -> str:

@@ -73,7 +73,7 @@ async def test_a_picture_shows_holders_waiters_and_losses(
     assert {"lost before it was released", "waiting (thin, below)"} <= set(seen.texts)
     assert len(seen.told("hold")) == 4
     waited, _ = seen.told("wait")
-    assert waited.startswith("orders:42 (lock)\nweb 1, the waiter\nasked at ")
+    assert waited.startswith("orders:42\nweb 1, the waiter\nasked at ")
     assert "released" in waited
     [gave_up] = seen.told("gave-up")
     assert "the wait timed out" in gave_up

@@ -343,7 +343,7 @@ def report(plan: Plan, run: Run, audit: Audit, out: Path | None, console: Consol
     )
     subtitle = f"{plan.processes} processes x {plan.tasks} tasks sell {plan.items:,} items: {rule}"
     try:
-        out.write_text(timeline(run, plan.processes, plan.products, subtitle), encoding="utf-8")
+        out.write_text(timeline(run, subtitle), encoding="utf-8")
     except OSError as error:
         typer.echo(f"The timeline could not be written: {error}", err=True)
         return 2
