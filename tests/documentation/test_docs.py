@@ -22,7 +22,15 @@ def programs(page: str) -> list[str]:
     return [block for block in blocks if "asyncio.run(" in block]
 
 
-PAGES = {"reentrant-and-multi.md": 2, "after-a-crash.md": 2, "fencing.md": 2, "transactions.md": 2, "redlock.md": 1}
+PAGES = {
+    "reentrant-and-multi.md": 2,
+    "after-a-crash.md": 2,
+    "fencing.md": 2,
+    "transactions.md": 2,
+    "redlock.md": 1,
+    "metrics.md": 3,
+    "tracing.md": 2,
+}
 """How many programs each page has."""
 PROGRAMS = [program for page in PAGES for program in programs(page)]
 
