@@ -23,7 +23,7 @@ from opentelemetry.trace import TracerProvider
 
 from .. import __version__
 from .._core.events import Event
-from ..instrumentation import observe_all
+from ..instrumentation import PatternOf, observe_all
 from . import _series
 from ._series import Attributes, Series
 from ._spans import AcquireSpans, Spans
@@ -92,10 +92,12 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     acquire_spans: AcquireSpans = "waited",
     hold_spans: bool = True,
+    pattern_of: PatternOf | None = None,
 ) -> None:
     """Observe every coordinator of this process, until `uninstrument`. A second call replaces the first.
 
-    Arguments and errors are those of `OpenTelemetryObserver`.
+    ``pattern_of``: a function that returns the pattern of a name, or None: then it is the part before the first ":" and
+    ":*". The other arguments, and errors, are those of `OpenTelemetryObserver`.
     """
     observer = OpenTelemetryObserver(
         meter_provider=meter_provider,
@@ -105,7 +107,7 @@ def instrument(
     )
     uninstrument()
     _installed.callback(observer.close)
-    _installed.enter_context(observe_all(observer))
+    _installed.enter_context(observe_all(observer, pattern_of=pattern_of))
 
 
 def uninstrument() -> None:

@@ -20,7 +20,7 @@ from typing import Self
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from .._core.events import Event
-from ..instrumentation import observe_all
+from ..instrumentation import PatternOf, observe_all
 from . import _series
 from ._series import Attributes, Series
 
@@ -89,11 +89,12 @@ def _values(series: Series, attributes: Attributes) -> list[str]:
     return [str(attributes.get(attribute, "")) for attribute in series.attributes]
 
 
-def collect(registry: CollectorRegistry = REGISTRY) -> PrometheusObserver:
+def collect(registry: CollectorRegistry = REGISTRY, *, pattern_of: PatternOf | None = None) -> PrometheusObserver:
     """Observe every coordinator of this process, until the returned observer is closed.
 
-    Raises ValueError when ``registry`` has the series already.
+    ``pattern_of``: a function that returns the pattern of a name, or None: then it is the part before the first ":" and
+    ":*". Raises ValueError when ``registry`` has the series already.
     """
     observer = PrometheusObserver(registry)
-    observer._closing.enter_context(observe_all(observer))
+    observer._closing.enter_context(observe_all(observer, pattern_of=pattern_of))
     return observer

@@ -22,9 +22,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from .._acquire.binding import CoordinatorLike
-from .._acquire.implicit import hub_of
-from .._client.settings import Client
+from .._acquire.implicit import binding_of
 from .._core.clock import now, wall_ns
+from .._core.display import shown
 from ..instrumentation import observe_all
 from ._files import html, read, trace_events
 from ._layout import By
@@ -85,22 +85,26 @@ class Trace:
 
 @asynccontextmanager
 async def tracing(
-    source: CoordinatorLike | Client | None = None, *, limit: int = 20_000, process: str | None = None
+    coordinator: CoordinatorLike | None = None, *, limit: int = 20_000, process: str | None = None
 ) -> AsyncIterator[Trace]:
     """Trace what happens to locks inside the block.
 
     Args:
-        source: a coordinator, or the client that locks were given. Default: every coordinator of this process.
+        coordinator: whose locks to trace. Default: those of all coordinators of this process, implicit ones as well.
         limit: the number of requests that are remembered, the latest; the picture says how many were dropped.
         process: the name of this process in pictures. Default: host and process id.
 
     Raises:
-        ValueError: ``limit`` is less than 1. WrongContext, CoordinatorClosed: ``source`` cannot be used here.
+        ValueError: ``limit`` is less than 1. TypeError: ``coordinator`` is something else. WrongContext,
+        CoordinatorClosed: it cannot be used here.
     """
+    binding = binding_of(coordinator)
+    if coordinator is not None and binding is None:
+        raise TypeError(f"tracing() takes a Coordinator, or nothing to trace all of them, not {shown(coordinator)}")
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit!r}")
     recorder = Recorder(process or f"{socket.gethostname()}:{os.getpid()}", limit)
-    with observe_all(recorder) if source is None else hub_of(source).observing.attach(recorder):
+    with observe_all(recorder) if binding is None else binding.hub().observing.attach(recorder):
         try:
             yield Trace(recorder)
         finally:

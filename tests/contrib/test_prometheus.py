@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,7 +12,7 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost
 from redis_sync_aio.contrib import prometheus
-from redis_sync_aio.instrumentation import ConnectionRestored, RenewedLate
+from redis_sync_aio.instrumentation import ConnectionRestored, Granted, RenewedLate, Requested
 
 NAMES = {
     "redis_sync_aio_acquire_duration_seconds": "histogram",
@@ -115,6 +117,31 @@ async def test_twenty_thousand_names_of_one_pattern_are_one_series(redis: Redis)
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     assert len(samples) < 100
     assert {sample.labels["lock_pattern"] for sample in samples} == {"orders:*"}
+
+
+async def test_patterns_can_be_chosen(redis: Redis) -> None:
+    registry = CollectorRegistry()
+    with prometheus.collect(registry, pattern_of=lambda name: name.rpartition("-")[0] or None):
+        for name in ("order-1", "order-2", "report"):
+            async with AsyncLock(redis, name):
+                pass
+        assert set(values(registry, "redis_sync_aio_held", "lock_pattern")) == {("order",), ("report",)}
+    # Closed, it has no series: a new one counts from zero.
+    with prometheus.collect(registry):
+        assert values(registry, "redis_sync_aio_held", "lock_pattern") == {}
+
+
+def test_a_forked_child_does_not_count_what_its_parent_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts: dict[str, Any] = {"kind": "lock", "name": "a:1", "pattern": "a:*", "server": "h:6379", "time": 1.0}
+    registry = CollectorRegistry()
+    with prometheus.PrometheusObserver(registry) as observer:
+        observer(Requested(**facts, request=1))
+        observer(Granted(**facts, request=1, waited=0.1, contended=False, fence=1, token="t"))
+        assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("a:*",): 1}
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        observer(Requested(**facts, request=2))
+        assert values(registry, "redis_sync_aio_held", "lock_pattern") == {("a:*",): 0}
+        assert values(registry, "redis_sync_aio_waiting", "lock_pattern") == {("a:*",): 1}
 
 
 def test_a_registry_that_has_the_series_is_refused() -> None:

@@ -94,15 +94,18 @@ async def test_what_still_goes_on_is_drawn_to_the_end(sync: Coordinator, other: 
     assert "still going on when the trace ended" in waited
 
 
-async def test_one_coordinator_or_client_can_be_traced_alone(
+async def test_one_coordinator_can_be_traced_alone(
     sync: Coordinator, other: Coordinator, redis: Redis, tmp_path: Path
 ) -> None:
-    async with tracing(sync) as trace, tracing(redis) as implicit:
+    async with tracing(sync) as one, tracing() as all_of_them:
         for lock in (sync.lock("a"), other.lock("b"), AsyncLock(redis, "c")):
             async with lock:
                 pass
-    assert [told.split()[0] for told in picture(trace, tmp_path).told("hold")] == ["a"]
-    assert [told.split()[0] for told in picture(implicit, tmp_path).told("hold")] == ["c"]
+    assert [told.split()[0] for told in picture(one, tmp_path).told("hold")] == ["a"]
+    assert [told.split()[0] for told in picture(all_of_them, tmp_path).told("hold")] == ["a", "b", "c"]
+    with pytest.raises(TypeError, match="takes a Coordinator, or nothing to trace all of them"):
+        async with tracing(redis):  # type: ignore[arg-type]
+            pass
 
 
 async def test_a_hand_over_inside_the_process_is_told(sync: Coordinator, tmp_path: Path) -> None:
