@@ -98,7 +98,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[Nodes]:
-    """A cluster of three shards. Whoever moves slots, or stops a node, takes that back."""
+    """A cluster of three shards. A test that moves slots, or stops a node, takes that back."""
     with asyncio.Runner() as runner:
         running = cluster()
         yield runner.run(running.__aenter__())
@@ -149,6 +149,6 @@ async def no_task_left() -> AsyncIterator[None]:
     yield
     left = [task for task in asyncio.all_tasks() - before if "redis_sync_aio" in task.get_name()]
     names = {task.get_name() for task in left}
-    if "redis_sync_aio close" in names:  # it ends in time, and may connect until then: to give back what is under way
+    if "redis_sync_aio close" in names:  # it ends in time, and may connect until then: to give back what is in flight
         names -= {"redis_sync_aio close", "redis_sync_aio link"}
     assert not names, left

@@ -102,7 +102,7 @@ async def test_p1_p8_a1_a2_a3_killed() -> None:
 
 @pytest.mark.ci
 async def test_p6_p8_a4_a5_stopped() -> None:
-    """A4, A5: SIGSTOP for half the ttl, after which nothing is lost; for longer, after which it is known at once."""
+    """A4, A5: SIGSTOP for half the ttl, which loses nothing; for longer, which is known immediately afterwards."""
     async with field(ttl=1.0, long=0.1, patience=30) as f:  # each stopped waiter may cost the others its claim
         stops: dict[int, list[tuple[int, bool]]] = {worker: [] for worker in range(6)}
 
@@ -196,7 +196,7 @@ async def test_p1_p8_d1_d2_restarted(keep: bool) -> None:
     """D1, D2: the server is killed and starts again with all it had (AOF), or with nothing.
 
     Within a second, at p99, each lock is granted again. With data no lease is lost. Without, leases are lost, and
-    two may be held at a time; whoever is overtaken then knows by his next renewal, and his commits are refused.
+    two may be held at a time; a holder that is overtaken then knows by its next renewal, and its commits are refused.
     """
     async with field(ttl=1.5, keep=keep) as f:
         back: list[int] = []

@@ -2,7 +2,7 @@
 
 `nursery` is the process that forks the workers, one for each line of its standard input: all is imported there,
 so a worker starts in milliseconds and a run can kill hundreds. Whatever a worker has to tell is one line of JSON on
-the standard output they share, written at once. Times are microseconds of the wall clock, which the servers of the
+the standard output they share, each in one write. Times are microseconds of the wall clock, which the servers of the
 same machine share: a fence is, as a rule, the server's time at the grant.
 
 One task of each worker contends for each name. A section commits its fence twice to a resource that refuses
@@ -100,7 +100,7 @@ class Worker:
         loop.add_signal_handler(signal.SIGUSR2, self.pause)
         loop.set_exception_handler(lambda _, context: tell(error="unhandled: " + repr(context)))
         client = Redis.from_url(job.locks, client_name=f"worker-{job.number}")
-        # No time-out: redis-py before Python 3.12 may swallow a cancellation when it has one.
+        # No timeout: redis-py before Python 3.12 may swallow a cancellation when it has one.
         self.resource = Redis.from_url(job.resource, socket_timeout=None)
         ledger = Ledger()
         observe = ledger if job.number % 2 else None  # to observe takes other paths through the package
@@ -243,7 +243,7 @@ def nursery() -> None:
                 os._exit(1)
             os._exit(0)
         tell(pid=pid)
-    os.killpg(0, signal.SIGKILL)  # our own group: us and whoever is left
+    os.killpg(0, signal.SIGKILL)  # our own group: us and what is left of it
 
 
 def die_with_parent() -> None:

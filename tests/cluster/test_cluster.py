@@ -319,7 +319,7 @@ async def test_a_user_without_the_rights(nodes: Nodes, caplog: pytest.LogCapture
 
 
 async def test_a_user_is_unknown_to_one_node(nodes: Nodes) -> None:
-    """Its names are refused; who waits at others waits on."""
+    """Its names are refused; waiters at others wait on."""
     for node in nodes.primaries[:2]:
         await nodes.say(node, "ACL", "SETUSER", "some", "on", ">x", "+@all", "~*", "&*")
     await nodes.say(nodes.primaries[2], "ACL", "DELUSER", "some")

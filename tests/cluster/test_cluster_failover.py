@@ -61,7 +61,7 @@ async def hold(lock: AsyncLock) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
-    """Its replica takes over: what had reached it stays held, who waits waits on, transactions go on."""
+    """Its replica takes over: what had reached it stays held, waiters wait on, transactions go on."""
     async with cluster(replicas=1) as nodes, processes(nodes, response_timeout=0.5) as (sync, other):
         name = nodes.name_at(0)
         lease = await AsyncLock(sync, name, ttl=10).acquire()
@@ -73,7 +73,7 @@ async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
         else:
             nodes.primaries[0].pause()
         replica = await nodes.promoted(nodes.primaries[0])
-        for one in (sync, other):  # who connects to one that hangs begins anew as soon as this is known
+        for one in (sync, other):  # a client that connects to one that hangs begins again as soon as this is known
             assert isinstance(one.client, RedisCluster)
             await wait_until(partial(leads_to, Cluster.of(one.client), nodes.slot(name), replica), FAST, timeout=10)
         await asyncio.wait_for(lease.extend(10), 5)

@@ -25,10 +25,10 @@ from ..support.inside import Call, Delivery, Engine, LinkEvents, cluster_link_of
 pytestmark = pytest.mark.timing
 
 
-@pytest.mark.parametrize("way", ["link", "polling", "shared", "at once"])
+@pytest.mark.parametrize("way", ["link", "polling", "shared", "in one step"])
 async def test_p1_p2_p8_d7_contention_while_the_slot_moves(nodes: Nodes, way: str) -> None:
-    """It goes round, and back: nobody is let in beside another, fences rise, nobody is left behind."""
-    if way == "at once" and not await nodes.can_move_at_once():
+    """It goes round, and back: nobody is let in next to another, fences rise, nobody is left behind."""
+    if way == "in one step" and not await nodes.can_move_at_once():
         pytest.skip("this server moves slots key by key only")
     name = nodes.name_at(0, f"moving-{way}")
     slot, (a, b, c) = nodes.slot(name), nodes.primaries
@@ -50,7 +50,7 @@ async def test_p1_p2_p8_d7_contention_while_the_slot_moves(nodes: Nodes, way: st
         tasks = [asyncio.create_task(work(sync)) for sync in both for _ in range(3)]
         for source, target in ((a, b), (b, c), (c, a)):
             await goes_on(grants)
-            await (nodes.move_at_once if way == "at once" else nodes.move)(slot, source, target)
+            await (nodes.move_at_once if way == "in one step" else nodes.move)(slot, source, target)
         await goes_on(grants)
         over = True
         await asyncio.gather(*tasks)
@@ -69,7 +69,7 @@ async def goes_on(grants: list[int], count: int = 5) -> None:
 async def test_p1_p3_a_grant_of_the_new_node_is_not_for_who_listens_at_the_old_one(
     nodes: Nodes, kind: str, engine: Engine
 ) -> None:
-    """What is published at one node is heard at all. Who waits does not know yet that the slot has moved (P3: asks)."""
+    """What is published at one node is heard at all. A waiter does not know yet that the slot has moved (P3: asks)."""
     name = nodes.name_at(0, f"broadcast-{kind}-{engine}")
     slot, (a, b, _) = nodes.slot(name), nodes.primaries
 
@@ -159,7 +159,7 @@ async def test_transactions_follow_the_slot(nodes: Nodes) -> None:
         assert await nodes.say(a, "GET", key) == b"3"
 
 
-@pytest.mark.parametrize("state", ["under way", "refused", "moved"])
+@pytest.mark.parametrize("state", ["moving", "refused", "moved"])
 async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: Nodes, state: str) -> None:
     """The slot moves while a call is at the old node: without an answer, refused for now, or not looked at yet."""
     name = nodes.name_at(0, f"behind-{state[0]}")
@@ -186,7 +186,7 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
                 more=(0,),
             )
 
-        if state == "under way":
+        if state == "moving":
             a.pause()
         elif state == "refused":
             await nodes.begin_move(slot, a, b)
@@ -206,9 +206,9 @@ async def test_p4_a_call_stays_behind_what_the_old_node_has_of_its_name(nodes: N
         assert shard.address.port == b.port
         send(b"second")
         async with sync.lock(nodes.name_at(1)):  # the new node has answered what was sent behind
-            # Whoever has refused hears sooner or later what the other nodes say, and answers MOVED then.
+            # A node that has refused hears sooner or later what the other nodes say, and answers MOVED then.
             assert answers == [] or (state == "refused" and slot not in await nodes.slots(a))
-        if state == "under way":
+        if state == "moving":
             a.resume()
         send(b"third")
         await wait_until(lambda: enough(answers, 3), FAST, timeout=10)

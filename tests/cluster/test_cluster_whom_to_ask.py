@@ -68,7 +68,7 @@ async def test_after_clusterdown_another_node_is_asked(asked: list[int], way: st
             await use(sync, way, name)
         await nodes.say(b, "CLUSTER", "BUMPEPOCH")
         first: list[int] = []
-        for name in names:  # each at once, before the others tell it who has the slot
+        for name in names:  # each immediately, before the others tell it who has the slot
             for node in (b, c):
                 await nodes.say(node, "CLUSTER", "SETSLOT", nodes.slot(name), "NODE", nodes.ids[b])
             await nodes.say(a, "CLUSTER", "DELSLOTS", nodes.slot(name))

@@ -53,8 +53,8 @@ pushes nothing is shared."""
 
 
 ABOVE_THE_ENGINE = ("test_exceptions", "test_contexts_", "test_loss")
-"""What these are about happens in the process, whoever decides on the server: locks and semaphores by scripts show that
-it works. With --run-ci they run on talks as well."""
+"""What these are about happens in the process, whatever decides on the server: locks and semaphores by scripts show
+that it works. With --run-ci they run on talks as well."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

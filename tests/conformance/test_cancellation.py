@@ -54,7 +54,7 @@ class Arena:
         return (await self.lock.statistics()).waiters > 0
 
     async def settle(self) -> None:
-        """End what the scenario started, whoever was cancelled."""
+        """End what the scenario started, whichever task was cancelled."""
         for helper in self.helpers:
             helper.cancel()
         await asyncio.gather(*self.helpers, return_exceptions=True)
@@ -64,7 +64,7 @@ class Arena:
             self.holder = None
 
     async def check_free(self) -> None:
-        """Usable at once: by this process in order, and by anybody as soon as what was sent has arrived."""
+        """Usable immediately: by this process in order, and by anybody as soon as what was sent has arrived."""
         lease = await self.lock.acquire(timeout=5)
         await lease.release()
         if self.kind.share:  # that sent nothing if it lingers, or if word that the cancelled task waits came first

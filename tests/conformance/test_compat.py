@@ -1,4 +1,4 @@
-"""`redis_sync_aio.compat.Lock` beside the lock of redis-py: the same contract, over both.
+"""`redis_sync_aio.compat.Lock` next to the lock of redis-py: the same contract, over both.
 
 What is asserted is what redis-py documents, and does. Errors: test_compat_errors.py. Each with the other, and what is
 better: test_compat_waiting.py.

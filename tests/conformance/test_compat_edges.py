@@ -131,7 +131,7 @@ async def test_extend_until_nothing_is_left_ends_the_lock(make: MakeLock, redis:
 
 @pytest.mark.timing
 async def test_then_the_next_one_has_it_immediately(lock: RedisLock, client: Redis, redis: Redis) -> None:
-    """Who waits for this lock is told. A key that just ends would be noticed at the next look only."""
+    """Waiters for this lock are notified. A key that just ends would be noticed at the next look only."""
     await lock.acquire()
     waiter = client.lock(NAME, timeout=30, lock_class=Lock)
     waiting = await started(redis, waiter.acquire())

@@ -1,6 +1,6 @@
 """One lock, many tasks and contexts: where a lease is entered, left, released and named (P1, P7, P12).
 
-FAULTS E6. Set-up and tear-down may run in different tasks; the lock object may be shared; whoever knows the identity
+FAULTS E6. Set-up and tear-down may run in different tasks; the lock object may be shared; all that know the identity
 may release. The life of coordinators and clients is in test_contexts_life.py.
 """
 

@@ -25,7 +25,7 @@ NAME = "life"
 
 
 async def test_p12_one_implicit_coordinator_for_each_client(kind: Kind, redis: Redis, observer: Redis) -> None:
-    """P9: all locks of a client share one connection, beside the client's pool; another client has its own."""
+    """P9: all locks of a client share one connection, next to the client's pool; another client has its own."""
     await wait_until(lambda: same(connections(observer), 1), FAST, timeout=5)  # the client's; others may end late
     locks = [kind.make(redis, f"{NAME}{n}") for n in range(5)]
     leases = await asyncio.gather(*(lock.acquire() for lock in locks))

@@ -1,6 +1,6 @@
 """P12, FAULTS E4: coordinators and clients that end while something waits or is held; implicit coordinators.
 
-Whoever waited or held gets a clear error at once, what was held is free again, and no task or connection is left.
+Waiters and holders get a clear error immediately, what was held is free again, and no task or connection is left.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ async def test_p7_close_inside_the_body(kind: Kind, sync: Coordinator, observer:
 
 @pytest.mark.parametrize("how", ["task", "anyio", "anyio-group", "asyncio", "twice"])
 async def test_p5_close_cancelled(kind: Kind, sync: Coordinator, observer: Redis, how: str) -> None:
-    """P5: the closing goes on, and the cancellation belongs to whoever asked for it."""
+    """P5: the closing goes on, and the cancellation belongs to the task that asked for it."""
     await kind.make(sync, NAME).acquire()
     loop = asyncio.get_running_loop()
     if how == "anyio":
@@ -222,7 +222,7 @@ UNDER_WAY: dict[str, Callable[[Exclusive, Lease], Awaitable[object]]] = {
 async def test_p12_close_with_a_command_under_way(
     kind: Kind, server_is: str, push: Literal["auto", "never"], use: str
 ) -> None:
-    """P12: whoever waits for an answer when the coordinator is closed gets it, or an error; nobody hangs."""
+    """P12: a task that waits for an answer when the coordinator is closed gets it, or an error; nobody hangs."""
     async with EmbeddedServer(port=0) as server, server.client() as client:
         sync = Coordinator(client, push=push, response_timeout=0.1)
         lock = kind.make(sync, NAME)

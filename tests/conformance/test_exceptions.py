@@ -71,7 +71,7 @@ async def task_cancel(run: Run) -> None:
 
 def scope_request(scope: anyio.CancelScope) -> Request:
     def request(then: Then) -> None:
-        scope.deadline = asyncio.get_running_loop().time()  # cancels at once
+        scope.deadline = asyncio.get_running_loop().time()  # cancels immediately
         then()
 
     return request
@@ -201,7 +201,7 @@ async def ends(disturbance: Disturbance) -> None:
 
 
 async def raises(disturbance: Disturbance) -> None:
-    """The cancellation is under way when the body's error leaves: it meets the release."""
+    """The cancellation is in flight when the body's error leaves: it meets the release."""
     disturbance.at_once()
     raise BodyError
 

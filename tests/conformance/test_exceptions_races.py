@@ -108,7 +108,7 @@ async def test_p7_loss_and_cancel(
 @pytest.mark.parametrize("turns", range(4))
 @pytest.mark.parametrize("scope_first", [False, True])
 async def test_p7_loss_and_anyio_scope(kind: Kind, sync: Coordinator, scope_first: bool, turns: int) -> None:
-    """P7: whoever is first, the scope keeps its own cancellation and nothing of either is left in the task."""
+    """P7: whichever is first, the scope keeps its own cancellation and nothing of either is left in the task."""
     with suppress(LeaseLost), anyio.move_on_after(60) as scope:
         async with kind.make(sync, NAME).hold() as lease:
             first, second = scope.cancel, lambda: lease._grant.lose("taken")

@@ -194,8 +194,8 @@ async def test_a_row_that_keeps_its_fence_is_not_changed_by_a_stale_holder(sync:
         await redis.delete("orders:42")  # its lease ends while its process is stopped
         async with lock as later:
             assert write("done", later.fence) == 1
-            assert write("done again", later.fence) == 1
+            assert write("done twice", later.fence) == 1
             assert write("late", paused.fence) == 0
-        assert table.execute("SELECT state, fence FROM orders").fetchall() == [("done again", later.fence)]
+        assert table.execute("SELECT state, fence FROM orders").fetchall() == [("done twice", later.fence)]
     finally:
         table.close()

@@ -1,4 +1,4 @@
-"""P6: a lease that is gone says so at once, and never takes anything from whoever holds the lock now.
+"""P6: a lease that is gone says so immediately, and never takes anything from the present holder.
 
 FAULTS A6 (blocked loop), B8, C4 (server silent), D2 (key deleted, FLUSHALL), E4 (client closed).
 """
@@ -42,7 +42,7 @@ FAULTS: dict[str, Fault] = {
 
 @pytest.fixture(params=FAULTS)
 def fault(request: pytest.FixtureRequest) -> str:
-    """What a foreign hand does to the lease."""
+    """What another client does to the lease."""
     return str(request.param)
 
 

@@ -68,7 +68,7 @@ async def test_p1_none_if_one_is_taken(
             assert caught.value.name == names[taken]
             assert caught.value.remaining is not None
             assert 15 < caught.value.remaining <= 20
-            for single in rest:  # free again when that is raised, for whoever comes after
+            for single in rest:  # free again when that is raised, for the next one
                 await (await single.acquire(timeout=5)).release()
         holder.check()
     async with lock.hold(timeout=5):
@@ -103,7 +103,7 @@ async def reads_done(redis: Redis) -> int:
 
 
 async def test_p2_nobody_barges(lock: AsyncMultiLock, names: tuple[str, ...], other: Coordinator) -> None:
-    """Who waits for any of the names gets it first, although the others are free all the time."""
+    """A waiter for any of the names gets it first, although the others are free all the time."""
     single = AsyncLock(other, names[1])
     holder = await single.acquire()
     first = asyncio.create_task(single.acquire(timeout=5))
@@ -195,7 +195,7 @@ async def test_p1_random_orders_of_random_names(sync: Coordinator, other: Coordi
 
 @pytest.mark.parametrize("way", ["link"], indirect=True)
 async def test_p1_tries_of_one_slot_do_not_spoil_each_other(sync: Coordinator, other: Coordinator) -> None:
-    """One script takes all or none: of those who try at once exactly one succeeds, in any order of names."""
+    """One script takes all or none: of those who try together exactly one succeeds, in any order of names."""
     names = list(SLOTS["one slot"])
     for _ in range(20):
         tries = [AsyncMultiLock(sync, names).try_acquire(), AsyncMultiLock(other, names[::-1]).try_acquire()]

@@ -111,7 +111,7 @@ async def test_p6_one_deadline_the_earliest(sync: Coordinator, redis: Redis, nam
 async def test_p6_one_is_lost_while_the_next_is_waited_for(
     sync: Coordinator, other: Coordinator, redis: Redis, names: tuple[str, ...]
 ) -> None:
-    """Nobody relied on it yet: all are acquired anew."""
+    """Nobody relied on it yet: all are acquired again."""
     lock = AsyncMultiLock(sync, names, ttl=TTL)
     single = AsyncLock(other, names[1])
     holder = await single.acquire()

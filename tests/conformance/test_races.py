@@ -1,4 +1,4 @@
-"""P1-P5, P9: a grant meets a cancellation, a time-out, a lost wake-up; random cancellations; ten thousand waiters.
+"""P1-P5, P9: a grant meets a cancellation, a timeout, a lost wake-up; random cancellations; ten thousand waiters.
 
 FAULTS B2, B6, C7, E7.
 """
@@ -57,7 +57,7 @@ async def turns(number: int) -> None:
 
 
 async def third_gets_it(third: asyncio.Task[Lease], first: asyncio.Task[Lease], give_up: Callable[[], object]) -> Lease:
-    """The third has the lock at once when the first is gone; never both."""
+    """The third has the lock immediately when the first is gone; never both."""
     begin = time.monotonic()
     give_up()
     await asyncio.wait([first])
@@ -402,7 +402,7 @@ async def patient(redis: Redis) -> AsyncIterator[Coordinator]:
 @only_link
 @many
 async def test_p9_e7_ten_thousand_locks(patient: Coordinator, redis: Redis, many: int, way: str) -> None:
-    """At once, of one process: held, renewed and released over one connection. (Leases of permits are the same.)"""
+    """Together, of one process: held, renewed and released over one connection. (Leases of permits are the same.)"""
     others = await connected(redis)
     locks = [AsyncLock(patient, f"{NAME}:{number}", ttl=60) for number in range(many)]
     gc.collect()

@@ -307,7 +307,7 @@ async def test_p12_nothing_is_kept_of_a_task(lock: AsyncReentrantLock) -> None:
     def ours() -> int:
         return len([key for key in lease_groups if isinstance(key, tuple) and key[1] is lock._client])
 
-    def mine() -> int:  # whoever was before us may still be on its way out
+    def mine() -> int:  # the former owner may still be on its way out
         task = asyncio.current_task()
         assert task is not None
         return len([key for key in lease_groups if isinstance(key, tuple) and key[-1] == weakref.ref(task)])
@@ -338,7 +338,7 @@ async def test_p12_a_task_that_forgot_to_release_is_not_kept_alive(make_client: 
 
 
 def test_a9_an_owner_belongs_to_one_event_loop(server: EmbeddedServer) -> None:
-    """A9: what an owner held when its loop ended was released then; in the next loop it begins anew."""
+    """A9: what an owner held when its loop ended was released then; in the next loop it begins again."""
     client = server.client()
     lock = AsyncReentrantLock(client, NAME)
     leases: list[Lease] = []

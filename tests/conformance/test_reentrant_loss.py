@@ -115,7 +115,7 @@ async def test_p6_an_acquisition_does_not_count_on_a_dead_lease(sync: Coordinato
 async def test_p6_lost_in_the_very_turn_of_its_grant(
     lock: AsyncReentrantLock, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is inside of what never began: the owner may try again at once."""
+    """Nobody is inside of what never began: the owner may try again immediately."""
     acquire = lock._lock._grant
 
     async def acquire_and_lose(*request: Any) -> Any:
@@ -136,7 +136,7 @@ async def test_p6_lost_in_the_very_turn_of_its_grant(
 
 @pytest.mark.timing
 async def test_p6_leaving_a_lost_lease_of_acquire(sync: Coordinator, redis: Redis) -> None:
-    """Without bodies: each release says LeaseLost, and then the owner may begin anew."""
+    """Without bodies: each release says LeaseLost, and then the owner may begin again."""
     lock = AsyncReentrantLock(sync, NAME, ttl=TTL)
     leases = [await lock.acquire(), await lock.acquire()]
     await redis.delete(NAME)

@@ -477,7 +477,7 @@ async def test_recording_after_the_release_says_so(lock: AsyncRobustLock) -> Non
         await lease.clear_record()
 
 
-# -- trouble on the way in ---------------------------------------------------------------------------------
+# -- errors on the way in ----------------------------------------------------------------------------------
 
 
 async def test_a_foreign_key_in_place_of_the_record_is_refused_and_the_lock_given_back(
@@ -530,7 +530,7 @@ UNREADABLE = {
 async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
     lock: AsyncRobustLock, sync: Coordinator, redis: Redis, wrong: dict[str, str | bytes], asks: str
 ) -> None:
-    """Whoever asks for the lock is told what is wrong; what else is held goes on, by the same connection."""
+    """A request for the lock hears what is wrong; what else is held goes on, by the same connection."""
     await AsyncLock(sync, "bystander").acquire()
     first = await lock.acquire(identity="w")
     connections = sync.connections
@@ -586,4 +586,4 @@ async def test_a_record_that_was_evicted_is_written_anew(lock: AsyncRobustLock, 
 async def test_a_robust_lock_needs_scripts(redis: Redis) -> None:
     with pytest.raises(ValueError, match="needs scripts"):
         AsyncRobustLock(redis, NAME, engine="watch")
-    assert AsyncRobustLock(redis, NAME)._keys.engine == "lua", "it does not fall back to what it can not do"
+    assert AsyncRobustLock(redis, NAME)._keys.engine == "lua", "it does not fall back to what it cannot do"

@@ -1,4 +1,4 @@
-"""P5 for robust locks: whoever is cancelled, the lock is free, and nothing that was recorded is lost."""
+"""P5 for robust locks: whichever task is cancelled, the lock is free, and nothing that was recorded is lost."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def line_up(rw: AsyncReadWriteLock, *sides: str) -> list[asyncio.Task[Leas
 
 
 async def check_free(rw: AsyncReadWriteLock) -> None:
-    """Nobody reads, writes or waits, and the next writer has it at once."""
+    """Nobody reads, writes or waits, and the next writer has it immediately."""
     lease = await rw.write().acquire(timeout=5)
     await lease.release()
     after = await rw.statistics()
@@ -275,7 +275,7 @@ async def test_an_upgrade_never_shortens_the_lease(rw: AsyncReadWriteLock, redis
 
 
 async def test_two_upgrades_would_wait_for_each_other(rw: AsyncReadWriteLock, other: AsyncReadWriteLock) -> None:
-    """The second is told at once; when it releases, the first goes on. No upgrade of the same lease twice."""
+    """The second hears it immediately; when it releases, the first goes on. No upgrade of the same lease twice."""
     one, two = await rw.read().acquire(), await other.read().acquire()
     upgrading = asyncio.create_task(rw.upgrade(one).__aenter__())
     await queued(rw, 1)
@@ -377,7 +377,7 @@ async def test_an_upgrade_that_ends_early_reads_on(rw: AsyncReadWriteLock) -> No
 
 
 async def test_upgrading_what_is_no_readers_lease(rw: AsyncReadWriteLock, sync: Coordinator) -> None:
-    """Refused at once, in words."""
+    """Refused immediately, in words."""
     async with rw.write() as writer:
         with pytest.raises(NotHeld, match="not a reader's lease"):
             await rw.upgrade(writer).__aenter__()

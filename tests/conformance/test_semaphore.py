@@ -102,7 +102,7 @@ async def test_p1_never_more_than_the_limit(sync: Coordinator, other: Coordinato
 
 
 async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
-    """P1: 10,000 permits of weight 1 and two of 5,000; all of them expire at once, and one takes all that is free."""
+    """P1: 10,000 permits of weight 1 and two of 5,000; all of them expire together, and one takes all that is free."""
     sem = semaphore(sync, 20_000)
     heavy = [await sem.acquire(5000), await sem.acquire(5000)]
     light = await asyncio.gather(*(sem.acquire() for _ in range(10_000 if hub_of(sync).pushes else 500)))
@@ -233,7 +233,7 @@ async def test_a_weight_above_the_limit_is_refused_at_the_call(sync: Coordinator
 
 
 async def test_a_weight_above_the_servers_limit_is_refused_by_it(sync: Coordinator, redis: Redis) -> None:
-    """With limit=None only the server knows: nobody queues for ever."""
+    """With limit=None only the server knows: nobody queues forever."""
     await (await semaphore(sync, 3).acquire()).release()
     sem = semaphore(sync, None)
     for use in (sem.acquire, sem.try_acquire):
@@ -337,7 +337,7 @@ async def test_shrinking_takes_nothing_and_gives_nothing_until_it_fits(sync: Coo
 
 
 async def test_a_waiter_heavier_than_the_new_limit_is_told(sync: Coordinator, other: Coordinator) -> None:
-    """LimitMismatch; whoever is behind it goes on waiting, and gets what fits."""
+    """LimitMismatch; the request behind it goes on waiting, and gets what fits."""
     sem, admin = semaphore(sync, 4), semaphore(other, None)
     holder = await sem.acquire(3)
     tasks = await line_up(sem, 4, 1, 3, 2)

@@ -53,7 +53,7 @@ class Arena:
         return (await self.theirs.statistics()).waiters > 0
 
     async def finish(self) -> None:
-        """End what the operation started, whoever was cancelled; then everything is free."""
+        """End what the operation started, whichever task was cancelled; then everything is free."""
         for helper in self.helpers:
             helper.cancel()
         await asyncio.gather(*self.helpers, return_exceptions=True)
@@ -208,7 +208,7 @@ async def test_p5_b6_random_cancellations(sync: Coordinator, other: Coordinator,
 
 
 async def test_p5_the_head_that_others_wait_for_is_cancelled(sync: Coordinator, other: Coordinator) -> None:
-    """P5, B2: some turns after the release that makes room for it: whoever is behind it does not wait for ever."""
+    """P5, B2: some turns after the release that makes room for it: the request behind it does not wait forever."""
     sem, theirs = (AsyncSemaphore(one, NAME, limit=LIMIT) for one in (sync, other))
     granted = 0
     for turns in (*range(-5, 25), *range(25, 60, 5)):

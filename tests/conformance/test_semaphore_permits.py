@@ -57,7 +57,7 @@ async def capacity(sem: AsyncSemaphore, limit: int) -> None:
 
 
 async def test_statistics(sync: Coordinator, other: Coordinator) -> None:
-    """Who holds what, those whose lease ends first at the front; who waits, in order."""
+    """Who holds what, those whose lease ends first at the front; the waiters, in order."""
     sem = semaphore(sync, 5)
     one = await sem.acquire(2, identity="worker-7", ttl=20)
     two = await sem.acquire(ttl=10)

@@ -142,7 +142,7 @@ async def test_cancelled_it_can_be_tried_again(sync: Coordinator, other: AsyncRe
 async def test_p1_the_reader_is_released_inside(
     sync: Coordinator, other: AsyncReadWriteLock, share: bool, elsewhere: bool
 ) -> None:
-    """Its permit is the writer's: another one may write at once, so the body must not."""
+    """Its permit is the writer's: another one may write immediately, so the body must not."""
     rw = AsyncReadWriteLock(sync, NAME, share=share)
     reader = await rw.read().acquire()
 
@@ -547,7 +547,7 @@ async def test_who_releases_the_writer_in_its_body_is_told_of_no_answer(share: b
 
 @pytest.mark.timing
 async def test_p1_a_downgrade_without_an_answer_does_not_meet_a_later_writer_of_its_name(redis: Redis) -> None:
-    """P1: an identity that was granted the writer's anew, elsewhere, is not made a reader by what is sent late."""
+    """P1: an identity that was granted the writer's again, elsewhere, is not made a reader by what is sent late."""
     with EmbeddedServer() as server:
         async with (
             server.client() as direct,

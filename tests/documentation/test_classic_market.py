@@ -68,7 +68,7 @@ async def test_textbook_unguarded_it_sells_twice(sync: Coordinator, ledger: bloc
 
 
 async def test_textbook_watch_is_disturbed_by_what_others_sell(sync: Coordinator, ledger: blocking.Redis) -> None:
-    """Nobody else wants the item, and still all is done ten times in vain: the whole market is one key."""
+    """Nobody else wants the item, and still all is done ten times without success: the whole market is one key."""
     buyer, seller = WAYS["watch"](sync), WAYS["watch"](sync)
     await seller.list_item("s0", "s0:0", 10)
     others = iter(range(ITEMS))
@@ -94,7 +94,7 @@ async def test_textbook_watch_gives_up_when_its_time_is_over(sync: Coordinator, 
     between(buyer, meanwhile)
     assert not await buyer.purchase("b0", "s0:0.s0", until)
     assert buyer.retries > 0
-    assert await buyer.offers(5) == ["s0:0.s0"], "it is there, and nobody else wanted it"
+    assert await buyer.offers(5) == ["s0:0.s0"], "it is there, and nobody else asked for it"
     assert wrong(ledger) == []
 
 
@@ -109,7 +109,7 @@ async def ledger_touch(sync: Coordinator) -> None:
 
 @pytest.mark.parametrize("way", ["watch-fine", "transaction-fine"])
 async def test_p1_keys_of_ones_own_are_not_disturbed(sync: Coordinator, ledger: blocking.Redis, way: str) -> None:
-    """P1: one key for each offer: what others list does not matter; whoever wants the same has it, or not."""
+    """P1: one key for each offer: what others list does not matter; a buyer of the same has it, or not."""
     market, other = WAYS[way](sync), WAYS[way](sync)
     await market.list_item("s0", "s0:0", 10)
     snatched = False
@@ -130,7 +130,7 @@ async def test_p1_keys_of_ones_own_are_not_disturbed(sync: Coordinator, ledger: 
 
 
 async def test_p2_a_transaction_that_is_disturbed_takes_its_turn(sync: Coordinator, ledger: blocking.Redis) -> None:
-    """P2: as with WATCH above, but after three times in vain those who come then wait until it is done."""
+    """P2: as with WATCH above, but after three failures those who come then wait until it is done."""
     buyer, seller = WAYS["transaction"](sync), WAYS["transaction"](sync)
     turn = sync.lock(turn_key(MARKET.encode()))
     await seller.list_item("s0", "s0:0", 10)
@@ -158,7 +158,7 @@ async def test_p2_a_transaction_that_is_disturbed_takes_its_turn(sync: Coordinat
 async def test_p1_under_a_lock_what_others_sell_does_not_disturb(
     sync: Coordinator, ledger: blocking.Redis, way: str
 ) -> None:
-    """P1: whoever wants the same item waits, then finds it gone."""
+    """P1: a buyer of the same item waits, then finds it gone."""
     market, other = WAYS[way](sync), WAYS[way](sync)
     await market.list_item("s0", "s0:0", 10)
     rivals: list[asyncio.Task[bool]] = []
@@ -183,7 +183,7 @@ async def test_p1_under_a_lock_what_others_sell_does_not_disturb(
 async def test_p7_too_poor_comes_out_bare_and_nothing_is_changed(
     sync: Coordinator, ledger: blocking.Redis, way: str
 ) -> None:
-    """P7: and nothing is left locked or watched: the next purchase is done at once."""
+    """P7: and nothing is left locked or watched: the next purchase is done immediately."""
     market = WAYS[way](sync)
     await market.list_item("s0", "s0:0", MONEY + 1)
     await market.list_item("s0", "s0:1", MONEY)

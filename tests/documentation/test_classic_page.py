@@ -20,13 +20,13 @@ def written() -> set[str]:
     return {function.name for function in functions if function.name.startswith("test_")}
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 def test_the_page_names_all_tests_and_no_others() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE.read_text("utf-8")))
     assert named == written()
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 def test_every_row_of_the_table_leads_to_its_section() -> None:
     text = PAGE.read_text("utf-8")
     rows = re.findall(r"^\| \[[^\]]+\]\(#([\w-]+)\)", text, re.M)

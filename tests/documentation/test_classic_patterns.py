@@ -1,6 +1,6 @@
 """Locks as books and blogs show them: where each of them fails, and that ours does not (docs/classic-patterns.md).
 
-Semaphores, transactions, the market and Redlock are beside this file: test_classic_semaphores.py,
+Semaphores, transactions, the market and Redlock are next to this file: test_classic_semaphores.py,
 test_classic_transactions.py, test_classic_market.py, test_classic_redlock.py.
 """
 
@@ -173,7 +173,7 @@ async def test_textbook_a_release_by_watch_fails_when_its_own_renewal_comes_betw
 async def test_p7_a_renewal_that_comes_between_does_not_hinder_a_release(
     server: EmbeddedServer, mode: str, engine: str
 ) -> None:
-    """P7: by a script; or by WATCH, where EXEC is refused, the token is found to be there, and it is done again."""
+    """P7: by a script; or with WATCH, where EXEC is refused, the token is found to be there, and it is repeated."""
     async with wired(server, mode) as w:
         lease = await w.lock(engine=engine).acquire()
         rule = w.proxy.on(DECIDES[engine], HOLD)
@@ -300,10 +300,10 @@ async def test_p4_a_lost_reply_is_found_out_and_a_late_copy_is_spent(
         await w.check_free(lease.fence)
 
 
-# -- an alarm of the process as a time-out -----------------------------------------------------------------------
+# -- an alarm of the process as a timeout -----------------------------------------------------------------------
 
 TIMER, ALARM = signal.ITIMER_VIRTUAL, signal.SIGVTALRM
-"""Not ITIMER_REAL: the test runner's own time-outs use that one, and a process has only one of each."""
+"""Not ITIMER_REAL: the test runner's own timeouts use that one, and a process has only one of each."""
 
 
 def alarm_lock(client: Client, name: str, who: str) -> textbook.AlarmLock:
@@ -327,7 +327,7 @@ async def test_textbook_the_alarm_rings_in_whoever_runs(plain: Client) -> None:
     waiting.clear()
     free = alarm_lock(plain, "other", "b")
     await free.acquire(7200, textbook.nothing)
-    assert signal.getitimer(TIMER) == (0, 0), "nobody's alarm is set any more: the patient waits for ever"
+    assert signal.getitimer(TIMER) == (0, 0), "nobody's alarm is set any more: the patient waits forever"
     await free.release()
     with pytest.raises(textbook.LockReleaseError):
         await free.release()
@@ -390,7 +390,7 @@ async def test_p7_release_errors_have_names(redis: Redis, sync: Coordinator) -> 
 
 
 async def test_p3_free_again_wakes_those_who_wait(redis: Client, sync: Coordinator) -> None:
-    """P3: the textbooks poll; here the end of a lease, or a DEL by hand, is noticed by who waits."""
+    """P3: the textbooks poll; here the end of a lease, or a DEL by hand, is noticed by the waiters."""
     lock = AsyncLock(sync, NAME)
     await redis.set(NAME, "theirs", px=MINUTE)
     waiting = asyncio.create_task(lock.acquire(timeout=5))

@@ -35,7 +35,7 @@ async def holders(plain: list[Client]) -> list[str | None]:
 
 
 async def test_textbook_redlock_splits(plain: list[Client]) -> None:
-    """Three come at once, and each has the answer of some servers first: nobody has a majority, all try again."""
+    """Three come together, and each has the answer of some servers first: nobody has a majority, all try again."""
     all_alike = asyncio.Barrier(3).wait
     tried = await asyncio.gather(
         take_majority(plain, NAME, "a", gap=all_alike),

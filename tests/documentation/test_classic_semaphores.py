@@ -132,7 +132,7 @@ async def test_textbook_the_earlier_clock_gets_in_beside_those_who_are_in(plain:
 
 @pytest.mark.parametrize("kind", [ClockSemaphore, FairSemaphore, LockedFairSemaphore])
 async def test_textbook_a_clock_that_is_ahead_puts_out_who_is_in(plain: Client, kind: type[ClockSemaphore]) -> None:
-    """Neither the counter nor the lock around it helps: time-outs are still told by the clients' clocks."""
+    """Neither the counter nor the lock around it helps: timeouts are still told by the clients' clocks."""
     semaphore = kind(plain, NAME, 1, TIMEOUT)
     assert await semaphore.acquire("right", clock(0))
     assert not await semaphore.acquire("right, too", clock(0))
@@ -272,7 +272,7 @@ async def test_p1_d14_processes_whose_clocks_are_10_seconds_apart(
 
 
 async def test_p6_a_refresh_is_a_renewal(redis: Client, sync: Coordinator) -> None:
-    """P6: it says how long by the server's clock, and a permit that is over is not put back beside another one's."""
+    """P6: it says how long by the server's clock, and a permit that is over is not put back next to another one's."""
     semaphore = AsyncSemaphore(sync, NAME, limit=1, ttl=TIMEOUT, auto_renew=False)
     lease = await semaphore.acquire()
     await lease.extend(60)

@@ -131,7 +131,7 @@ def test_without_the_lock_it_fails_and_says_why(tmp_path: Path) -> None:
     assert bars(tmp_path / "t.svg") > 200
 
 
-# -- when it can not be carried out ------------------------------------------------------------------------
+# -- when it cannot be carried out ------------------------------------------------------------------------
 
 
 @pytest.mark.ci

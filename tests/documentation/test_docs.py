@@ -41,7 +41,7 @@ LOGGED = re.compile(
 """What the log may say: some programs lose a lease on purpose, or stop their server."""
 
 
-@pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not DOCS.exists(), reason="the documentation is not next to these tests")
 def test_there_are_programs() -> None:
     assert {page: len(programs(page)) for page in PAGES} == PAGES
 
@@ -56,14 +56,14 @@ async def test_programs_run(number: int) -> None:
     assert not [line for line in errors.decode().splitlines() if not LOGGED.match(line)]
 
 
-@pytest.mark.skipif(not FAULTS.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not FAULTS.exists(), reason="the documentation is not next to these tests")
 def test_the_list_of_faults_names_test_files_that_exist() -> None:
     named = set(re.findall(r"`(test_\w+\.py)`", FAULTS.read_text("utf-8")))
     assert named
     assert named <= {path.name for path in TESTS.rglob("test_*.py")}
 
 
-@pytest.mark.skipif(not FAULTS.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not FAULTS.exists(), reason="the documentation is not next to these tests")
 def test_the_list_of_faults_has_every_fault_that_a_test_refers_to() -> None:
     listed = re.findall(r"^\| ([A-F]\d+) \|", FAULTS.read_text("utf-8"), re.M)
     assert len(listed) == len(set(listed))

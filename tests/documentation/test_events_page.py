@@ -16,7 +16,7 @@ from redis_sync_aio.instrumentation import Event
 from ..support.inside import logs
 
 PAGE = Path(__file__).parents[2] / "docs" / "events-and-logs.md"
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 
 
 def rows(heading: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""P10, FAULTS D16: without scripts. Locks and permits by WATCH where those are refused, beside those that use them.
+"""P10, FAULTS D16: without scripts. Locks and permits with WATCH where those are refused, next to those that use them.
 
 That the engine does all that scripts do is shown where scripts are tested: the conformance suite runs on both, and so
 do random histories (tests/simulation) and the faults of the wire (test_wire_watch.py).
@@ -44,14 +44,14 @@ from ..support.wired import SOON
 from ..support.wired import quiet_loop as quiet_loop
 
 WATCHING = "+watch +unwatch +multi +exec +zmscore +pubsub|numsub"
-"""What WATCH needs beside what the scripts use."""
+"""What WATCH needs besides what the scripts use."""
 LEAST = f"resetkeys {KEYS} {CHANNELS} -@all +subscribe +publish {LOCKS} {PERMITS_TOO} {WATCHING}"
 
 
 @modes
 @pytest.mark.parametrize("refused", ["-@scripting", LEAST], ids=["no scripts", "least rights"])
 async def test_scripts_refused(mode: str, refused: str, caplog: pytest.LogCaptureFixture) -> None:
-    """D16: everything works by WATCH, and one line of the log says so."""
+    """D16: everything works with WATCH, and one line of the log says so."""
     async with served_to("resetkeys ~* resetchannels &* +@all", refused, mode=mode) as s:
         with caplog.at_level(logging.WARNING, "redis_sync_aio"):
             await everything(s.sync)
@@ -67,7 +67,7 @@ async def test_scripts_refused(mode: str, refused: str, caplog: pytest.LogCaptur
         assert "evalsha" in said.getMessage()
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 def test_the_documentation_tells_the_rights() -> None:
     assert WATCHING in " ".join(PAGE.read_text().split())
 
@@ -117,7 +117,7 @@ async def _waits(lock: AsyncLock) -> bool:
 
 @modes
 async def test_out_of_memory_while_more_than_a_thousand_permits_are_over(mode: str) -> None:
-    """D10: an error for whoever asks, on a connection that goes on."""
+    """D10: an error for each request, on a connection that goes on."""
     async with served(mode) as s:
         semaphore = AsyncSemaphore(s.sync, ORDERS, limit=5000, engine="watch")
         held = await semaphore.acquire()
@@ -206,7 +206,7 @@ SHARED: dict[str, tuple[Make, int]] = {
 
 @pytest.mark.parametrize(("make", "limit"), SHARED.values(), ids=SHARED)
 async def test_both_engines_at_once(redis: Redis, server: EmbeddedServer, make: Make, limit: int) -> None:
-    """P1, P2, P8: 2 x 12 tasks on 3 coordinators, half of them by WATCH: never too many, order, rising fences."""
+    """P1, P2, P8: 2 x 12 tasks on 3 coordinators, half of them with WATCH: never too many, order, rising fences."""
     await redis.flushall()
     inside, most, fences, order = 0, 0, list[int](), list[int]()
 

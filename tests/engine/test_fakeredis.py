@@ -1,6 +1,6 @@
-"""P10: fakeredis in the place of a server, as in users' own unit tests: with lupa by scripts, without it by WATCH.
+"""P10: fakeredis in the place of a server, as in users' own unit tests: with lupa by scripts, without it with WATCH.
 
-`test_the_same_without_lupa` runs this file once more, in a process that can not import lupa.
+`test_the_same_without_lupa` runs this file once more, in a process that cannot import lupa.
 """
 
 from __future__ import annotations

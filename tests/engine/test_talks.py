@@ -1,6 +1,6 @@
 """Talks, command by command: what happens between their reading and their EXEC. See `_engine/watch.py`.
 
-Whoever is stopped in the midst of a talk, for a moment or for a minute, is overtaken just as here.
+A process that is stopped in the midst of a talk, for a moment or for a minute, is overtaken just as here.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def test_two_thousand_that_are_over(client: Any) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_two_thousand_that_are_over_and_no_memory(client: Any, waits: bool) -> None:
-    """Nothing can be dropped: an error as for any other write, but who waits already goes on waiting."""
+    """Nothing can be dropped: an error as for any other write, but a request that waits already goes on waiting."""
     prepare(client, SEM)
     ours = ticket(SEM, b"b", b"")
     if waits:
@@ -329,7 +329,7 @@ def heard(client: Any, call: Call) -> list[bytes]:
 
 
 def test_those_who_share_are_looked_at_when_somebody_has_to_wait(client: Any) -> None:
-    """And only then: neither where nobody shares, nor for who is granted something at once or does not wait."""
+    """And only then: neither where nobody shares, nor for one that is granted immediately or does not wait."""
     limit = (1, 2)
     asked = [said(SEM, "permits/acquire", b"t%d" % n, TTL, ticket(SEM, b"t%d" % n), 0, *limit) for n in range(4)]
     run(client, SEM, "permits/acquire", SHARER, TTL, b"", 0, *limit)

@@ -168,7 +168,7 @@ async def test_a_defect_in_what_takes_an_error_answer_ends_the_call(
 async def test_a_defect_in_what_takes_a_message_costs_nothing_but_the_message(
     redis: Redis, monkeypatch: pytest.MonkeyPatch, engine: Engine
 ) -> None:
-    """By WATCH it may be delivered within a talk, which goes on: what it has written is written."""
+    """With WATCH it may be delivered within a talk, which goes on: what it has written is written."""
     async with Coordinator(redis, poll_cap=0.3) as sync:
         lock = AsyncLock(sync, "one", engine=engine)
         holder = await lock.acquire()
@@ -238,7 +238,7 @@ MESSAGES = {
 async def test_a_malformed_message_in_the_inbox_is_ignored_and_logged(
     redis: Redis, sync: Coordinator, other: Coordinator, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who may publish can write anything there. The connection stays, and so does who waits."""
+    """Who may publish can write anything there. The connection stays, and so do the waiters."""
     caplog.set_level(logging.WARNING, "redis_sync_aio")
     holder = await other.lock("inbox").acquire()
     waiting = asyncio.create_task(sync.lock("inbox").acquire())

@@ -105,7 +105,7 @@ async def test_p8_d13_fences_rise_whatever_the_clock_does(clock: FakeClock, redi
 
 
 async def test_d13_ahead_by_less_than_the_ttl(clock: FakeClock, redis: Redis, sync: Coordinator) -> None:
-    """15 of 20 s are gone at once: nobody else has it, and the next renewal makes up for it."""
+    """15 of 20 s are gone in one step: nobody else has it, and the next renewal makes up for it."""
     lock = AsyncLock(sync, NAME, ttl=TTL)
     lease = await lock.acquire()
     await server_jump(redis, clock, 15)
@@ -125,7 +125,7 @@ async def test_p8_d13_ahead_by_more_than_the_ttl(clock: FakeClock, redis: Redis,
     other = await lock.acquire(timeout=1)
     assert other.fence > lease.fence
     assert resource.commit(other)
-    lease.check()  # it can not know yet
+    lease.check()  # it cannot know yet
     assert not resource.commit(lease)
     with pytest.raises(LeaseLost) as caught:
         await lease.extend(TTL)

@@ -1,4 +1,4 @@
-"""P3: a server comes back with an older queue. Its tickets belong to living processes, and nobody wants them any more.
+"""P3: a server comes back with an older queue. Its tickets belong to living processes, and are not needed any more.
 
 Each of them would be granted for a whole claim, 2 seconds: 40 seconds for the number that most tests use.
 """
@@ -42,10 +42,10 @@ SOON = 1.5
 Make = Callable[..., Exclusive]
 KINDS: dict[str, Make] = {
     "lock": AsyncLock,
-    "lock by watch": lambda sync, name, **options: AsyncLock(sync, name, engine="watch", **options),
+    "lock, watch": lambda sync, name, **options: AsyncLock(sync, name, engine="watch", **options),
     "robust lock": lambda sync, name, **options: AsyncRobustLock(sync, name, **options),
     "semaphore": lambda sync, name, **options: AsyncSemaphore(sync, name, limit=1, **options),
-    "semaphore by watch": lambda sync, name, **options: AsyncSemaphore(sync, name, limit=1, engine="watch", **options),
+    "semaphore, watch": lambda sync, name, **options: AsyncSemaphore(sync, name, limit=1, engine="watch", **options),
 }
 kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 

@@ -170,7 +170,7 @@ async def test_p2_a2_a_stopped_waiter_costs_its_claim(server: EmbeddedServer, lo
         granted = await asyncio.wait_for(grant, 20)
         assert claim - 0.01 < granted.at - begin < claim + SLACK
         head.go_on()
-        await wait_until(waits(lock, 1), FAST, timeout=15)  # it asked anew
+        await wait_until(waits(lock, 1), FAST, timeout=15)  # it asked again
         assert not stale.done()
         assert (await lock.statistics()).holder == granted["token"]
         await second.ask("check", "2")
@@ -250,7 +250,7 @@ async def test_p1_a3_killed_between_grant_and_bookkeeping(
 async def test_p6_a4_stopped_beyond_the_ttl(
     server: EmbeddedServer, lock: AsyncLock, redis: Redis, crew: Crew, itself: bool
 ) -> None:
-    """After SIGCONT it knows at once, its body is cancelled, and it takes nothing from the new holder."""
+    """After SIGCONT it knows immediately, its body is cancelled, and it takes nothing from the new holder."""
     with crew.children(1) as children:
         await opened(server, children)
         child = children[0]
@@ -311,7 +311,7 @@ async def test_p6_a4_released_right_after_waking_up(
 async def test_p1_a4_a_late_release_frees_nobody_elses_lock(
     server: EmbeddedServer, lock: AsyncLock, redis: Redis, crew: Crew
 ) -> None:
-    """Sent in good time, under way for longer than the ttl: the server looks at its token."""
+    """Sent in good time, in flight for longer than the ttl: the server looks at its token."""
     assert server.port is not None
     async with FaultProxy((server.host, server.port)) as proxy:
         with crew.children(1) as children:

@@ -110,7 +110,7 @@ async def test_p2_a2_killed_waiters_are_skipped(
 async def test_p2_a2_a_killed_waiter_that_does_not_fit_keeps_nobody_out(
     server: EmbeddedServer, sem: AsyncSemaphore, redis: Redis, crew: Crew
 ) -> None:
-    """P2: it is the head, too heavy for what is free, and dead: those behind it who fit are let in at once."""
+    """P2: it is the head, too heavy for what is free, and dead: those behind it who fit are let in immediately."""
     kept, gone = await sem.acquire(2), await sem.acquire(2)
     with crew.children(3) as children:
         await opened(server, *children)

@@ -84,7 +84,7 @@ async def _acquire_after(begin: asyncio.Event, lock: AsyncLock) -> Lease:
 @modes
 @pytest.mark.parametrize("what", ["first use", "waiting"])
 async def test_max_clients(mode: str, what: str) -> None:
-    """D11: no connection to be had; within a second after there is one, who waits has the lock."""
+    """D11: no connection to be had; within a second after there is one, the waiter has the lock."""
     async with served(mode) as s:
         holder = await s.elsewhere().acquire()
         begin = asyncio.Event()

@@ -328,7 +328,7 @@ async def _no_password(sync: Coordinator) -> None:
 @modes
 @pytest.mark.parametrize("key", [NAME, f"{{{NAME}}}:queue", f"{{{NAME}}}:fence"])
 async def test_wrong_type(mode: str, key: str) -> None:
-    """D15: raised at once, naming the lock; the foreign key stays as it was, and nothing stays beside it."""
+    """D15: raised immediately, naming the lock; the foreign key stays as it was, and nothing stays next to it."""
     async with served(mode) as s:
         await say(s.admin, "RPUSH", key, "foreign")
         asked: list[Callable[[], Awaitable[object]]] = [s.lock().acquire, s.lock().try_acquire]

@@ -101,7 +101,7 @@ async def test_restart_hits_no_innocent() -> None:
 
 @modes
 async def test_flushall(mode: str) -> None:
-    """D2, P8: who holds finds out at its next renewal, who waits looks again, and fences go on rising."""
+    """D2, P8: the holder finds out at its next renewal, the waiter looks again, and fences go on rising."""
     async with served(mode, poll_cap=0.3) as s:
         lease = await s.lock(ttl=0.6).acquire()
         waiting = asyncio.create_task(s.lock().acquire())

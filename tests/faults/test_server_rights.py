@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timing
 SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
 ROBUST_TOO = "+hmget +hset"
 PERMITS = f"{LOCKS.replace('+get +set ', '').replace('+pttl ', '')} {PERMITS_TOO}"
-"""Semaphores and read/write locks: what they use beside the above, and without what they do not."""
+"""Semaphores and read/write locks: what they use besides the above, and without what they do not."""
 
 Use = Callable[..., Awaitable[None]]
 
@@ -134,7 +134,7 @@ async def test_rights_for_robust_locks() -> None:
             await wait_until(given_back, SOON, timeout=15)
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not next to these tests")
 def test_the_documentation_tells_them() -> None:
     text = " ".join(PAGE.read_text().split())
     for words in (KEYS, CHANNELS, SENT, LOCKS, PERMITS_TOO, ROBUST_TOO):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timing
 
 @pytest_asyncio.fixture
 async def limited(redis: Redis) -> AsyncIterator[dict[str, str]]:
-    """A user whose connections can not end one another: an old one lives on, with what is in its buffers."""
+    """A user whose connections cannot end one another: an old one lives on, with what is in its buffers."""
     rights = ("on", ">secret", "~*", "&*", "+@all", "-client|kill")
     client: Client = redis
     await client.execute_command("ACL", "SETUSER", "limited", *rights)
@@ -83,7 +83,7 @@ async def test_a_release_that_failed_and_an_extension_then(server: EmbeddedServe
 async def test_there_is_none_of_a_connection_that_was_killed(
     server: EmbeddedServer, make_client: MakeClient, monitored: bool
 ) -> None:
-    """With the right to do that, a lease lasts as long as it was extended to; whoever else hears all channels."""
+    """With the right to do that, a lease lasts as long as it was extended to; whatever else hears all channels."""
     async with wired(server) as w:
         monitor = make_client().pubsub()
         if monitored:
@@ -121,7 +121,7 @@ async def test_p8_of_an_acquire_when_the_fence_is_ahead_of_the_clock(server: Emb
 
 
 async def test_p6_a_release_that_failed_ends_with_its_lease(server: EmbeddedServer) -> None:
-    """And whoever waits for the loss is told."""
+    """And a task that waits for the loss hears of it."""
     async with wired(server, retry_for=0.2) as w:
         lease = await w.lock(ttl=1).acquire()
         lost = asyncio.create_task(lease.lost.wait())

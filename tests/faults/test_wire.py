@@ -2,7 +2,7 @@
 
 Whatever happens to a command or to its answer, the operation succeeds within `retry_for`: a lock that is ours is
 never reported as taken, a lock that was released never as not held; the lock is free when its release returned,
-nothing is queued, and the next client gets it at once, under a greater fence.
+nothing is queued, and the next client gets it immediately, under a greater fence.
 
 Each test runs all faults for one operation at the same time, each behind a proxy and on a lock of its own, and
 reports every fault that went wrong. A fault counts when the proxy has really taken its action.

@@ -1,6 +1,6 @@
 """P1, P5, P6, FAULTS D13: a grant is pushed by a server whose clock was set ahead since the waiter asked.
 
-The time of such a grant is in our future, so nothing says how long it was under way; and that may have been long.
+The time of such a grant is in our future, so nothing says how long it was in flight; and that may have been long.
 (With a real server and a clock that is really set: test_clocks.py, which needs libfaketime.)
 """
 
@@ -45,7 +45,7 @@ async def _late_and_ahead(it: Passage) -> None:
 
 @dataclass
 class Handed:
-    """What is under way to a waiter: the push, and then its question."""
+    """What is in flight to a waiter: the push, and then its question."""
 
     w: Wired
     waiting: asyncio.Task[Lease]

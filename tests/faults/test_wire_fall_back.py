@@ -1,4 +1,4 @@
-"""P4, P5: the connection is lost with a request under way, and the next one is refused: the waiters poll from then on.
+"""P4, P5: the connection is lost with a request in flight, and the next one is refused: the waiters poll from then on.
 
 What the request may have done under its first token is undone, or its owner would wait for itself, for a whole ttl.
 """

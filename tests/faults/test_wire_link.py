@@ -232,7 +232,7 @@ async def test_foreign_message_in_the_inbox(server: EmbeddedServer) -> None:
 
 @pytest.mark.parametrize("way", ["cancelled", "timed out"])
 async def test_ticket_of_a_waiter_that_gives_up_in_the_gap(server: EmbeddedServer, way: str) -> None:
-    """P5: it had looked again, in vain, before it gave up; its place in the queue goes all the same."""
+    """P5: it had looked again, without success, before it gave up; its place in the queue goes all the same."""
     async with wired(server, poll_cap=0.1) as w:
         holder = await w.elsewhere().acquire()
         other = await w.sync.lock("other").acquire()  # so that the coordinator comes back by itself
@@ -251,7 +251,7 @@ async def test_ticket_of_a_waiter_that_gives_up_in_the_gap(server: EmbeddedServe
 
 @pytest.mark.parametrize("mode", ["link", "plain"])
 async def test_clean_up_is_not_overtaken(server: EmbeddedServer, mode: str) -> None:
-    """P5, B4: a request that is under way for long, and arrives after what undid it, takes nothing."""
+    """P5, B4: a request that is in flight for long, and arrives after what undid it, takes nothing."""
     async with wired(server, mode) as w:
         await (await w.lock().acquire()).release()
         late = w.proxy.on(ACQUIRE, HOLD)
@@ -271,7 +271,7 @@ async def test_clean_up_is_not_overtaken(server: EmbeddedServer, mode: str) -> N
 
 @pytest.mark.parametrize("mode", ["link", "plain"])
 async def test_client_closed_in_the_gap(server: EmbeddedServer, mode: str) -> None:
-    """P12, E4: whoever holds or waits is told at once, although there is no connection that could be closed."""
+    """P12, E4: holders and waiters hear of it immediately, although there is no connection that could be closed."""
     async with wired(server, mode) as w:
         lease = await w.lock(ttl=1).acquire()
         waiting = asyncio.create_task(w.lock().acquire())
@@ -371,7 +371,7 @@ async def test_wire_of_another_lock_does_not_matter(server: EmbeddedServer) -> N
 async def test_p3_what_woken_tasks_send_leaves_in_the_turn_that_wakes_them(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer wakes tasks that release at once: in the same turn of the loop that is written."""
+    """An answer wakes tasks that release immediately: in the same turn of the loop that is written."""
     seen: list[str | int] = []
     flush = Connection._flush
 

@@ -1,4 +1,4 @@
-"""P4 for several locks at once: every fault of the wire of test_wire.py, at the commands of a multi-lock.
+"""P4 for several locks together: every fault of the wire of test_wire.py, at the commands of a multi-lock.
 
 Whatever happens to a command or its answer, all locks are acquired, under one lease, and all are free after it.
 """

@@ -221,7 +221,7 @@ async def test_p4_late_copies_of_what_is_over_find_it_spent(server: EmbeddedServ
 @modes
 @pytest.mark.parametrize("fault", ["LOADING", "cut after"])
 async def test_p4_an_identity_is_never_spent(server: EmbeddedServer, mode: str, fault: str) -> None:
-    """P4: its request was repeated, it was released; it is granted again at once."""
+    """P4: its request was repeated, it was released; it is granted again immediately."""
     async with wired(server, mode, kind=SEVERAL) as w:
         fence = 0
         for _ in range(3):

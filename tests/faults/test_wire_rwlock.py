@@ -24,7 +24,7 @@ UPGRADE, DOWNGRADE = (script(load(name).sha) for name in SCRIPTS)
 
 
 async def check_free(rw: AsyncReadWriteLock, last: int) -> int:
-    """Nobody reads, writes or waits; the next writer has it at once, under a greater fence."""
+    """Nobody reads, writes or waits; the next writer has it immediately, under a greater fence."""
     found = await rw.statistics()
     assert (found.writer, found.readers, found.waiters) == (None, 0, 0), found
     writer = await rw.write().try_acquire()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timing
 
 @modes
 async def test_a_deadline_counts_from_before_the_send(server: EmbeddedServer, mode: str) -> None:
-    """P6, C9: a reply that was under way for d leaves ttl - d at most; acquire, extend, renew."""
+    """P6, C9: a reply that was in flight for d leaves ttl - d at most; acquire, extend, renew."""
     late = 0.15
     # Patient: a request that is repeated has an answer that is not delayed.
     async with wired(server, mode, response_timeout=2, client={"socket_timeout": 2}) as w:
@@ -55,7 +55,7 @@ async def test_a_deadline_counts_from_before_the_send(server: EmbeddedServer, mo
 
 @modes
 async def test_a_renewal_does_not_undo_an_extension(server: EmbeddedServer, mode: str) -> None:
-    """P6: a renewal that falls due while the extension is under way leaves the lease as long as extended."""
+    """P6: a renewal that falls due while the extension is in flight leaves the lease as long as extended."""
     async with wired(server, mode, response_timeout=2, client={"socket_timeout": 2}) as w:
         lease = await w.lock(ttl=0.3).acquire()
         sent = w.proxy.on(RENEW, HOLD_REPLY)
@@ -72,7 +72,7 @@ async def test_a_renewal_does_not_undo_an_extension(server: EmbeddedServer, mode
 
 
 async def test_the_deadline_of_a_late_push(server: EmbeddedServer) -> None:
-    """P6, C9: so does a grant whose push was under way for d, though the waiter did not ask for it then."""
+    """P6, C9: so does a grant whose push was in flight for d, though the waiter did not ask for it then."""
     late = 0.2
     async with wired(server, claim=5) as w:
         holder = await w.elsewhere().acquire()
@@ -313,7 +313,7 @@ def _usage() -> tuple[float, float]:
 @modes
 @pytest.mark.parametrize("state", ["acquiring", "waiting", "releasing"])
 async def test_cancel_while_black_holed(server: EmbeddedServer, mode: str, state: str) -> None:
-    """P5, B5: CancelledError comes out at once and nothing is left when the wire is back."""
+    """P5, B5: CancelledError comes out immediately and nothing is left when the wire is back."""
     async with wired(server, mode) as w:
         last, holder = 0, None
         if state == "releasing":

@@ -1,4 +1,4 @@
-"""`inspect` shows who holds what and who waits, by reading alone."""
+"""`inspect` shows the holders and the waiters, by reading alone."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "release without token check": Mutant("if holder and holder ~= ARGV[1] then return 2 end"),
     "renew without token check": Mutant("if holder ~= ARGV[1] then", "if not holder then"),
     "get, then set without NX": Mutant("'SET', NAME, token, 'NX', 'PX', ttl", "'SET', NAME, token, 'PX', ttl"),
-    "for ever without NX": Mutant(
+    "forever without NX": Mutant(
         "taken = redis.call('SET', NAME, token, 'NX')",
         "taken = redis.call('SET', NAME, token)",
     ),
@@ -71,7 +71,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "spent tokens are granted again (fast path)": Mutant(" and string.sub(before, 18) ~= token"),
     "identities are spent": Mutant(" and ARGV[5] ~= '1'"),
-    "a replay begins the ttl anew": Mutant(
+    "a replay begins the ttl again": Mutant(
         "return {Outcome.OWN, tonumber(fence",
         "hold(token, ttl) return {Outcome.OWN, tonumber(fence",
     ),
@@ -163,9 +163,9 @@ MUTANTS: Mapping[str, Mutant] = {
         "string.sub(last, 1, 16)",
     ),
     "a renewal reserves a whole range": Mutant("next_fence(holder, ttl, ARGV[3])", "next_fence(holder, ttl)"),
-    "a renewal reserves what nobody wants": Mutant("ARGV[3] == '0' and 0 or next_fence", "next_fence"),
+    "a renewal reserves what was not asked for": Mutant("ARGV[3] == '0' and 0 or next_fence", "next_fence"),
     "every renewal reserves": Mutant("if not ARGV[3] then return {1, now} end", "ARGV[3] = ARGV[3] or '0'"),
-    "a renewal does not say who waits": Mutant(
+    "a renewal does not name the waiters": Mutant(
         "tonumber(first), redis.call('ZCARD', QUEUE) > 0 and 1 or 0}",
         "tonumber(first), 0}",
     ),
@@ -209,13 +209,13 @@ def untyped(client: Redis) -> Any:
     return client
 
 
-# -- checks beside those of the script tests ----------------------------------------------------------------
+# -- checks besides those of the script tests ---------------------------------------------------------------
 
 
 async def check_a_foreign_lock_is_respected_in_every_way(redis: Redis) -> None:
     await redis.set(KEYS.name, "foreign", px=5000)
     assert (await acquire(redis, b"a"))[0] == 0
-    assert (await run(redis, "lock/acquire", b"a", 0, b"", 0, 0))[0] == 0, "for ever"
+    assert (await run(redis, "lock/acquire", b"a", 0, b"", 0, 0))[0] == 0, "forever"
     assert (await acquire(redis, b"a", polled(b"a"), 60_000))[0] == 2
     assert (await run(redis, "lock/renew", b"a", 1000))[0] == 2
     assert await run(redis, "lock/release", b"a", polled(b"a")) == 2
@@ -326,7 +326,7 @@ def checks() -> dict[str, Check]:
         found[f"foreign key {key!r}"] = partial(suite.test_a_foreign_key_in_the_way_changes_nothing, key=key)
     for by in suite.BY:
         found[f"foreign polls {by}"] = partial(suite.test_a_foreign_key_for_those_who_poll_changes_nothing, by=by)
-    # Those that wait for a message in vain come last.
+    # Those that wait for a message that never comes are last.
     return dict(sorted(found.items(), key=lambda named: "inbox" in named[0] or "next_in_line" in named[0]))
 
 

@@ -22,7 +22,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "barges": ("settle('', heads()) == FREE then\n    answers", "true then\n    answers"),
     "a spent token is granted again": ("not holder and not granted and settle(", "not holder and settle("),
     "a spent token is just busy": ("not holder and granted and 4 or 0", "0"),
-    "a replay begins the ttl anew": ("if holder == token then\n", "if holder == token then hold(token, ttl)\n"),
+    "a replay begins the ttl again": ("if holder == token then\n", "if holder == token then hold(token, ttl)\n"),
     "a replay takes a new fence": (
         "granted and string.sub(last, 1, 16) or next_fence(token, ttl)",
         "next_fence(token, ttl)",

@@ -89,7 +89,7 @@ MUTANTS: dict[str, Mutant] = {
     "numbers as text": Mutant("robust/record", "tonumber(found[6]) > tonumber(ARGV[5])", "found[6] > ARGV[5]"),
     "an earlier lease of the identity records": Mutant("robust/record", "then return {3, now} end", "then end"),
     "nobody records when the record was evicted": Mutant("robust/record", "writers ~= '' and ", ""),
-    "whoever records when it was evicted is not the writer": Mutant(
+    "a lease that records when it was evicted is not the writer": Mutant(
         "robust/record", "writers == '' and ARGV[8] or writers", "writers"
     ),
     "what is refused renews": Mutant(

@@ -162,7 +162,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "if short or new then redis.call('PEXPIRE', PERMITS, kept - time) end"
     ),
     "the state has no ttl": Mutant("redis.call('PEXPIRE', STATE, kept - time)"),
-    "the permits that come anew have no ttl": Mutant("if short or new then", "if short then"),
+    "the permits that come again have no ttl": Mutant("if short or new then", "if short then"),
     "the state that a resize creates has no ttl": Mutant(
         "keep(TEN_YEARS_MS, false)",
     ),
@@ -181,25 +181,25 @@ MUTANTS: Mapping[str, Mutant] = {
     "a tombstone looks like a permit": Mutant("now + TOMBSTONE_MS * 1000 - 0.5", "now + TOMBSTONE_MS * 1000"),
     "a foreign key for those who poll is found half-way": Mutant("redis.call('ZSCORE', POLLS, '')"),
     # the short ways
-    "at once past those who wait": Mutant("if not first[1] and own == '' and", "if own == '' and"),
-    "at once whatever its token has": Mutant("if not first[1] and own == '' and", "if not first[1] and"),
-    "at once whatever the limit": Mutant("(asked == limit or asked == 0) and", ""),
-    "at once although it does not fit": Mutant("and used + weight <= limit then", "then"),
-    "at once although something is over": Mutant("idle or soonest and soonest + 0 > now", "idle or soonest"),
-    "at once although the permits are lost": Mutant("idle or soonest and", "idle or not soonest or"),
-    "at once by what is held, unseen": Mutant("local idle = used == 0", "local idle = true"),
+    "immediately past those who wait": Mutant("if not first[1] and own == '' and", "if own == '' and"),
+    "immediately whatever its token has": Mutant("if not first[1] and own == '' and", "if not first[1] and"),
+    "immediately whatever the limit": Mutant("(asked == limit or asked == 0) and", ""),
+    "immediately although it does not fit": Mutant("and used + weight <= limit then", "then"),
+    "immediately although something is over": Mutant("idle or soonest and soonest + 0 > now", "idle or soonest"),
+    "immediately although the permits are lost": Mutant("idle or soonest and", "idle or not soonest or"),
+    "immediately by what is held, unseen": Mutant("local idle = used == 0", "local idle = true"),
     "what is over stays although nothing is held": Mutant(
         "if idle then soonest = redis.call('ZRANGE', PERMITS, 0, 0, 'WITHSCORES')[2] end"
     ),
-    "at once although the keys end": Mutant("if sound and lasts(next, ttl) and", "if sound and"),
-    "at once without a range for who shares": Mutant(" and string.sub(token, -1) ~= 'SHARING_MARK'"),
-    "at once with the last fence": Mutant("rises and (fence < now and now or fence + 1)", "rises and now"),
-    "at once with a fence that is not stored": Mutant("= next == now and clock", "= clock"),
-    "at once with a fence for each reader": Mutant("= rises and (fence", "= (fence"),
-    "at once with permits that never end": Mutant(
+    "immediately although the keys end": Mutant("if sound and lasts(next, ttl) and", "if sound and"),
+    "immediately without a range for who shares": Mutant(" and string.sub(token, -1) ~= 'SHARING_MARK'"),
+    "immediately with the last fence": Mutant("rises and (fence < now and now or fence + 1)", "rises and now"),
+    "immediately with a fence that is not stored": Mutant("= next == now and clock", "= clock"),
+    "immediately with a fence for each reader": Mutant("= rises and (fence", "= (fence"),
+    "immediately with permits that never end": Mutant(
         "if idle then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end"
     ),
-    "at once without the sum": Mutant("'used', used + weight, 'fence'", "'fence'"),
+    "immediately without the sum": Mutant("'used', used + weight, 'fence'", "'fence'"),
     "a short release wakes nobody": Mutant("if not first[1] and ARGV[2] ==", "if ARGV[2] =="),
     "a short release leaves the poll": Mutant("and ARGV[2] == '' and ARGV[3] ~= '1' then", "and ARGV[3] ~= '1' then"),
     "a short release of what is over": Mutant(
@@ -255,7 +255,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the heavy are usual": Mutant(" and weight + 0 <= limit then\n    return 'rsa:'", " then\n    return 'rsa:'"),
     "handed on by who has nothing": Mutant("plain_ticket(held and ARGV[2]", "plain_ticket(ARGV[2]"),
-    "handed on by who waits, too": Mutant("held and ARGV[2] == '' and first[1])", "held and first[1])"),
+    "handed on by a waiter, too": Mutant("held and ARGV[2] == '' and first[1])", "held and first[1])"),
     "handed on to who goes ahead": Mutant("if inbox and first[2] + 0 > 0 and", "if inbox and"),
     "handed on before anybody": Mutant("(next_inbox or not first[3]) and"),
     "handed on although there is room for more": Mutant(
@@ -264,7 +264,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "handed on although it does not fit": Mutant("used - held + weight == limit", "used - held + weight >= limit"),
     "handed on although the keys end": Mutant("if lasts(next, ms) and", "if"),
-    "handed on beside a tombstone": Mutant("(not other or other % 1 == 0)", "true"),
+    "handed on next to a tombstone": Mutant("(not other or other % 1 == 0)", "true"),
     "handed on with a look at what is gone": Mutant("ends[ends[1] == ARGV[1] and 4 or 2]", "ends[2]"),
     "handed on with a look at what is later": Mutant("ends[ends[1] == ARGV[1] and 4 or 2]", "ends[4]"),
     "handed on with the last fence": Mutant(
@@ -297,7 +297,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "handed on to who goes on waiting": Mutant("redis.call('ZREM', QUEUE, first[1])"),
     "handed on and kept": Mutant("redis.call('ZREM', PERMITS, ARGV[1])\n      redis.call('HDEL'", "redis.call('HDEL'"),
     "handed on and remembered": Mutant("      redis.call('HDEL', STATE, field)\n"),
-    "handed on for ever": Mutant(
+    "handed on forever": Mutant(
         "if not other then redis.call('PEXPIRE', PERMITS, kept - (now - now % 1000) / 1000) end\n"
     ),
     "handed on without the sum": Mutant("'used', limit, 'fence', its_fence", "'fence', its_fence"),
@@ -348,7 +348,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "if more and settle('') ~= FREE then notify_contended(token) end",
         "if more then settle('') notify_contended(token) end",
     ),
-    "a new writer is not told who waits": Mutant(
+    "a new writer does not hear of the waiters": Mutant(
         "if sharer(token) and redis.call('ZCARD', QUEUE) > 0 then",
         "if false then",
     ),
@@ -375,7 +375,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "    fence = reserved + more - 1\n  end\n  keep(ms, true)",
         "  end\n  keep(ms, true)\n  if reserved > 0 then fence = reserved + more - 1 end",
     ),
-    "a renewal says nothing of who waits": Mutant("(waiting or used > limit) and", "(used > limit) and"),
+    "a renewal says nothing of the waiters": Mutant("(waiting or used > limit) and", "(used > limit) and"),
     "a renewal says nothing of a lower limit": Mutant("(waiting or used > limit) and", "waiting and"),
     "a renewal tells more than was asked": Mutant("if not held or not ARGV[4] then", "if not held then"),
     # looking

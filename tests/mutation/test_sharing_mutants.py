@@ -41,8 +41,8 @@ MUTANTS: Mapping[str, Mutant] = {
         ProcessGrant, "on_contention", "(resource.hub.resources.get(self.keys.id) or resource).on_contention()"
     ),
     "the word does not arrive": Mutant(LinkEvents, "_dispatch", "listener.on_contention()"),
-    "each word begins anew": Mutant(Holdings, "_limit_turn", "if grant.contended:", "if False:"),
-    "who waits is not asked for": Mutant(Holdings, "give_back", "self._ask()"),
+    "each word begins again": Mutant(Holdings, "_limit_turn", "if grant.contended:", "if False:"),
+    "nothing is asked for the waiters": Mutant(Holdings, "give_back", "self._ask()"),
     "its room is counted twice": Mutant(Holdings, "_leave_room", "if grant.takes_room:", "if True:"),
     "what is left behind is handed on": Mutant(Holdings, "part_with", "grant.sound = False"),
     "who commits hands it on": Mutant(Holdings, "passed_on", "self.part_with(grant)"),
@@ -55,8 +55,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "who asked again does not look": Mutant(Cohort, "opened", "grant.look()"),
     "a loss asks for nothing": Mutant(Holdings, "lost", "self._ask()"),
     "it rests although others wait": Mutant(Holdings, "_rest", "if grant.contended:", "if False:"),
-    "it rests for ever": Mutant(Holdings, "_end_of_rest", "self.give_back(grant)"),
-    "its rest does not begin anew": Mutant(Holdings, "_rest", "grant.rests_since = time"),
+    "it rests forever": Mutant(Holdings, "_end_of_rest", "self.give_back(grant)"),
+    "its rest does not begin again": Mutant(Holdings, "_rest", "grant.rests_since = time"),
     # P5 cancellation
     "who is done counts as living": Mutant(Cohort, "_hand_on", "if future.done():", "if False:"),
     "who is cancelled keeps what he was handed": Mutant(Cohort, "task_cancelled", "lease.give_back()", "pass"),
@@ -68,12 +68,12 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "tickets stay when all have gone": Mutant(Cohort, "_trim", "self._withdraw(pending)"),
     "whose time is up still counts": Mutant(Cohort, "_give_up", "self._gone += 1"),
-    "what nobody wants is kept": Mutant(Cohort, "opened", "self.give_back(grant)"),
+    "what is not needed is kept": Mutant(Cohort, "opened", "self.give_back(grant)"),
     # P8 fencing
     "one fence for all": Mutant(TaskGrant, "__init__", "grant.next_fence = fence + grant.step"),
     "beyond the range": Mutant(Holdings, "_may_go_on", "grant.next_fence > grant.last_fence", "False"),
     # P12 the end
-    "what rests is renewed for ever": Mutant(Closing, "_give_up", "hub.manager.release(lease)"),
+    "what rests is renewed forever": Mutant(Closing, "_give_up", "hub.manager.release(lease)"),
 }
 
 

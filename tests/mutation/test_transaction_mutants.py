@@ -45,11 +45,11 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "one attempt more": Mutant(Attempts, "_again", "self._attempts >=", "self._attempts >"),
     "the deadline is ignored": Mutant(Attempts, "_again", "late or self._attempts", "self._attempts"),
-    "trouble before EXEC is final": Mutant(Attempts, "_pass", "is_transient(error) and", "False and"),
-    "what is not known is done again": Mutant(
+    "an error before EXEC is final": Mutant(Attempts, "_pass", "is_transient(error) and", "False and"),
+    "what is not known is repeated": Mutant(
         Attempts, "_unanswered", "elif executed is None and not self._terms.idempotent:", "elif False:"
     ),
-    "the idempotent is not done again": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
+    "the idempotent is not repeated": Mutant(Attempts, "_unanswered", "and not self._terms.idempotent", ""),
     "the error of the body is swallowed": Mutant(Attempts, "leave", "return False  # P7", "return True  # P7"),
     "the body's Unreachable is taken for ours": Mutant(
         attempts,
@@ -57,7 +57,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "if error is reason:\n        return reason",
         "if error:\n        return error",
     ),
-    "trouble in a group is the body's": Mutant(
+    "an error in a group is the body's": Mutant(
         attempts, "_connection_error_in", "return reason if others", "return None if others"
     ),
     "an earlier EXEC is forgotten": Mutant(Attempts, "_give_up", "if not self._perhaps or", "if True or"),
@@ -70,7 +70,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "the marker is not written": Mutant(Attempts, "_transaction", "(marker.key,), (marker.done,)", "(marker.key,), ()"),
     "the marker is only looked at": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', '("PING",)'),
     "void goes over done": Mutant(CommitMarker, "_ask", 'self._set(VOID, "NX")', "self._set(VOID)"),
-    "a marker is trusted for ever": Mutant(
+    "a marker is trusted forever": Mutant(
         CommitMarker, "find_out", "False if now() < sent + MARKER_TTL else None", "False"
     ),
     # the connection
@@ -92,7 +92,7 @@ MUTANTS: Mapping[str, Mutant] = {
         Attempts, "_before_next", "self._conflicts >= after", "self._conflicts > after"
     ),
     "the turn is not given back": Mutant(Attempts, "_finish", "self._turn.give_back()"),
-    "whoever has the turn does not wait": Mutant(
+    "the one that has the turn does not wait": Mutant(
         Attempts, "_before_next", "elif self._delay:", "elif self._delay and not self._has_turn():"
     ),
     "waiting for the turn has no end": Mutant(

@@ -60,20 +60,20 @@ def _several(syncs: Sequence[Coordinator], name: str = "it", **options: Any) -> 
 
 PRIMITIVES = (
     Primitive("lock", _one(AsyncLock)),
-    Primitive("lock by WATCH", _one(AsyncLock, engine="watch")),
+    Primitive("lock with WATCH", _one(AsyncLock, engine="watch")),
     Primitive("shared lock", _one(AsyncLock, share=True)),
     Primitive("robust lock", _one(AsyncRobustLock)),
     Primitive("reentrant lock", _one(AsyncReentrantLock), reenters=True),
     Primitive("multi-lock", _several),
     Primitive("redlock", lambda syncs, name="it", **options: AsyncRedlock(syncs, name, **options), servers=3),
     Primitive("semaphore", _one(AsyncSemaphore, limit=4), alone=False),
-    Primitive("semaphore by WATCH", _one(AsyncSemaphore, limit=4, engine="watch"), alone=False),
+    Primitive("semaphore with WATCH", _one(AsyncSemaphore, limit=4, engine="watch"), alone=False),
     Primitive("shared semaphore", _one(AsyncSemaphore, limit=4, share=True), alone=False),
     Primitive("readers", _side("read"), alone=False),
-    Primitive("readers by WATCH", _side("read", engine="watch"), alone=False),
+    Primitive("readers with WATCH", _side("read", engine="watch"), alone=False),
     Primitive("shared readers", _side("read", share=True), alone=False),
     Primitive("writer", _side("write")),
-    Primitive("writer by WATCH", _side("write", engine="watch")),
+    Primitive("writer with WATCH", _side("write", engine="watch")),
     Primitive("shared writer", _side("write", share=True)),
 )
 ALONE = [one for one in PRIMITIVES if one.alone]

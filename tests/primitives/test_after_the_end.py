@@ -118,7 +118,7 @@ async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: 
 
 @pytest.mark.timing
 def test_a_closing_that_was_cancelled_is_finished(server: EmbeddedServer) -> None:
-    """`asyncio.run` cancels it, too, while it waits for what is under way."""
+    """`asyncio.run` cancels it, too, while it waits for what is in flight."""
 
     async def main() -> None:
         async with server.client() as direct:

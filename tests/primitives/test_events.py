@@ -63,7 +63,7 @@ KINDS = {
 
 def kind_of(primitive: Primitive) -> str:
     """What the events of a primitive call it."""
-    label = primitive.label.removeprefix("shared ").removesuffix(" by WATCH")
+    label = primitive.label.removeprefix("shared ").removesuffix(" with WATCH")
     return KINDS.get(label, label)
 
 

@@ -131,7 +131,7 @@ async def test_a_lease_in_a_cycle_is_found_by_the_collector(sync: Coordinator, n
 
 
 async def test_a_lease_of_an_identity_or_of_an_owner_goes_on(sync: Coordinator, noted: Noted) -> None:
-    """Whoever knows the name releases it: no task has to live for that."""
+    """Any task that knows the name releases it: no task has to live for that."""
     lock, reentrant = AsyncLock(sync, "it", ttl=TTL), AsyncReentrantLock(sync, "that", ttl=TTL)
 
     async def job() -> None:

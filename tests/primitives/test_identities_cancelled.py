@@ -51,7 +51,7 @@ async def cancel(*tasks: asyncio.Task[Lease]) -> list[Lease]:
 
 
 async def check_held(kind: Kind, lock: Exclusive, redis: Redis, lease: Lease) -> None:
-    """Also when all that is under way has arrived."""
+    """Also when all that is in flight has arrived."""
     await lock.statistics()
     lease.check()
     assert await kind.token(redis, NAME) == b"w"
@@ -68,7 +68,7 @@ async def check_nothing_left(kind: Kind, redis: Redis) -> None:
 @kinds
 @pytest.mark.parametrize("number", range(TURNS))
 async def test_cancelled_and_again(sync: Coordinator, redis: Redis, kind: Kind, number: int) -> None:
-    """As who tries again after a time-out of his own does."""
+    """As a task does that tries again after a timeout of its own."""
     lock = kind.make(sync, NAME)
     await lock.locked()  # connected
     first = asyncio.create_task(lock.acquire(**WHO))

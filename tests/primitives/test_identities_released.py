@@ -31,10 +31,10 @@ ME: dict[str, Any] = {"identity": "me"}
 
 MAKES: dict[str, Callable[[Coordinator], Any]] = {
     "lock": lambda sync: AsyncLock(sync, NAME),
-    "lock by WATCH": lambda sync: AsyncLock(sync, NAME, engine="watch"),
+    "lock with WATCH": lambda sync: AsyncLock(sync, NAME, engine="watch"),
     "robust lock": lambda sync: AsyncRobustLock(sync, NAME),
     "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=1),
-    "semaphore by WATCH": lambda sync: AsyncSemaphore(sync, NAME, limit=1, engine="watch"),
+    "semaphore with WATCH": lambda sync: AsyncSemaphore(sync, NAME, limit=1, engine="watch"),
     "writer": lambda sync: AsyncReadWriteLock(sync, NAME).write(),
 }
 each = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)

@@ -74,7 +74,7 @@ async def test_the_side_of_it_among_many_readers(sync: Coordinator) -> None:
 
 
 async def test_a_task_that_ended_is_not_kept_by_what_it_shared(sync: Coordinator) -> None:
-    """Among many: what it left behind is released by whoever asks for that, as of few."""
+    """Among many: what it left behind is released by any task that asks for that, as of few."""
     semaphore = AsyncSemaphore(sync, "many", limit=1000, share=True)
 
     async def acquire() -> None:

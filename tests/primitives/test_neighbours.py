@@ -353,7 +353,7 @@ BUSY: Mapping[str, Callable[[Redis, Redis, Coordinator, Coordinator], Sequence[A
 async def test_a_stock_lock_that_polls_gets_its_turn(
     redis: Redis, make_client: MakeClient, sync: Coordinator, other: Coordinator, locks: Any
 ) -> None:
-    """Within two seconds, beside two busy tasks; they go on as soon as the key was free for long enough."""
+    """Within two seconds, next to two busy tasks; they go on as soon as the key was free for long enough."""
     begun, stop = asyncio.Event(), asyncio.Event()
     contest = asyncio.create_task(busy(locks(redis, make_client(), sync, other), begun, stop))
     await asyncio.wait_for(begun.wait(), 5)

@@ -71,7 +71,7 @@ async def test_e2_an_int_of_another_type_is_that_number(
 Asks: dict[str, Callable[[Coordinator], Awaitable[object]]] = {
     "lock": lambda sync: AsyncLock(sync, "slow", ttl=0.05).try_acquire(),
     "lock, timeout=0": lambda sync: AsyncLock(sync, "slow", ttl=0.05).acquire(timeout=0),
-    "lock, for ever": lambda sync: AsyncLock(sync, "slow", ttl=0.05).acquire(),
+    "lock, forever": lambda sync: AsyncLock(sync, "slow", ttl=0.05).acquire(),
     "semaphore": lambda sync: AsyncSemaphore(sync, "slow", limit=1, ttl=0.05).try_acquire(),
     "reader": lambda sync: AsyncReadWriteLock(sync, "slow", ttl=0.05).read().try_acquire(),
     "several": lambda sync: AsyncMultiLock(sync, ["{slow}:a", "{slow}:b"], ttl=0.05).try_acquire(),
@@ -83,7 +83,7 @@ Asks: dict[str, Callable[[Coordinator], Awaitable[object]]] = {
 async def test_p6_a_lease_that_is_over_before_it_is_heard_of(
     server: EmbeddedServer, redis: Redis, ask: Callable[[Coordinator], Awaitable[object]]
 ) -> None:
-    """P6: it is none. Who does not wait is told after a second one, and who waits after `retry_for`."""
+    """P6: it is none. Who does not wait is told after a second one, and one that waits after `retry_for`."""
     async with (
         FaultProxy(upstream=server.unix_socket) as proxy,
         Redis.from_url(proxy.url) as client,
@@ -148,7 +148,7 @@ async def test_behind_a_holder_the_free_ones_of_one_slot_are_taken_by_one_script
 
 
 async def test_a_hold_takes_the_limit_of_when_it_is_entered(redis: Redis) -> None:
-    """With a time-out as without one."""
+    """With a timeout as without one."""
     sem = AsyncSemaphore(redis, "pool", limit=2)
     held = [sem.hold(), sem.hold(timeout=3), sem.hold(1, identity="me")]
     await (await sem.acquire()).release()

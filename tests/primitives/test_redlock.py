@@ -308,7 +308,7 @@ async def test_p11_a_redlock_of_another_hand(one: list[Coordinator], servers: li
 async def test_p2_not_past_who_waits(
     one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
-    """As just after a release that only some servers have executed: the others are free, and who waits gets them."""
+    """As just after a release that only some servers have executed: the others are free, and the waiter gets them."""
     await redlock(one).acquire()
     waiting = asyncio.create_task(redlock(two).acquire())
     await waiters(one, 1)
@@ -321,7 +321,7 @@ async def test_p2_not_past_who_waits(
     with at(servers[0]) as client:
         client.delete(NAME)
     await AsyncLock(one[0], NAME).locked()
-    await AsyncLock(one[0], NAME).try_acquire()  # whoever asks next settles whose turn it is
+    await AsyncLock(one[0], NAME).try_acquire()  # the next request settles whose turn it is
     async with asyncio.timeout(3):
         await (await waiting).release()
 
@@ -490,7 +490,7 @@ async def test_who_waits_at_a_server_that_hangs_goes_to_another(
 
 
 def take_from(servers: Sequence[EmbeddedServer]) -> None:
-    """As a foreign hand; they do not come back then."""
+    """As another client would; they do not come back then."""
     for server in servers:
         with at(server) as client:
             client.set(NAME, "theirs", px=60_000)
@@ -597,7 +597,7 @@ async def test_p5_released_while_a_server_is_asked_again(
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")
 async def test_p5_eager_tasks_that_ask_servers_again(one: list[Coordinator], servers: list[EmbeddedServer]) -> None:
-    """Such a task is over at once when all coordinators that it asks are closed. Nothing is asked after the release."""
+    """It ends immediately when all coordinators that it asks are closed. Nothing is asked after the release."""
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
     lease = await redlock(one, ttl=0.6).acquire()
     for coordinator in one[3:]:

@@ -133,7 +133,7 @@ async def all_mortal(redis: Client) -> None:
 
 
 async def test_every_key_has_a_ttl(redis: Client) -> None:
-    for token in (b"first", b"next"):  # for which the permits come anew, at once
+    for token in (b"first", b"next"):  # for which the permits come again, immediately
         await granted(redis, token)
         await all_mortal(redis)
         await release(redis, token)
@@ -161,7 +161,7 @@ async def test_the_keys_outlive_the_permits(redis: Client, ms: int) -> None:
 
 @pytest.mark.parametrize("lost", [PERMITS, STATE])
 async def test_when_a_key_of_the_permits_is_lost_nobody_holds_any(redis: Client, lost: bytes) -> None:
-    """And nothing stays used for ever, also when there are new holders before it is full."""
+    """And nothing stays used forever, also when there are new holders before it is full."""
     first = await granted(redis, b"a", limit=3)
     await redis.delete(lost)
     assert await renew(redis, b"a") == 0
@@ -258,7 +258,7 @@ async def test_the_sum_is_stored_whoever_finds_what_is_over(redis: Client, by: s
 
 
 async def test_p1_nobody_waits_and_something_is_over(redis: Client) -> None:
-    """It goes first, whoever comes next; who releases what is over is told so."""
+    """It goes first, whatever comes next; a release of what is over says so."""
     for come in ("acquire", "release"):
         await redis.flushall()
         await granted(redis, b"a", limit=3)
@@ -343,7 +343,7 @@ async def test_tombstones_that_are_over_stay_until_the_next_release(redis: Clien
 
 @pytest.mark.parametrize("undone", [0, 1, 63])
 async def test_what_was_undone_does_not_tell_when_to_look(redis: Client, undone: int) -> None:
-    """A tombstone that is over frees nothing, so nobody looks then: not who asks, not who waits, not the next one."""
+    """A tombstone that is over frees nothing, so nobody looks then: no request, no waiter, nor the next one."""
     hour = 3_600_000
     async with inbox(redis) as told:
         for number in range(undone):

@@ -207,7 +207,7 @@ async def test_p9_only_those_whose_permits_end_first_are_told(redis: Client) -> 
 
 
 async def test_p9_where_nobody_shares_nobody_looks_for_those_who_do(redis: Client) -> None:
-    """Not even those that hold are read; and once is for ever, as long as the state is kept."""
+    """Not even those that hold are read; and once is forever, as long as the state is kept."""
     async with inbox(redis, AT_A, AT_B) as told:
         await granted(redis, b"x", weight=2)
         await redis.zadd(PERMITS, {A1: 1 << 52})  # who is not supposed to be there

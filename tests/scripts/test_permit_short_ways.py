@@ -160,8 +160,8 @@ CASES: dict[str, Case] = {
     "one waits behind, in another process": releasing(ELSEWHERE.asks(), short=True),
     "one waits behind, and is dead": releasing(replace(D, inbox=DEAD).asks(), short=True),
     "the later one releases": releasing(D.asks(), who=B, short=True),
-    "who waits wants it for less long": releasing(D.asks(), first=replace(C, ttl=500), short=True),
-    "who waits wants it for longer": releasing(ELSEWHERE.asks(), first=replace(C, ttl=3 * TTL), short=True),
+    "the waiter asks for less time": releasing(D.asks(), first=replace(C, ttl=500), short=True),
+    "the waiter asks for more time": releasing(ELSEWHERE.asks(), first=replace(C, ttl=3 * TTL), short=True),
     "the fence is ahead": releasing(set_to(b"fence", START + SECOND), short=True),
     "there is but one": Case([replace(a, limit=1).asks() for a in (A, B, ELSEWHERE)], A.releases(), short=True),
     "there is but one, and none behind": Case([replace(a, limit=1).asks() for a in (A, B)], A.releases(), short=True),
@@ -182,12 +182,12 @@ CASES: dict[str, Case] = {
     ),
     "nobody listens": releasing(D.asks(), first=DIES),
     "nobody may be told": releasing(D.asks(), mute=True),
-    "who waits polls": releasing(D.asks(), first=POLLS),
-    "who waits is somebody": releasing(D.asks(), first=ANYBODY),
-    "who waits has one": Case((A.asks(), B.asks(), waits(replace(C, identity=B.token)), waits(D)), A.releases()),
-    "who waits has it": Case((A.asks(), B.asks(), waits(ONE_OF_THEM), waits(D)), A.releases()),
-    "who waits shares": releasing(D.asks(), first=SHARES_TOO),
-    "who waits was to go ahead": releasing((b"raw", b"ZADD", QUEUE, -1, C.ticket)),
+    "the waiter polls": releasing(D.asks(), first=POLLS),
+    "the waiter is somebody": releasing(D.asks(), first=ANYBODY),
+    "the waiter has one": Case((A.asks(), B.asks(), waits(replace(C, identity=B.token)), waits(D)), A.releases()),
+    "the waiter has it": Case((A.asks(), B.asks(), waits(ONE_OF_THEM), waits(D)), A.releases()),
+    "the waiter shares": releasing(D.asks(), first=SHARES_TOO),
+    "the waiter was to go ahead": releasing((b"raw", b"ZADD", QUEUE, -1, C.ticket)),
     "the next polls": releasing(replace(D, inbox=b"").asks()),
     "the next is somebody": releasing(replace(D, identity=b"me").asks()),
     "the next has one": releasing(waits(replace(D, identity=B.token))),
@@ -267,7 +267,7 @@ async def test_the_short_way_does_what_the_long_way_does(redis: Client, name: st
 
 
 async def test_the_queue_is_kept_while_many_line_up(redis: Client) -> None:
-    """One in sixteen sees to it, and whoever asks again."""
+    """One in sixteen sees to it, and a request that is repeated."""
     stage = Stage(redis, redis)
     async with inbox(redis, HERE):
         for actor in (A, B, C):

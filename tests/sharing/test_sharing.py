@@ -118,7 +118,7 @@ async def test_p8_fences_that_are_used_up(server: EmbeddedServer, redis: Redis) 
 
 
 async def test_p1_p8_two_processes_in_turn(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
-    """P1, P8: never two at once, and one fence after the other over both."""
+    """P1, P8: never two at a time, and one fence after the other over both."""
     leases: list[Lease] = []
     inside = 0
 
@@ -225,7 +225,7 @@ async def test_p1_p2_told_and_released(redis: Redis, other: Coordinator, order: 
 
 
 async def test_p2_burst_0_is_the_order_of_the_server(redis: Redis, make_client: MakeClient) -> None:
-    """P2: nothing is shared then: all come in the order in which they arrived, whoever they are of."""
+    """P2: nothing is shared then: all come in the order in which they arrived, whatever process they are of."""
     async with Coordinator(redis, burst=0) as one, Coordinator(make_client(), burst=0) as two:
         held = await shared(one).acquire()
         assert type(held) is Lease

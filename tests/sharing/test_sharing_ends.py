@@ -33,7 +33,7 @@ from ..support.sharing import (
 @pytest.mark.parametrize("own", [{"ttl": 0.2, "auto_renew": False}, {"max_hold": 0.2}])
 @pytest.mark.timing
 async def test_p6_a_task_that_overstays(redis: Redis, sync: Coordinator, own: dict[str, Any]) -> None:
-    """P6: its body is cancelled at its own end; then the base goes back, and whoever waits gets another one.
+    """P6: its body is cancelled at its own end; then the base goes back, and the waiters get another one.
 
     The base itself had time: the other tasks want the lock for longer.
     """
@@ -74,7 +74,7 @@ async def test_p6_it_overstays_and_nobody_waits(redis: Redis, sync: Coordinator)
 
 
 async def test_p6_a_ttl_for_one_acquisition(redis: Redis, sync: Coordinator) -> None:
-    """P6: the base is renewed by it at once, by a longer one and by a shorter one."""
+    """P6: the base is renewed by it immediately, by a longer one and by a shorter one."""
     lock = shared(sync, ttl=30)
     lease = await lock.acquire()
     for ttl in (300, 10):
@@ -254,7 +254,7 @@ async def test_p2_try_acquire_elsewhere(redis: Redis, sync: Coordinator, other: 
     assert await queued(redis) == 0
 
 
-# -- time-outs and cancellation ------------------------------------------------------------------------------
+# -- timeouts and cancellation ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["cancelled", "times out"])

@@ -48,7 +48,7 @@ async def leaves(task: asyncio.Task[Lease], how: str) -> None:
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
 @pytest.mark.timing
 async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinator, how: str) -> None:
-    """P3, P5: a lock that is free is had by one who does not wait, whoever left the line behind the last who waited."""
+    """P3, P5: one that does not wait gets a free lock, whatever task left the line behind the last waiter."""
     lock, brief = shared(sync), shared(sync, ttl=0.1, auto_renew=False)
     holder = await lock.acquire()
     following = asyncio.create_task(brief.acquire())
@@ -69,7 +69,7 @@ async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinato
 
 @pytest.mark.timing
 async def test_p3_who_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
-    """P3: who waits when the limit is changed goes on under the new one, whoever left a line of that."""
+    """P3: a task that waits when the limit is changed goes on under the new one, whatever task left a line of that."""
     few = AsyncSemaphore(sync, NAME, limit=4, share=True)
     brief = AsyncSemaphore(sync, NAME, limit=4, ttl=0.1, auto_renew=False, share=True)
     apart = await AsyncSemaphore(sync, NAME, limit=4).acquire()  # the name is not forgotten here
@@ -99,7 +99,7 @@ async def test_p3_who_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinat
 
 @pytest.mark.parametrize("trying", [1, 2])
 async def test_p3_who_waits_while_another_tries(redis: Redis, sync: Coordinator, trying: int) -> None:
-    """P3: who does not wait has a ticket of his own; one who waits needs another, and permits are free."""
+    """P3: a task that does not wait has a ticket of its own; one that waits needs another, and permits are free."""
     semaphore = AsyncSemaphore(sync, NAME, limit=4, share=True)
     tries = [asyncio.create_task(semaphore.try_acquire()) for _ in range(trying)]
     waits = [asyncio.create_task(semaphore.acquire()) for _ in range(4 - trying)]
@@ -119,7 +119,7 @@ async def test_p3_who_waits_while_another_tries(redis: Redis, sync: Coordinator,
 
 @pytest.mark.timing
 async def test_p6_an_upgrade_notices_its_own_end(redis: Redis, sync: Coordinator) -> None:
-    """P6: although more than one still reads beside it."""
+    """P6: although more than one still reads next to it."""
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     brief = AsyncReadWriteLock(sync, NAME, max_hold=0.1, share=True)
     beside = [await rw.read().acquire() for _ in range(2)]
@@ -140,7 +140,7 @@ async def test_p6_an_upgrade_notices_its_own_end(redis: Redis, sync: Coordinator
 
 @pytest.mark.parametrize("linger", [0, 60])
 async def test_p12_nothing_is_handed_on_while_it_closes(redis: Redis, sync: Coordinator, linger: float) -> None:
-    """P12: who waits is told so, instead of a lease that is lost at once."""
+    """P12: a waiter gets an error that says so, not a lease that is lost immediately."""
     lock = shared(sync, linger=linger)
     holder = await lock.acquire()
     waiting = await waiters(lock, sync, 3)
@@ -224,7 +224,7 @@ SHARED: dict[str, Callable[[Coordinator], Any]] = {
 
 @pytest.mark.parametrize("what", SHARED)
 async def test_p2_sections_that_do_not_suspend_keep_nobody_out(sync: Coordinator, what: str) -> None:
-    """P2, P5: a task that takes what rests again and again, within one turn of the loop, is not ahead for ever."""
+    """P2, P5: a task that takes what rests again and again, within one turn of the loop, is not ahead forever."""
     lock = SHARED[what](sync)
     passed, inside = 0, list[int]()
 
@@ -288,7 +288,7 @@ async def test_who_only_looks_is_not_put_off_with_nothing(sync: Coordinator) -> 
 
 
 async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
-    """What is known of the tasks that wanted so many does not outlast them, however long the name is in use."""
+    """What is known of the tasks that asked for so many does not outlast them, however long the name is in use."""
     semaphore = AsyncSemaphore(sync, NAME, limit=1_000_000, share=True)
     async with semaphore, semaphore.hold(3):
         for weight in range(4, 300):

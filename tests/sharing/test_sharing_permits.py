@@ -171,7 +171,7 @@ async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
 @pytest.mark.parametrize("by_itself", [True, False])
 @pytest.mark.timing
 async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: Coordinator, by_itself: bool) -> None:
-    """P1: at once in the process that sets it, elsewhere with the next renewal; then nothing is given until it fits."""
+    """P1: immediately in the process that sets it, elsewhere with the next renewal; nothing is given until it fits."""
     sem, stop = semaphore(sync, None, ttl=0.6), False
     await AsyncSemaphore(other, NAME, limit=5).try_acquire()  # which sets the limit, and goes on
     admin = sem if by_itself else semaphore(other, None)
@@ -219,7 +219,7 @@ async def test_p3_all_who_share_make_room_for_who_waits(
 
 
 async def test_a_limit_that_is_changed_by_less_than_a_weight(sync: Coordinator) -> None:
-    """P3: two tasks have permits of weight 3 at once whether the limit is 7 or 6, and one if it is 5."""
+    """P3: two tasks have permits of weight 3 together whether the limit is 7 or 6, and one if it is 5."""
     sem = semaphore(sync, 7)
     first = await sem.acquire(3)
     for limit in (6, 7, 8, 6, 5, 7, 6):

@@ -120,7 +120,7 @@ async def test_a_weight_above_what_is_asked_for_at_once(sync: Coordinator, other
     await all_free(sem, sync)
 
 
-# -- who waits -----------------------------------------------------------------------------------------------
+# -- waiters -------------------------------------------------------------------------------------------------
 
 
 @both_ways
@@ -178,7 +178,7 @@ async def test_back_and_forth(sync: Coordinator) -> None:
 
 
 async def test_who_asks_while_the_limit_is_being_changed(sync: Coordinator, other: Coordinator) -> None:
-    """His request reaches the server behind the change, with the old limit: that is nobody else's trouble."""
+    """Its request reaches the server behind the change, with the old limit: that is an error of nobody else."""
     theirs = await semaphore(other, 3, share=False).acquire(3)
     sem = semaphore(sync, 3)
     await sem.resize(3)  # so that the server knows the script

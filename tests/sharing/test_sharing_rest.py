@@ -62,7 +62,7 @@ async def free(redis: Redis) -> bool:
 
 
 async def test_p2_nothing_is_sent_while_it_rests(redis: Redis, sync: Coordinator) -> None:
-    """P2, P8: a task that comes back within ``linger`` has it at once, under a greater fence; also from ``try``."""
+    """P2, P8: a task that comes back within ``linger`` has it immediately, under a greater fence; also from ``try``."""
     lock = shared(sync, linger=60)
     lease = await lock.acquire()
     before = await scripts(redis)
@@ -116,7 +116,7 @@ async def test_p6_what_tasks_have_can_be_taken_by_force(redis: Redis, sync: Coor
 
 @pytest.mark.parametrize("linger", [0, 60])
 async def test_p3_without_pushes_nothing_is_handed_on_any_more(redis: Redis, sync: Coordinator, linger: float) -> None:
-    """P3: the right to listen went, so nobody can tell that others wait: who waits here gets it by the server."""
+    """P3: the right to listen went, so nobody can tell that others wait: a waiter here gets it by the server."""
     lock = shared(sync, linger=linger)
     lease = await lock.acquire()
     (waiting,) = await waiters(lock, sync, 1)
@@ -160,7 +160,7 @@ async def test_p6_what_rests_is_renewed(redis: Redis, sync: Coordinator) -> None
 async def test_p3_what_rests_goes_to_whoever_asks(
     redis: Redis, sync: Coordinator, other: Coordinator, share: bool
 ) -> None:
-    """P3: another process that asks has it at once, long before ``linger`` is over, whether it shares or not."""
+    """P3: another process that asks has it immediately, long before ``linger`` is over, whether it shares or not."""
     await (await shared(sync, linger=60).acquire()).release()
     lease = await soon(asyncio.ensure_future(shared(other, share=share).acquire()))
     lease.check()

@@ -72,7 +72,7 @@ async def test_an_upgrade_that_ends_early_reads_on(sync: Coordinator, timeout: f
 @pytest.mark.parametrize("how", ["lost", "expired", "released"])
 @pytest.mark.timing
 async def test_p1_an_upgrade_of_what_ended_meanwhile(sync: Coordinator, redis: Redis, how: str) -> None:
-    """P1: while it waits for who reads beside it the permit is lost, or only its own lease ends: it never writes."""
+    """P1: while it waits for the other readers the permit is lost, or only its own lease ends: it never writes."""
     rw = AsyncReadWriteLock(sync, NAME, ttl=0.3 if how == "lost" else 30, share=True)
     brief = AsyncReadWriteLock(sync, NAME, ttl=0.1, auto_renew=False, share=True)
     beside = await rw.read().acquire()
@@ -136,7 +136,7 @@ async def test_p6_a_writer_that_is_renewed_ends_with_max_hold(sync: Coordinator)
 
 
 async def test_p5_a_reader_that_ends_late_lets_an_upgrade_go_on(sync: Coordinator) -> None:
-    """P5: it is given back after its own end, before that was noticed: no longer beside the one that waits to write."""
+    """P5: it is given back after its own end, before that was noticed: no longer next to one that waits to write."""
     rw = AsyncReadWriteLock(sync, NAME, share=True)
     mine, beside = await rw.read().acquire(), await rw.read().acquire()
     assert isinstance(beside._grant, TaskGrant)

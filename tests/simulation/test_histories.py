@@ -1,7 +1,7 @@
-"""Random histories of a lock, run on a server by the scripts or by WATCH, and by `lock_rules.py`; compared after each.
+"""Random histories of a lock, run on a server by scripts or with WATCH, and by `lock_rules.py`; compared after each.
 
 The server's TIME is replaced by ours. Each command runs twice (P4). Compared are the reply, the messages that arrive,
-and all that is stored. Beside the rules there are the promises, in plain words: P1, P2, P8, every key has a ttl.
+and all that is stored. Besides the rules there are the promises, in plain words: P1, P2, P8, every key has a ttl.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class History(Compared[LockSnapshot]):
     def release(self, data: st.DataObject) -> None:
         """Also the undoing of a cancelled request."""
         actor = self.someone(data)
-        # An identity that also waits for itself elsewhere can not be told from that other one: see lock/release.lua.
+        # An identity that also waits for itself elsewhere cannot be told from that other one: see lock/release.lua.
         only_if(not self.waits(actor.token, actor.ticket))
         pending = actor.kind != "identity" and data.draw(st.booleans())
         self.own = (actor.ticket,)
@@ -314,7 +314,7 @@ class History(Compared[LockSnapshot]):
 
 
 class Watched(History):
-    """The same by WATCH, MULTI and EXEC. The queue is looked at two by two."""
+    """The same with WATCH, MULTI and EXEC. The queue is looked at two by two."""
 
     execute = staticmethod(by_watch)
     watching = True

@@ -1,7 +1,7 @@
-"""Random histories of permits, run on a server by the scripts or by WATCH, and by `permit_rules.py`; compared.
+"""Random histories of permits, run on a server by the scripts or with WATCH, and by `permit_rules.py`; compared.
 
 Time is ours: in the scripts the server's TIME is replaced by the last two arguments, so every expiry is exact. Each
-command runs twice (P4). Compared are the reply, the messages that arrive, and all that is stored. Beside the model
+command runs twice (P4). Compared are the reply, the messages that arrive, and all that is stored. Besides the model
 there are the promises, in plain words and without the model's help: P1, P2, P8, and that every key has a ttl.
 """
 
@@ -262,7 +262,7 @@ class History(Compared[PermitSnapshot]):
     def release(self, data: st.DataObject) -> None:
         """Also the undoing of a cancelled request, which leaves a tombstone unless it was an identity's."""
         actor = self.someone(data)
-        # An identity that also waits for itself elsewhere can not be told from that other one.
+        # An identity that also waits for itself elsewhere cannot be told from that other one.
         others = [Ticket.parse(member) for member in self.model.queue if member != actor.ticket]
         only_if(not any(other and other.token == actor.token for other in others))
         pending = int(actor.kind != "identity" and data.draw(st.booleans()))
@@ -376,7 +376,7 @@ class ReadersAndWriters(History):
 
 
 class ByWatch(History):
-    """The same by WATCH, MULTI and EXEC. The queue is looked at two by two, and of what is over one goes at a time."""
+    """The same with WATCH, MULTI and EXEC. The queue is looked at two by two, and what is over goes one at a time."""
 
     watching = True
 

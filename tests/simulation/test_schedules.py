@@ -2,7 +2,7 @@
 
 A few tasks of a few coordinators want the same: a lock, permits, a side of a read/write lock; or they increment a
 counter by transactions. A seeded choice decides what happens next: which connection gets its next command or frame
-through, or is cut, whether the server notices, what was under way on it arriving late or never; who starts, leaves, is
+through, or is cut, whether the server notices, what was in flight on it arriving late or never; who starts, leaves, is
 cancelled; that time passes, and so timeouts, retries and healing. Afterwards the gate is calm, and everything has to
 come to a good end.
 
@@ -52,11 +52,11 @@ from ..support.script_mutants import mutated
 
 SUBJECTS: dict[str, tuple[Subject, int]] = {
     "lock": (LOCK, 500),
-    "lock by watch": (LOCK_BY_WATCH, 80),
+    "lock with watch": (LOCK_BY_WATCH, 80),
     "shared lock": (SHARED_LOCK, 200),
     "one permit": (ONE_PERMIT, 100),
     "permits": (PERMITS, 150),
-    "permits by watch": (PERMITS_BY_WATCH, 50),
+    "permits with watch": (PERMITS_BY_WATCH, 50),
     "read and write": (READ_WRITE, 150),
     "transaction": (TRANSACTION, 100),
     "transaction by turns": (BY_TURNS, 50),
@@ -152,13 +152,13 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
         "shared lock",
         Mutant(Holdings, "_may_go_on", "grant.budget > 0", "True").apply,
     ),
-    "whoever is cancelled keeps what he was handed": (
+    "a task that is cancelled keeps what it was handed": (
         "shared lock",
         Mutant(Cohort, "task_cancelled", "lease.give_back()").apply,
     ),
-    "by talks nothing is undone": ("lock by watch", undo_nothing),
+    "by talks nothing is undone": ("lock with watch", undo_nothing),
     "a commit that failed is taken for done": (
-        "lock by watch",
+        "lock with watch",
         Mutant(
             watch_dialogue, "commit", "return None if replies is None else", "return [] if replies is None else"
         ).apply,
@@ -171,7 +171,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
         "permits",
         in_script("permits/acquire", "used + weight <= limit", "used + 1 <= limit"),
     ),
-    "by talks no permit is undone": ("permits by watch", undo_nothing),
+    "by talks no permit is undone": ("permits with watch", undo_nothing),
     "a reader is not undone": ("read and write", undo_nothing),
     "readers do not keep a writer out": (
         "read and write",
@@ -181,7 +181,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
         "transaction",
         Mutant(WatchSession, "send", '("WATCH", *self._to_watch)', '("PING",)').apply,
     ),
-    "what is unknown is done again": (
+    "what is unknown is repeated": (
         "transaction",
         Mutant(Attempts, "_unanswered", "elif executed is None and not self._terms.idempotent:", "elif False:").apply,
     ),
@@ -205,7 +205,7 @@ def test_schedules_find_what_is_broken(private: EmbeddedServer, monkeypatch: pyt
 def test_who_gave_up_does_not_ask_again(private: EmbeddedServer) -> None:
     """P5: of two identities that gave up, one is cleaned up before the other: that is no reason to look again.
 
-    It would queue the other anew, behind its clean-up, where a grant would find nobody.
+    It would queue the other again, behind its clean-up, where a grant would find nobody.
     """
     asked: Counter[bytes] = Counter()
 

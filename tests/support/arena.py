@@ -39,7 +39,7 @@ class Arena:
         await lease.release()
 
     async def finish(self) -> None:
-        """End what the scenario started, whoever was cancelled; then nothing may be left anywhere."""
+        """End what the scenario started, whichever task was cancelled; then nothing may be left anywhere."""
         for helper in self._helpers:
             helper.cancel()
         await asyncio.gather(*self._helpers, return_exceptions=True)

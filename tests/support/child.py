@@ -1,6 +1,6 @@
 """A process of its own that uses locks, and may be killed or stopped while it does.
 
-    with Crew() as crew, crew.child() as child:       # `with`: whoever is left is killed
+    with Crew() as crew, crew.child() as child:       # `with`: what is left is killed
         await child.open(server.url, claim=0.3)
         grant = await child.acquire("name", ttl=5)
         child.stop(); child.go_on(); child.kill()
@@ -110,7 +110,7 @@ class Child:
                 continue
             if "error" in fields:
                 asked.set_exception(Failed(fields))
-                asked.exception()  # whoever asked may be gone
+                asked.exception()  # the task that asked may be gone
             else:
                 asked.set_result(Answer(fields))
 
@@ -178,7 +178,7 @@ class Child:
         self.wait_stopped()
 
     def wait_stopped(self) -> None:
-        """Return when it stands still, whoever stopped it."""
+        """Return when it stands still, whatever stopped it."""
         _, status = os.waitpid(self.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), "it died instead"
         self.stopped = True

@@ -1,4 +1,4 @@
-"""What the tests of `redis_sync_aio.compat.Lock` beside the lock of redis-py have in common."""
+"""What the tests of `redis_sync_aio.compat.Lock` next to the lock of redis-py have in common."""
 
 from __future__ import annotations
 

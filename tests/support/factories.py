@@ -62,11 +62,11 @@ class Kind(ABC):
 
     @abstractmethod
     async def vanish(self, redis: Client, name: str) -> None:
-        """Delete what says who holds it, as a foreign hand or an eviction would."""
+        """Delete what says who holds it, as another client or an eviction would."""
 
     @abstractmethod
     async def take_over(self, redis: Client, name: str) -> None:
-        """Let ``other`` hold it for a minute, in the place of whoever does."""
+        """Let ``other`` hold it for a minute, in the place of the present holder."""
 
     def script(self, part: Part) -> Script:
         """Return one of its scripts."""
@@ -215,8 +215,8 @@ async def _server_us(redis: Client) -> int:
 
 LOCK: Kind = LockKind("lock", "lock/", "taken")
 SEMAPHORE: Kind = SemaphoreKind("semaphore(1)", "permits/", "expired")  # "taken" needs one key with one owner
-WATCHED_LOCK: Kind = LockKind("lock by WATCH", "lock/", "taken", "watch")
-WATCHED_SEMAPHORE: Kind = SemaphoreKind("semaphore(1) by WATCH", "permits/", "expired", "watch")
+WATCHED_LOCK: Kind = LockKind("lock with WATCH", "lock/", "taken", "watch")
+WATCHED_SEMAPHORE: Kind = SemaphoreKind("semaphore(1) with WATCH", "permits/", "expired", "watch")
 SHARED_LOCK: Kind = LockKind("shared lock", "lock/", "taken", share=True)
 LINGERING_LOCK: Kind = LockKind("lingering lock", "lock/", "taken", share=True, linger=0.005)
 KINDS = (LOCK, SEMAPHORE)

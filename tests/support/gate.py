@@ -9,7 +9,7 @@ the server at a time; commands reach the server through blocking sockets. The ti
 order in which things happen is its choice alone, nothing ever waits for real time, and with the same choices
 the same happens again.
 
-By itself the gate is calm: all is delivered in turn, and when nothing is under way the time of the next timer comes.
+By itself the gate is calm: all is delivered in turn, and when nothing is in flight the time of the next timer comes.
 `choose` replaces that.
 """
 
@@ -72,7 +72,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class Pipe(asyncio.Transport):
-    """The client's end of a connection, with all that is under way, and the connection to the server behind it.
+    """The client's end of a connection, with all that is in flight, and the connection to the server behind it.
 
     Once lost it stays in the gate's books until it is forgotten: what was sent may still get to the server.
     """
@@ -120,7 +120,7 @@ class Pipe(asyncio.Transport):
     # -- for the gate --------------------------------------------------------------------------------------
 
     def lose(self, error: Exception | None) -> None:
-        """Let the client lose it; what it wrote is still under way."""
+        """Let the client lose it; what it wrote is still in flight."""
         if not self.lost:
             self.lost = True
             self._gate.lost += 1
@@ -135,7 +135,7 @@ class Pipe(asyncio.Transport):
         self.lose(ConnectionResetError("cut"))
 
     def forget(self) -> None:
-        """Let the server notice that it is lost; what is under way never arrives."""
+        """Let the server notice that it is lost; what is in flight never arrives."""
         self.end()
         self.up.clear()
         self._gate.pipes.remove(self)
@@ -299,7 +299,7 @@ class Gate:
                 pipe.deliver_down()
                 return
         if timeout is None:
-            raise Stuck("nothing is under way and no timer is set")
+            raise Stuck("nothing is in flight and no timer is set")
         self.time += timeout
 
     def moves(self, faults: bool) -> list[Move]:

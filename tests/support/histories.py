@@ -63,7 +63,7 @@ class Compared(RuleBasedStateMachine, Generic[S]):
     commands: ClassVar[Mapping[str, int]]
     """Names of methods, and how often each comes."""
     watching: ClassVar[bool] = False
-    """Run by WATCH, not by scripts."""
+    """Run with WATCH, not by scripts."""
     model: S
     """What should be on the server."""
 
@@ -109,7 +109,7 @@ class Compared(RuleBasedStateMachine, Generic[S]):
             before = replace(before, mute=True)
         return decide(before)
 
-    # -- what happens beside commands --------------------------------------------------------------------
+    # -- what happens besides commands --------------------------------------------------------------------
 
     def ends(self) -> list[int]:
         """Return when something ends, in microseconds."""
@@ -118,7 +118,7 @@ class Compared(RuleBasedStateMachine, Generic[S]):
     def let_time_pass(self, data: st.DataObject) -> None:
         """Also backwards, and to the very moment when something ends."""
         moments: list[int] = sorted(end + more for end in self.ends() for more in (-1, 0, 1) if end + more > self.now)
-        # P8 can not survive a lost fence and a clock that goes back.
+        # P8 cannot survive a lost fence and a clock that goes back.
         back = SECOND if self.model.fence >= self.fence else 0
         self.now = data.draw(st.sampled_from([self.now + 1, self.now + 5000, self.now - back, *moments[:6]]))
 

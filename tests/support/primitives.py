@@ -40,12 +40,12 @@ def _redlock(sync: Coordinator, name: str, **options: Any) -> AsyncRedlock:
 
 MAKERS: Mapping[str, Maker] = {
     "lock": AsyncLock,
-    "lock by WATCH": partial(AsyncLock, engine="watch"),
+    "lock with WATCH": partial(AsyncLock, engine="watch"),
     "shared lock": partial(AsyncLock, share=True),
     "robust lock": AsyncRobustLock,
     "reentrant lock": AsyncReentrantLock,
     "semaphore": partial(AsyncSemaphore, limit=1),
-    "semaphore by WATCH": partial(AsyncSemaphore, limit=1, engine="watch"),
+    "semaphore with WATCH": partial(AsyncSemaphore, limit=1, engine="watch"),
     "shared semaphore": partial(AsyncSemaphore, limit=1, share=True),
     "reader": _reader,
     "writer": _writer,

@@ -296,8 +296,8 @@ class FaultProxy:
         self._flow.set()
         self.errors: list[Exception] = []
         self.port = 0
-        self.refuse = False  # close new connections at once
-        self.latency = 0.0  # seconds that everything is under way, in each direction
+        self.refuse = False  # close new connections immediately
+        self.latency = 0.0  # seconds that everything is in flight, in each direction
         self.fragment = 0  # pass everything on in pieces of so many bytes; 0: whole
         self.commands: Counter[str] = Counter()  # passed on to the server, by name in capitals
         self.connections = 0  # opened so far

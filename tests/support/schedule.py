@@ -211,7 +211,7 @@ class Schedule(ABC, Generic[W]):
         self.gate.refuse = not self.gate.refuse and self.random.random() < 0.2
 
     def calm_down(self) -> None:
-        """No more faults. What is still under way on lost connections arrives now or never."""
+        """No more faults. What is still in flight on lost connections arrives now or never."""
         self.gate.refuse = False
         for pipe in list(self.gate.pipes):
             if pipe.lost:

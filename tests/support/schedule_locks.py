@@ -32,7 +32,7 @@ KEYS = lock_keys(NAME.encode())
 Way = Literal["hold", "timeout", "try", "identity"]
 WAYS: tuple[Way, ...] = ("hold", "hold", "hold", "timeout", "try")
 IDENTITIES: tuple[Way, ...] = ("identity", "identity", "identity")
-"""Only where no answer is lost: then the grant of a cancelled request can not be told from one that lives elsewhere."""
+"""Only where no answer is lost: then the grant of a cancelled request cannot be told from one that lives elsewhere."""
 PUSHES: tuple[tuple[Literal["always", "never"], ...], ...] = (
     ("always", "always"),
     ("always", "never"),
@@ -53,7 +53,7 @@ class Door(NamedTuple):
 
 
 class Wanted(ABC):
-    """What is wanted, and how many may have it at once."""
+    """What is asked for, and how many may have it at a time."""
 
     limit = 1
     weights: Sequence[int] = (1,)
@@ -293,7 +293,7 @@ class Acquisitions(Schedule[Holder]):
         """P1, P8: there is room, and the fence has risen."""
         inside = [other for other in self.workers if other.inside]
         held = sum(other.weight for other in inside)
-        assert held + holder.weight <= self.wanted.limit, f"P1: {holder} and {inside} at once"
+        assert held + holder.weight <= self.wanted.limit, f"P1: {holder} and {inside} together"
         assert self.check_fence(lease, holder.weight), "P8"
 
     def check_fence(self, lease: Lease, weight: int) -> bool:
@@ -312,7 +312,7 @@ class Acquisitions(Schedule[Holder]):
         await self.check_free()
 
     async def check_free(self) -> None:
-        """P5: nothing is left on the server, and whoever comes next has all of it at once."""
+        """P5: nothing is left on the server, and the next one has all of it immediately."""
         left = self.wanted.left(self.server)
         assert not left, f"left behind: {left}"
         for sync in self.syncs:

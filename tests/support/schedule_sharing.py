@@ -56,7 +56,7 @@ class Regular(Holder):
 class Sharings(Acquisitions):
     """A few tasks of a few coordinators share the same.
 
-    The bound on turns. A process *knows* that others wait when one of their tickets is queued and nothing is under way
+    The bound on turns. A process *knows* that others wait when one of their tickets is queued and nothing is in flight
     on its connection, which is up. From then on it hands its base on ``burst`` times; and one task may have it by then
     that did not run since. So of all tasks that enter by one base while the process knows, there are ``burst`` + 1 at
     most, until a renewal says that nobody waits any more.

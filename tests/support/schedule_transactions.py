@@ -114,7 +114,7 @@ class Transactions(Schedule[Writer]):
         """E8: all that was reported was done, nothing twice, no update lost; no connection is in use, or watches."""
         for sync in self.syncs:
             await settled(sync)
-        await asyncio.sleep(1)  # what was under way has arrived
+        await asyncio.sleep(1)  # what was in flight has arrived
         left = self.server.exists(*TURN)
         assert not left, "left behind: the turn, or a place in its queue"
         for sync in self.syncs:

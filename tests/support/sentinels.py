@@ -1,7 +1,7 @@
 """A primary, a replica and three sentinels, all from the embedded server's executable.
 
     async with sentinels(directory) as group:
-        async with group.client() as client:     # of whoever is the primary
+        async with group.client() as client:     # of the present primary
             group.primary.kill()
 
 Who is who is written into the sentinels' configuration before they start, so nothing has to be discovered.

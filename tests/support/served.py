@@ -118,7 +118,7 @@ async def everything(*syncs: Coordinator) -> None:
             await lease.extend(20)
             waiting = asyncio.create_task(lock.acquire(timeout=2))
             try:
-                await wait_until(lambda: _waits(lock, waiting), SOON, timeout=15)  # noqa: B023  (called at once)
+                await wait_until(lambda: _waits(lock, waiting), SOON, timeout=15)  # noqa: B023  (called immediately)
                 await lease.release()
                 await (await waiting).release()
             finally:

@@ -121,7 +121,7 @@ class _Run(Generic[T]):
         cancelled = self._task.cancelled() or self._scope.cancelled_caught
         error = None if self._task.cancelled() else self._task.exception()
         value = None if cancelled or error else self._task.result()
-        # A CancelledError of that turn is a time-out's own: the scope's would be thrown in at the next suspension.
+        # A CancelledError of that turn is a timeout's own: the scope's would be thrown in at the next suspension.
         missed = self._met and (self._stepper.cancelled_at is None or self._stepper.points == self._n)
         return Outcome(self._way, self._n, self._requested, cancelled, self._again, missed, value=value, error=error)
 

@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 
 
 class Crash(Exception):
-    """The process is gone: whoever catches it in a test does nothing more in its name."""
+    """The process is gone: a test that catches it does nothing more in its name."""
 
 
 async def nothing() -> None:
@@ -47,7 +47,7 @@ async def take(
 
 
 async def give_back(client: Client, name: str) -> None:
-    """DEL, whoever holds it."""
+    """DEL, whichever process holds it."""
     await client.delete(name)
 
 
@@ -163,7 +163,7 @@ class AlarmLock:
 
 
 class NamedSemaphore:
-    """A set of the holders' names beside a key with their greatest number."""
+    """A set of the holders' names next to a key with their greatest number."""
 
     def __init__(self, client: Client, name: str) -> None:
         self.client, self.name = client, name
@@ -228,7 +228,7 @@ class ClockSemaphore:
 
 
 class FairSemaphore(ClockSemaphore):
-    """Beside the times a set of owners, in the order of a counter: the clocks do not decide who is first."""
+    """Next to the times a set of owners, in the order of a counter: the clocks do not decide who is first."""
 
     async def acquire(self, who: str, clock: Clock, gap: Gap = nothing) -> bool:
         owners, now = f"{self.name}:owners", clock()

@@ -21,7 +21,7 @@ class Timed:
     """``async with took``, as often as needed: its seconds, and for how many of them the event loop stood still.
 
     With a stall it may be the machine that took the time: measure again. What stalls each time is to blame.
-    Where nothing can be done again, ``waited`` is what was asked for: the seconds without those of stalls.
+    Where nothing can be repeated, ``waited`` is what was asked for: the seconds without those of stalls.
     """
 
     seconds = 0.0

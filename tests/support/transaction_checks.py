@@ -41,7 +41,7 @@ TURN = turn_key(b"n")
 
 @dataclass
 class Bench:
-    """A counter, whoever increments it, and what is to happen on the way."""
+    """A counter, whatever increments it, and what is to happen on the way."""
 
     gate: Gate
     server: Any

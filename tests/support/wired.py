@@ -93,7 +93,7 @@ class Wired:
         assert await self.kind.token(self.direct, self.name) == lease._grant.wire_token
 
     async def check_free(self, last: int) -> None:
-        """Nothing is left, and others can go on at once, under a greater fence."""
+        """Nothing is left, and others can go on immediately, under a greater fence."""
         found = await self.elsewhere().statistics()
         assert (await holder(self.elsewhere()), found.waiters) == (None, 0), f"left behind: {found}"
         assert await self.direct.zcard(self.kind.polls(self.name)) == 0

@@ -155,7 +155,7 @@ async def test_cancelled_after_so_many_turns_of_the_loop(field: Field, operation
 
 
 async def test_cancelled_while_it_waits_for_its_turn(field: Field) -> None:
-    """Whoever has the turn keeps it; who waits for it is cancelled, and leaves nothing."""
+    """The one that has the turn keeps it; a waiter for it is cancelled, and leaves nothing."""
     async with Coordinator(field.foreign) as sync:
         name = turn_key(b"a")
         async with AsyncLock(sync, name) as lease:

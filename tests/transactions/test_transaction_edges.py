@@ -88,7 +88,7 @@ async def test_what_reads_is_not(redis: Redis, command: tuple[Any, ...]) -> None
 async def test_who_may_not_ask_what_a_command_does_does_not_write_before_multi(
     redis: Redis, make_client: MakeClient
 ) -> None:
-    """A check that can not be made fails."""
+    """A check that cannot be made fails."""
     admin: Any = redis
     rights = ("-@all", "+watch", "+unwatch", "+multi", "+exec", "+get", "+set")
     await admin.execute_command("ACL", "SETUSER", "few", "reset", "on", ">secret", "~*", *rights)
@@ -359,7 +359,7 @@ async def test_who_waits_in_vain_for_a_turn_blames_those_who_have_it(redis: Redi
 async def test_p10_a_commit_under_way_is_not_executed_under_the_next_lease(
     redis: Redis, server: EmbeddedServer, share: bool
 ) -> None:
-    """P10: a body that ends while its commit is under way hands nothing on by which that would still be valid."""
+    """P10: a body that ends while its commit is in flight hands nothing on by which that would still be valid."""
     async with proxied(server) as (proxy, client), Coordinator(client) as sync:
         lock = AsyncLock(sync, "account", ttl=10, share=share)
         on_its_way = proxy.on("EXEC", HOLD)

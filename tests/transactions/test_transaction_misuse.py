@@ -1,4 +1,4 @@
-"""Transactions: what can not work is refused, with a word on what to do instead, and writes nothing (E1, E2)."""
+"""Transactions: what cannot work is refused, with a word on what to do instead, and writes nothing (E1, E2)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ MISUSE: dict[str, tuple[Callable[[Transaction], Awaitable[object]], str]] = {
     "select": (selects, "SELECT would change a connection"),
     "unwatch": (unwatches, "not for the body"),
     "exec": (executes, "EXEC is not for the body"),
-    "two at once": (two_at_once, "two commands at the same time"),
+    "two together": (two_at_once, "two commands at the same time"),
     "multi meanwhile": (multi_meanwhile, "await it first"),
     "made before multi": (made_before_multi, "after multi"),
 }
@@ -239,7 +239,7 @@ CALLS: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], str]
         ValueError,
         "exclude each other",
     ),
-    "escalate at once": (lambda c: transaction(c, increment, "n", escalate_after=0), ValueError, "escalate_after"),
+    "escalate immediately": (lambda c: transaction(c, increment, "n", escalate_after=0), ValueError, "escalate_after"),
     "torn braces": (lambda c: transaction(c, increment, "a}{b", escalate_after=1), ValueError, "braces"),
     "not callable": (lambda c: transaction(c, "n", "n"), TypeError, "body"),  # type: ignore[arg-type]
     "not async": (lambda c: transaction(c, _not_async, "n"), TypeError, "coroutine function"),  # type: ignore[arg-type]

@@ -170,7 +170,7 @@ async def test_advice_for_conflicts_is_about_what_was_used_up(redis: Redis) -> N
     )
 
 
-# -- beside writers that take no turns -----------------------------------------------------------------------
+# -- next to writers that take no turns ----------------------------------------------------------------------
 
 
 async def test_a_turn_that_does_not_help_does_not_end_the_back_off(redis: Redis) -> None:

@@ -61,7 +61,7 @@ async def test_it_takes_two_round_trips(redis: Redis, monkeypatch: pytest.Monkey
 
 
 async def test_a_small_pool_serves_many_who_come_again(make_client: MakeClient) -> None:
-    """Whoever finds the pool empty tries again: nothing was done."""
+    """A transaction that finds the pool empty tries again: nothing was done."""
     redis = make_client(max_connections=2)
     await redis.flushall()
     done = await asyncio.gather(*(transaction(redis, increment, "n", attempts=1000) for _ in range(8)))

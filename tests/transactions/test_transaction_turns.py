@@ -1,4 +1,4 @@
-"""Transactions of many tasks and processes: totals are exact, whoever takes turns and whoever does not."""
+"""Transactions of many tasks and processes: totals are exact, whichever take turns and whichever do not."""
 
 from __future__ import annotations
 

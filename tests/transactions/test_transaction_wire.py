@@ -1,6 +1,6 @@
 """Transactions with every fault of the wire at every command they send (E8, FAULTS C1-C4).
 
-A counter is read and written, and an operation is counted beside it in the same MULTI. Whatever happens to a command or
+A counter is read and written, and an operation is counted with it in the same MULTI. Whatever happens to a command or
 to its answer: what was reported as committed was done once, what failed was not done, and what is not known is said
 to be not known. No connection is left in use, or watching.
 """
@@ -60,7 +60,7 @@ FAULTS: dict[str, Action] = {
     "black-holed request": SWALLOW_REQUEST,
     "swallowed reply": SWALLOW_REPLY,
     "late reply": DELAY_REPLY(TIMEOUT / 4),
-    "reply later than the time-out": DELAY_REPLY(TIMEOUT * 2),
+    "reply later than the timeout": DELAY_REPLY(TIMEOUT * 2),
 }
 ANSWERS: dict[str, Action] = {
     "LOADING": ERROR("LOADING Redis is loading the dataset in memory"),
@@ -103,7 +103,7 @@ async def _faulted(it: Wired, mode: str, point: str, fault: str, lease: Lease | 
         outcome = error
     if FAULTS[fault] in (SWALLOW_REQUEST, SWALLOW_REPLY):
         await it.proxy.cut()
-    await wait_until(lambda: it.proxy.live <= 1, FAST, timeout=15)  # what was under way has arrived, or never will
+    await wait_until(lambda: it.proxy.live <= 1, FAST, timeout=15)  # what was in flight has arrived, or never will
     await it.check_clean()
     counted = await it.counted()
     reply_lost = point == "EXEC" and fault not in ("late reply", "cut behind the reply", *ANSWERS)
@@ -128,7 +128,7 @@ async def _faulted(it: Wired, mode: str, point: str, fault: str, lease: Lease | 
 @pytest.mark.parametrize("point", COMMANDS)
 @pytest.mark.parametrize("mode", MODES)
 async def test_every_fault_at_every_command(server: EmbeddedServer, mode: str, point: str) -> None:
-    # An error in place of QUEUED would come with EXECABORT later: the proxy can not know.
+    # An error in place of QUEUED would come with EXECABORT later: the proxy cannot know.
     answers = {"WATCH": ("LOADING", "READONLY"), "GET": ("LOADING", "READONLY"), "EXEC": tuple(ANSWERS)}.get(point, ())
     faults = [fault for fault in FAULTS if fault not in ANSWERS or fault in answers]
 
@@ -178,7 +178,7 @@ async def test_the_marker_alone_makes_a_late_exec_void(server: EmbeddedServer) -
 
 
 async def test_a_late_exec_that_overtakes_the_question_is_found(server: EmbeddedServer) -> None:
-    """The other order: EXEC arrives after the time-out, but before the question."""
+    """The other order: EXEC arrives after the timeout, but before the question."""
     async with wired(server) as it:
         late = it.proxy.on("EXEC", HOLD)
         question = it.proxy.on(lambda args: args[0] == b"SET" and b"void" in args, HOLD)
@@ -249,7 +249,7 @@ async def test_trouble_from_before_a_conflict_does_not_count_after_it(server: Em
         async def body(tx: Transaction) -> int:
             count = int(await tx.get(it.key) or 0) + 1
             if not refused:
-                await asyncio.sleep(1.3)  # longer than the first trouble may last
+                await asyncio.sleep(1.3)  # longer than the first failures may last
                 await it.direct.set(it.key, 7)
                 await it.direct.set(it.done, 7)
                 refused.append(it.proxy.on("WATCH", loading))

@@ -96,7 +96,7 @@ def _pools(server: EmbeddedServer) -> list[ConnectionPool]:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["pool", "blocking pool"])
 async def test_the_callers_pool_is_left_as_it_is(server: EmbeddedServer, redis: Redis, number: int) -> None:
-    """Its limit is never changed, and none of its places is taken: ours is a connection beside it."""
+    """Its limit is never changed, and none of its places is taken: ours is a connection next to it."""
     pool: Any = _pools(server)[number]
     async with Redis(connection_pool=pool) as client:
         for _ in range(3):

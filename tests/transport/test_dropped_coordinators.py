@@ -89,7 +89,7 @@ async def test_thirty_that_are_dropped(redis: Redis, make_client: MakeClient, ca
 
 @pytest.mark.parametrize("push", ["auto", "never"])
 async def test_one_that_is_closed_is_not_warned_of(redis: Redis, push: Push) -> None:
-    """Whoever closes it: itself, or the client."""
+    """Whatever closes it: itself, or the client."""
     with caught() as warned:
         for _ in range(3):
             async with Coordinator(redis, push=push) as coordinator, coordinator.lock("a"):

@@ -73,7 +73,7 @@ async def source(url: str, how: str) -> AsyncIterator[Coordinator | Client]:
 
 
 async def refused(use: Use) -> None:
-    """It must raise WrongContext, and at once."""
+    """It must raise WrongContext, and immediately."""
     begin = time.monotonic()
     with pytest.raises(WrongContext):
         await use()
@@ -96,7 +96,7 @@ def fork(url: str, how: str) -> None:
 
 async def forking(url: str, how: str) -> None:
     """Nothing but the lock is entered by ``async with``: a child leaves through all of it with sys.exit."""
-    # A child that runs on with the parent's loop may make it deaf for a connection, and that is noticed by time-out.
+    # A child that runs on with the parent's loop may make it deaf for a connection, and that is noticed by timeout.
     client = (RedisCluster if "cluster" in how else Redis).from_url(url, socket_timeout=0.5)
     made_from = made_of(client, how)
     held = AsyncLock(made_from, NAME, ttl=3)
@@ -378,7 +378,7 @@ async def left_open(url: str, how: str) -> None:
         await lock.acquire()
     tasks.append(asyncio.create_task(lock.acquire()))
     await wait_until(waits(lock), FAST, timeout=15)
-    tasks.append(asyncio.create_task(lock.statistics()))  # under way when all tasks are cancelled
+    tasks.append(asyncio.create_task(lock.statistics()))  # in flight when all tasks are cancelled
     await asyncio.sleep(0)
     if "interrupt" in how:
         raise KeyboardInterrupt
@@ -390,7 +390,7 @@ async def left_open(url: str, how: str) -> None:
 @pytest.mark.parametrize("left", ["task", "lease"])
 @pytest.mark.parametrize("made_from", ["coordinator", "bare client"])
 def test_p12_a10_the_loop_ends_with_a_lock_held(server: EmbeddedServer, made_from: str, left: str, end: str) -> None:
-    """Nothing on stderr, and the key is gone at once."""
+    """Nothing on stderr, and the key is gone immediately."""
     play(server, "ending", f"{made_from} {left} {end}")
     assert look(server) is None
 
@@ -480,7 +480,7 @@ async def story(url: str) -> None:
 
 
 async def cancelled_after(lock: AsyncLock, turns: int) -> None:
-    """A holder releases and a waiter is cancelled, so many turns later: whoever is next has the lock at once."""
+    """A holder releases and a waiter is cancelled, so many turns later: the next one has the lock immediately."""
     holder = await lock.acquire()
     waiter = asyncio.create_task(lock.acquire(), name="waiter")
     third = asyncio.create_task(lock.acquire(timeout=20), name="third")

@@ -1,4 +1,4 @@
-"""However a client is configured, its locks work alike (E3, A7, C10), also beside locks of other libraries (P11)."""
+"""However a client is configured, its locks work alike (E3, A7, C10), also next to locks of other libraries (P11)."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ async def test_p11_our_lock_keeps_foreign_ones_out_until_it_is_released(redis: R
             lease.check()
         assert await redis.set("x", "theirs", nx=True, px=60_000)
         assert await delete_if(redis, "theirs") == 1
-        # Ours in their form: whoever knows the token may end it so.
+        # Ours in their form: a client that knows the token may end it so.
         lease = await sync.lock("x").acquire()
         assert await delete_if(redis, lease.token) == 1
         with pytest.raises(LeaseLost):

@@ -234,7 +234,7 @@ async def test_an_exhausted_backoff_says_so_after_its_last_call() -> None:
     calls = itertools.count()
     with pytest.raises(TimeoutError, match="back-off ended"):
         await wait_until(lambda: next(calls) < 0, Backoff(initial=0.001, attempts=3))
-    assert next(calls) == 4, "at once, and after each of three delays"
+    assert next(calls) == 4, "immediately, and after each of three delays"
 
 
 async def test_a_timeout_cuts_a_call_that_is_under_way() -> None:

@@ -1,4 +1,4 @@
-"""D9, D10, D15, D16: an error answer means the same whichever server words it, and whoever has read it."""
+"""D9, D10, D15, D16: an error answer means the same whichever server words it, and whichever client has read it."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class TestSweep:
 
     @pytest.mark.parametrize("goes_on", [False, True])
     async def test_a_scope_that_meets_a_time_out(self, goes_on: bool) -> None:
-        """The time-out cancels the same await; who ends without another one was over before. Who goes on is not."""
+        """The timeout cancels the same await; who ends without another one was over before. Who goes on is not."""
 
         async def operation() -> str:
             with contextlib.suppress(TimeoutError):
