@@ -179,7 +179,7 @@ class PoolExecutor:
         refused = answered(call.name, error, self._attempt.no_scripts, call.keys.all, call.ambiguous)
         call.ambiguous |= refused is None
         self.connection_error = error if refused is None else None
-        if not isinstance(error, EXPECTED) and type(error) is not self._logged:
+        if refused is None and not isinstance(error, EXPECTED) and type(error) is not self._logged:
             self._logged = type(error)
             logs.connecting_failed(address_of(self._servers.clients()[0]), error)
         if call.over:

@@ -19,7 +19,7 @@ from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST, waits
-from ..support.clusters import cluster
+from ..support.clusters import Nodes
 from ..support.inside import now
 from ..support.sentinels import GROUP, sentinels
 
@@ -65,26 +65,25 @@ class Place:
 
 
 @asynccontextmanager
-async def standalone(_: Path) -> AsyncIterator[Place]:
+async def standalone(_: Path, __: Nodes) -> AsyncIterator[Place]:
     with EmbeddedServer(port=0) as server:
         yield Place(lambda vault: server.client(credential_provider=vault), [server])
 
 
 @asynccontextmanager
-async def sentinel(directory: Path) -> AsyncIterator[Place]:
+async def sentinel(directory: Path, _: Nodes) -> AsyncIterator[Place]:
     async with sentinels(directory) as group:
         yield Place(lambda vault: group.sentinel.master_for(GROUP, credential_provider=vault), [group.primary])
 
 
 @asynccontextmanager
-async def shards(_: Path) -> AsyncIterator[Place]:
-    async with cluster() as nodes:
-        yield Place(lambda vault: nodes.client(credential_provider=vault), nodes.primaries, nodes.name_at(0))
+async def shards(_: Path, nodes: Nodes) -> AsyncIterator[Place]:
+    yield Place(lambda vault: nodes.client(credential_provider=vault), nodes.primaries, nodes.name_at(0, NAME))
 
 
 @pytest_asyncio.fixture(params=[standalone, sentinel, shards])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    async with request.param(tmp_path) as found:
+async def place(request: pytest.FixtureRequest, tmp_path: Path, nodes: Nodes) -> AsyncIterator[Place]:
+    async with request.param(tmp_path, nodes) as found:
         yield found
 
 

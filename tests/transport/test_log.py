@@ -9,6 +9,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -60,24 +61,24 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
         yield Told(caplog)
 
 
-LOCKS: dict[str, Callable[[Coordinator], Any]] = {
-    "lock": lambda sync: AsyncLock(sync, NAME, ttl=0.8),
-    "shared lock": lambda sync: AsyncLock(sync, NAME, ttl=0.8, share=True),
-    "semaphore": lambda sync: AsyncSemaphore(sync, NAME, limit=2, ttl=0.8),
-    "reader": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.8).read(),
-    "writer": lambda sync: AsyncReadWriteLock(sync, NAME, ttl=0.8, share=True).write(),
-    "reentrant": lambda sync: AsyncReentrantLock(sync, NAME, ttl=0.8),
-    "several": lambda sync: AsyncMultiLock(sync, [NAME, "another"], ttl=0.8),
+LOCKS: dict[str, Callable[[Coordinator, str], Any]] = {
+    "lock": lambda sync, name: AsyncLock(sync, name, ttl=0.8),
+    "shared lock": lambda sync, name: AsyncLock(sync, name, ttl=0.8, share=True),
+    "semaphore": lambda sync, name: AsyncSemaphore(sync, name, limit=2, ttl=0.8),
+    "reader": lambda sync, name: AsyncReadWriteLock(sync, name, ttl=0.8).read(),
+    "writer": lambda sync, name: AsyncReadWriteLock(sync, name, ttl=0.8, share=True).write(),
+    "reentrant": lambda sync, name: AsyncReentrantLock(sync, name, ttl=0.8),
+    "several": lambda sync, name: AsyncMultiLock(sync, [name, f"{name}, another"], ttl=0.8),
 }
 
 
 @pytest.mark.parametrize("make", LOCKS.values(), ids=LOCKS)
 async def test_a_lease_whose_key_is_deleted(
-    sync: Coordinator, redis: Redis, told: Told, make: Callable[[Coordinator], Any]
+    sync: Coordinator, redis: Redis, told: Told, make: Callable[[Coordinator, str], Any]
 ) -> None:
     """One line names lock, fence, reason and time; the error has the same facts, also when it was pickled."""
     with pytest.raises(LeaseLost) as caught:  # noqa: PT012
-        async with make(sync) as lease:
+        async with make(sync, NAME) as lease:
             await redis.flushall()
             await asyncio.sleep(60)
     error = caught.value
@@ -110,26 +111,44 @@ async def test_many_readers_of_one_permit(sync: Coordinator, redis: Redis, told:
     assert len(records) == (1 if share else 3)
 
 
-@pytest.mark.parametrize("noticed_by", ["check", "the exit"])
-@pytest.mark.parametrize("make", [LOCKS["lock"], LOCKS["shared lock"], LOCKS["reader"], LOCKS["several"]])
-async def test_a_loop_that_stood_still(
-    sync: Coordinator, redis: Redis, told: Told, make: Callable[[Coordinator], Any], noticed_by: str
-) -> None:
-    """Nobody asked the server, so nothing is said about it: the deadline passed while the loop stood still."""
-    with pytest.raises(LeaseLost) as caught:  # noqa: PT012
-        async with make(sync) as lease:
-            time.sleep(2.0)  # noqa: ASYNC251
+async def test_a_loop_that_stood_still(sync: Coordinator, told: Told) -> None:
+    """Nobody asked the server, so nothing is said about it: the deadline passed while the loop stood still.
+
+    Tasks notice it by `check` or at their exit, all in the very turn of the loop that stood still.
+    """
+    inside, go_on, loop = asyncio.Semaphore(0), asyncio.Event(), asyncio.get_running_loop()
+    cases = [
+        (kind, noticed_by) for kind in ("lock", "shared lock", "reader", "several") for noticed_by in ("check", "exit")
+    ]
+
+    async def hold(kind: str, noticed_by: str) -> None:
+        async with LOCKS[kind](sync, f"{kind}, {noticed_by}") as lease:
+            inside.release()
+            await go_on.wait()
             if noticed_by == "check":
                 lease.check()
-    error = caught.value
-    assert error.reason == "late"
+
+    holding = [asyncio.create_task(hold(*case)) for case in cases]
+    for _ in cases:
+        await inside.acquire()
+    loop.call_soon(time.sleep, 2.0)
+    go_on.set()
+    ends = await asyncio.gather(*holding, return_exceptions=True)
+    for case, end in zip(cases, ends, strict=True):
+        assert isinstance(end, LeaseLost), case
+        assert_late(end, told)
+
+
+def assert_late(error: LeaseLost, told: Told) -> None:
+    """It says what is known, in the log as well, and no more than that."""
+    assert error.reason == "late", error
     assert error.time_is_up
     assert 0.5 < error.stalled < 60
     assert "stood still for at least" in str(error)
     assert "Do not write any more" in str(error)
     for unknown in ("gone", "released elsewhere", "key deleted", "network"):
         assert unknown not in str(error)
-    (record,) = told("lease_lost")
+    (record,) = [record for record in told("lease_lost") if record.lock == error.name]
     assert record.reason == "late"
     assert record.stalled == pytest.approx(error.stalled, abs=30)
 
@@ -232,27 +251,32 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("elsewhere", [False, True])
-async def test_a_long_wait_for_a_lock(
-    sync: Coordinator, other: Coordinator, told: Told, share: bool, elsewhere: bool
-) -> None:
+async def test_a_long_wait_for_a_lock(sync: Coordinator, other: Coordinator, told: Told) -> None:
     """One line for many waiters: who holds it, and how many wait."""
-    holding = AsyncLock(other if elsewhere else sync, NAME, ttl=30, share=share)
-    lock = AsyncLock(sync, NAME, share=share)
-    held = await asyncio.create_task(holding.acquire())
-    waiting = [asyncio.create_task(lock.acquire()) for _ in range(3)]
-    await wait_until(lambda: bool(told("waiting_long")), FAST, timeout=30)
-    await asyncio.sleep(1.0)
-    (record,) = told("waiting_long")
-    assert (record.levelname, record.lock, record.itself) == ("WARNING", NAME, False)
-    assert record.seconds >= 1.0
-    assert held.token in record.holder
-    assert record.waiting == (1 if share and elsewhere else 3) or record.waiting == 3
-    assert ("of this process" in record.holder) is not elsewhere
-    await held.release()
-    for task in waiting:
-        await (await task).release()
+
+    async def wait_long(share: bool, elsewhere: bool) -> None:
+        name = f"{NAME} {share} {elsewhere}"
+        holding = AsyncLock(other if elsewhere else sync, name, ttl=30, share=share)
+        lock = AsyncLock(sync, name, share=share)
+        held = await asyncio.create_task(holding.acquire())
+        waiting = [asyncio.create_task(lock.acquire()) for _ in range(3)]
+
+        def about() -> list[Any]:
+            return [record for record in told("waiting_long") if record.lock == name]
+
+        await wait_until(lambda: bool(about()), FAST, timeout=30)
+        await asyncio.sleep(1.0)
+        (record,) = about()
+        assert (record.levelname, record.lock, record.itself) == ("WARNING", name, False)
+        assert record.seconds >= 1.0
+        assert held.token in record.holder
+        assert record.waiting == (1 if share and elsewhere else 3) or record.waiting == 3
+        assert ("of this process" in record.holder) is not elsewhere
+        await held.release()
+        for task in waiting:
+            await (await task).release()
+
+    await asyncio.gather(*(wait_long(*case) for case in product((False, True), repeat=2)))
 
 
 @pytest.mark.usefixtures("soon")
