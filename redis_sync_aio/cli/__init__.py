@@ -33,6 +33,7 @@ def main() -> None:
             sys.exit(BUG)
         if message := describe():  # of wrong usage; empty if help was printed, as nothing was asked
             path = getattr(getattr(error, "ctx", None), "command_path", NAME)
-            complain(f"{message.rstrip('.')}. Try '{path} --help'")
+            hint = "Write -- before COMMAND, or try" if path.endswith(" run") else "Try"
+            complain(f"{message.rstrip('.')}. {hint} '{path} --help'")
         code = USAGE
     sys.exit(code or 0)

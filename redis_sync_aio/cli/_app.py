@@ -13,6 +13,7 @@ from ._demo import command as demo
 from ._doctor import command as doctor
 from ._failures import COMMON_EXITS
 from ._output import NAME
+from ._run import command as run
 from ._shared import with_shared
 
 app: typer.Typer = typer.Typer(
@@ -42,12 +43,14 @@ def cli(
     """Distributed locks for asyncio on Redis and Valkey: look at them, use them, check the servers they live on."""
 
 
-def add(name: str, command: Callable[..., None], exits: Mapping[int, str]) -> None:
+def add(name: str, command: Callable[..., None], exits: Mapping[int, str], otherwise: str = "") -> None:
     """Add a command; its help ends with the exit codes."""
     EXITS[name] = dict(exits)
-    codes = "\n".join(f"- **{code}** {meaning}" for code, meaning in sorted(exits.items()))
+    lines = [f"- **{code}** {meaning}" for code, meaning in sorted(exits.items())]
+    codes = "\n".join([*lines, *([f"- {otherwise}"] if otherwise else [])])
     app.command(name, epilog=f"Exit codes:\n\n{codes}")(command)
 
 
 add("doctor", with_shared(doctor.doctor), COMMON_EXITS | doctor.EXITS)
+add("run", with_shared(run.run), COMMON_EXITS | run.EXITS, run.ENDS)
 add("demo", demo.demo, demo.EXITS)

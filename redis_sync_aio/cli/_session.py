@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options
 
     Errors of servers, networks and addresses become one line on stderr. ``options`` go to the client.
     """
+    if not shared.debug:  # what matters of it is said in one line
+        logging.getLogger("redis_sync_aio").addHandler(logging.NullHandler())
     try:
         code = asyncio.run(_run(shared, body, options))
     except Failure as failure:

@@ -1,0 +1,281 @@
+"""`run` holds a lock while a program runs, as flock(1) does, and ends the program when the lock is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import Backoff, Coordinator, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.embedded import alive, eventually
+from ..support.programs import COMMAND, PATIENCE, command, environment, terminal
+
+pytestmark = pytest.mark.usefixtures("redis")
+SOON = Backoff(initial=0.01, cap=0.05)
+LOST = 75
+NAME = "cli:job"
+COUNTS = """
+import os, signal, sys
+seen = []
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: (seen.append(number), print("got", int(number), flush=True)))
+print("ready", os.getpid(), flush=True)
+for line in sys.stdin:
+    if line == "end\\n":
+        break
+    print("read", line, end="", flush=True)
+print("seen", *map(int, seen), flush=True)
+"""
+"""Tells each signal that comes, and in the end all of them."""
+FAMILY = """
+import signal, subprocess, sys, time
+if {stubborn}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("ready", child.pid, flush=True)
+time.sleep(600)
+"""
+"""A program with a child of its own, to which a SIG_IGN is handed down."""
+
+
+def program(source: str) -> list[str]:
+    return ["--", sys.executable, "-u", "-c", source]
+
+
+@contextmanager
+def running(*words: str, url: str) -> Iterator[subprocess.Popen[str]]:
+    """Start ``run WORDS`` with pipes; it is killed at the end of the block, and so is its program."""
+    with subprocess.Popen([*COMMAND, "run", *words], env=environment(REDIS_URL=url), stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def reads(process: subprocess.Popen[str], word: str) -> int:
+    """Return the number in the next line, which has to begin with that word."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith(f"{word} "), line + (process.stderr.read() if process.stderr and not line else "")
+    return int(line.split()[1])
+
+
+# -- exit codes, and what the program sees -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
+def test_it_exits_as_the_program_does(server: EmbeddedServer, script: str, code: int) -> None:
+    done = command("run", NAME, "--", "/bin/sh", "-c", script, REDIS_URL=server.url)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_program_that_is_not_there(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Nothing is locked for it."""
+    (tmp_path / "data").write_text("")
+    for argv, code in ((["redis-sync-aio-nope"], 127), ([str(tmp_path / "data")], 126)):
+        done = command("run", NAME, "--", *argv, REDIS_URL=server.url)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr.count("\n") == 1
+        assert "nothing was locked" in done.stderr
+
+
+async def test_it_holds_the_lock_while_the_program_runs(server: EmbeddedServer, redis: Redis) -> None:
+    """The fence, the name and the token are in the program's environment; standard input is the program's."""
+    tell = "import json, os; print(json.dumps({k[15:]: v for k, v in os.environ.items() if 'AIO_' in k}), flush=True); "
+    async with Coordinator(redis) as sync:
+        with running(NAME, "--json", *program(tell + "print(input())"), url=server.url) as process:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            seen = await sync.lock(NAME).statistics()
+            assert (told["NAME"], told["FENCE"], told["TOKEN"]) == (NAME, str(seen.fence), seen.holder)
+            out, err = process.communicate("hello\n", timeout=PATIENCE)
+        assert (process.returncode, out) == (0, "hello\n")
+        assert not await sync.lock(NAME).locked()
+    report = json.loads(err)
+    assert (report["name"], report["exit"], report["fence"], report["lost"]) == (NAME, 0, seen.fence, None)
+    assert report["held"] >= 0
+
+
+# -- waiting -----------------------------------------------------------------------------------------------
+
+
+async def test_a_lock_that_is_taken(server: EmbeddedServer, sync: Coordinator) -> None:
+    """-n and --timeout give up with 1, or what -E says, and the program is not run."""
+    async with sync.lock(NAME):
+        for words, code in (
+            (["-n"], 1),
+            (["-n", "-E", "42"], 42),
+            (["--timeout", "0.1"], 1),
+            (["-w", "0", "-E", "0"], 0),
+        ):
+            done = command("run", *words, NAME, "--", "echo", "ran", REDIS_URL=server.url)
+            assert (done.returncode, done.stdout) == (code, "")
+            assert done.stderr.count("\n") == 1
+            assert NAME in done.stderr
+        assert (await sync.lock(NAME).statistics()).waiters == 0
+
+
+async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) -> None:
+    lock = sync.lock(NAME)
+    lease = await lock.acquire()
+
+    async def is_waiting() -> bool:
+        return (await lock.statistics()).waiters == 1
+
+    with running(NAME, "--timeout", "600", "--", "echo", "ran", url=server.url) as process:
+        await wait_until(is_waiting, SOON, timeout=PATIENCE)
+        await lease.release()
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (0, "ran\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_while_it_waits_withdraws_the_request(
+    server: EmbeddedServer, sync: Coordinator, number: signal.Signals
+) -> None:
+    lock = sync.lock(NAME)
+
+    async def is_waiting() -> bool:
+        return (await lock.statistics()).waiters == 1
+
+    async with lock:
+        with running(NAME, "--", "echo", "ran", url=server.url) as process:
+            await wait_until(is_waiting, SOON, timeout=PATIENCE)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, out, err) == (128 + number, "", "")
+        assert (await lock.statistics()).waiters == 0
+
+
+# -- kinds -------------------------------------------------------------------------------------------------
+
+
+async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator) -> None:
+    semaphore = sync.semaphore(NAME, limit=3)
+    async with semaphore.hold(2):
+        assert command("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
+        heavy = ["--limit", "3", "--weight", "2"]
+        assert command("run", "-n", *heavy, NAME, "--", "true", REDIS_URL=server.url).returncode == 1
+        other = command("run", "-n", "--limit", "4", NAME, "--", "true", REDIS_URL=server.url)
+        assert other.returncode == 2
+        assert "--limit" in other.stderr
+
+
+async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
+    async with sync.read_write_lock(NAME).read().hold():
+        assert command("run", "-n", "--shared", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
+        assert command("run", "-n", "--exclusive", NAME, "--", "true", REDIS_URL=server.url).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-n", "--timeout", "1"],
+        ["-s", "-x"],
+        ["-s", "--limit", "2"],
+        ["--weight", "2"],
+        ["--limit", "2", "--weight", "3"],
+    ],
+)
+def test_options_that_exclude_each_other(server: EmbeddedServer, words: list[str]) -> None:
+    done = command("run", *words, NAME, "--", "echo", "ran", REDIS_URL=server.url)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_options_of_the_program_without_two_dashes_are_explained(server: EmbeddedServer) -> None:
+    done = command("run", NAME, "ls", "-l", REDIS_URL=server.url)
+    assert done.returncode == 2
+    assert "Write -- before COMMAND" in done.stderr
+
+
+# -- signals -----------------------------------------------------------------------------------------------
+
+
+def test_signals_are_forwarded_once(server: EmbeddedServer) -> None:
+    numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1]
+    with running(NAME, *program(COUNTS), url=server.url) as process:
+        reads(process, "ready")
+        for number in numbers:
+            process.send_signal(number)
+            assert reads(process, "got") == number
+        out, err = process.communicate("end\n", timeout=PATIENCE)
+    assert (process.returncode, out, err) == (0, f"seen {' '.join(str(int(it)) for it in numbers)}\n", "")
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_program_once(server: EmbeddedServer) -> None:
+    """The program reads from the terminal, and Ctrl-C comes from it: the program decides what that means."""
+    with terminal("run", NAME, *program(COUNTS), REDIS_URL=server.url) as it:
+        it.shows(r"ready \d+")
+        it.types("hello\n")
+        it.shows("read hello")
+        it.types("\x03")
+        it.shows(f"got {int(signal.SIGINT)}")
+        it.types("end\n")
+        it.shows(rf"seen {int(signal.SIGINT)}\r?\n")
+        assert it.end() == 0
+        assert it.is_sane()
+
+
+def test_ctrl_c_ends_a_program_that_does_not_mind(server: EmbeddedServer) -> None:
+    with terminal("run", NAME, "--", "/bin/sh", "-c", "echo rea''dy; exec sleep 600", REDIS_URL=server.url) as it:
+        it.shows("ready")
+        it.types("\x03")
+        assert it.end() == 130
+        assert "Traceback" not in it.screen
+        assert it.is_sane()
+
+
+# -- losing the lock ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stubborn", "words"), [(False, ["--grace", "600"]), (True, ["--grace", "0.2"]), (True, ["--on-lost", "kill"])]
+)
+async def test_the_program_and_its_descendants_end_when_the_lock_is_lost(
+    server: EmbeddedServer, redis: Redis, stubborn: bool, words: list[str]
+) -> None:
+    """By SIGTERM, or by SIGKILL if that is not enough or if it was asked for."""
+    source = FAMILY.format(stubborn=stubborn)
+    with running(NAME, "--ttl", "3", *words, *program(source), url=server.url) as process:
+        grandchild = reads(process, "ready")
+        await redis.delete(NAME)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == LOST
+    assert err.startswith(f"redis-sync-aio: the lock '{NAME}' was lost: ending ")
+    assert eventually(lambda: not alive(grandchild))
+
+
+async def test_the_program_may_go_on_when_the_lock_is_lost(server: EmbeddedServer, redis: Redis) -> None:
+    with running(NAME, "--on-lost", "ignore", *program(COUNTS), url=server.url) as process:
+        reads(process, "ready")
+        await redis.delete(NAME)
+        out, err = process.communicate("end\n", timeout=PATIENCE)
+    assert (process.returncode, out) == (0, "seen\n")
+    assert "was lost" in err
+
+
+async def test_a_loss_that_is_found_when_the_program_has_ended(server: EmbeddedServer, redis: Redis) -> None:
+    with running(NAME, *program(COUNTS), url=server.url) as process:
+        reads(process, "ready")
+        await redis.set(NAME, "another")
+        _, err = process.communicate("end\n", timeout=PATIENCE)
+    assert process.returncode == LOST
+    assert "another token holds the lock" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_the_program_does_not_outlive_a_holder_that_is_killed(server: EmbeddedServer) -> None:
+    with running(NAME, *program(COUNTS), url=server.url) as process:
+        child = reads(process, "ready")
+        process.kill()
+        assert eventually(lambda: not alive(child))
