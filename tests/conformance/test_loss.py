@@ -189,7 +189,7 @@ async def test_max_hold(kind: Kind, sync: Coordinator, redis: Redis) -> None:
     (seconds, (lease, error)), (slept, _) = await asyncio.gather(
         timed(lambda: lost_in(lock, lambda _: for_ever()), again=0), timed(lambda: asyncio.sleep(most), again=0)
     )
-    assert most - 0.01 <= seconds < slept + 0.05
+    assert most - 0.01 <= seconds < slept + 1
     assert error.reason == "expired"
     await assert_lost(kind, lease, "expired", redis)
 

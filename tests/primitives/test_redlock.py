@@ -287,11 +287,14 @@ async def test_p11_a_redlock_of_another_hand(one: list[Coordinator], servers: li
     """The textbook's, `SET key value NX PX ttl` on each: on a majority it keeps us out, on a minority not."""
     for server in servers[:3]:
         with at(server) as client:
-            client.set(NAME, "theirs", nx=True, px=400)
+            client.set(NAME, "theirs", nx=True, px=60_000)
     lock = redlock(one)
     assert await lock.try_acquire() is None
     assert await lock.locked()
-    async with asyncio.timeout(5):
+    for server in servers[:3]:
+        with at(server) as client:
+            client.pexpire(NAME, 300)
+    async with asyncio.timeout(10):
         lease = await lock.acquire()
     await lease.release()
     for server in servers[3:]:
@@ -366,15 +369,15 @@ async def test_p4_a_fault_at_one_server(servers: list[EmbeddedServer], command: 
         client.set(KEYS.fence, b"%d whose" % ahead)  # so the fence has to be raised on the first one
     async with FaultProxy(servers[0].unix_socket) as proxy, process(servers[1:3]) as others:
         client = Redis.from_url(proxy.url)
-        async with Coordinator(client, response_timeout=0.15, retry_for=2) as first:
-            lock = AsyncRedlock([first, *others], NAME, ttl=5, answer_within=1)
+        async with Coordinator(client, response_timeout=0.5, retry_for=5) as first:
+            lock = AsyncRedlock([first, *others], NAME, ttl=20, answer_within=5)
             rule = proxy.on(command, fault)
-            async with asyncio.timeout(5), lock as lease:
+            async with asyncio.timeout(20), lock as lease:
                 lease.check()
                 assert lease.fence > ahead
-            await asyncio.wait_for(rule.fired.wait(), 2)
+            await asyncio.wait_for(rule.fired.wait(), 5)
             await nothing_left(servers)
-            async with asyncio.timeout(5), lock as second:
+            async with asyncio.timeout(20), lock as second:
                 assert second.fence > lease.fence
         await client.aclose()
     await nothing_left(servers)
