@@ -120,8 +120,9 @@ class Observation:
         self._tell(Granted, time, waited=waited, contended=contended, fence=grant.fence, token=grant.token)
 
     def renewed_late(self, lateness: float, left: float) -> None:
-        """Tell that a renewal of the lease was sent late."""
-        self._tell(RenewedLate, now(), lateness=lateness, left=left)
+        """Tell that a renewal of the lease was sent late, unless its end was told already."""
+        if self.request in self._observers.open:
+            self._tell(RenewedLate, now(), lateness=lateness, left=left)
 
     # -- the end of the grant --------------------------------------------------------------------------
 
