@@ -168,7 +168,7 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
         for proxy in proxies.values():
             await proxy.cut()
         await lease.release()
-        await (await asyncio.wait_for(waiter, 5)).release()
+        await (await asyncio.wait_for(waiter, 2)).release()
         async with AsyncSemaphore(sync, names[2], limit=2):
             pass
 

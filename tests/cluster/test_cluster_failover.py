@@ -76,11 +76,11 @@ async def test_p1_p3_p8_d6_a_primary_dies(how: str) -> None:
         for one in (sync, other):  # a client that connects to one that hangs begins again as soon as this is known
             assert isinstance(one.client, RedisCluster)
             await wait_until(partial(leads_to, Cluster.of(one.client), nodes.slot(name), replica), FAST, timeout=10)
-        await asyncio.wait_for(lease.extend(10), 5)
+        await asyncio.wait_for(lease.extend(10), 1)
         assert await nodes.say(replica, "GET", name) == lease.token.encode()
         await wait_until(waits(AsyncLock(other, name)), FAST, timeout=15)
         await lease.release()
-        following = await asyncio.wait_for(waiter, 5)
+        following = await asyncio.wait_for(waiter, 2)
         assert following.fence > lease.fence
         assert isinstance(sync.client, RedisCluster)
         assert len(Cluster.of(sync.client).shards) == SHARDS  # it is the same one, with another primary

@@ -90,7 +90,7 @@ async def test_p1_p3_a_grant_of_the_new_node_is_not_for_who_listens_at_the_old_o
         assert not any(waiter.done() for waiter in waiters)
         await other.release()
         for waiter in waiters:
-            await (await asyncio.wait_for(waiter, 5)).release()
+            await (await asyncio.wait_for(waiter, 1)).release()
 
 
 async def test_p4_p5_a_slot_on_its_way(nodes: Nodes) -> None:
@@ -244,7 +244,7 @@ async def test_p3_who_waits_follows_the_slot(nodes: Nodes, share: bool) -> None:
         await wait_until(stands_there_now, FAST, timeout=15)
         before = (await nodes.say(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"]
         await lease.release()
-        granted = await asyncio.wait_for(waiter, 5)
+        granted = await asyncio.wait_for(waiter, 1)
         assert (await nodes.say(b, "INFO", "commandstats"))["cmdstat_evalsha"]["calls"] <= before + 2
         await granted.release()
 

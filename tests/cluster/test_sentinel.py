@@ -53,7 +53,7 @@ async def test_p1_p3_p8_d6_the_primary_dies(tmp_path: Path) -> None:
         assert (await held.statistics()).holder == lease.token
         await wait_until(waits(held), FAST, timeout=15)
         await lease.release()
-        following = await asyncio.wait_for(waiter, 5)
+        following = await asyncio.wait_for(waiter, 1)
         assert following.fence > lease.fence
         await following.release()
 

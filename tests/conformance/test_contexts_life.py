@@ -34,6 +34,8 @@ from ..support.contexts import observer as observer
 from ..support.factories import Exclusive, Kind
 from ..support.inside import close_implicit, hub_of
 
+pytestmark = pytest.mark.timing
+
 
 def overrule(lock: Exclusive) -> Awaitable[object]:
     """The command of each kind that changes something for everybody."""
@@ -78,7 +80,7 @@ async def waiting_and_holding(kind: Kind, sync: Coordinator) -> tuple[asyncio.Ta
 
 async def assert_told(holding: asyncio.Task[object], waiting: list[asyncio.Task[object]], word: str) -> None:
     """Bodies lose their lease because it was closed, waiters are told so."""
-    await asyncio.wait([holding, *waiting], timeout=5)
+    await asyncio.wait([holding, *waiting], timeout=1)
     result = holding.result()
     assert isinstance(result, tuple)
     assert isinstance(result[1], LeaseLost)
@@ -239,7 +241,7 @@ async def test_p12_close_with_a_command_under_way(
         asking = asyncio.create_task(ask())
         await asyncio.sleep(0)
         await sync.close()
-        done, _ = await asyncio.wait([asking], timeout=5)
+        done, _ = await asyncio.wait([asking], timeout=2)
         if server_is == "silent":
             server.resume()
         asking.cancel()
@@ -282,7 +284,7 @@ async def test_e4_client_of_an_implicit_coordinator_closed(kind: Kind, redis: Re
     waiting = asyncio.create_task(lock.acquire())
     await wait_until(waits(lock), FAST, timeout=5)
     await redis.aclose()
-    _, error = await asyncio.wait_for(losing, 5)
+    _, error = await asyncio.wait_for(losing, 1)
     assert error.reason == "closed"
     with pytest.raises(CoordinatorClosed, match="client"):
         await waiting

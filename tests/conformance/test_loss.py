@@ -74,7 +74,7 @@ async def assert_lost(kind: Kind, lease: Lease, reason: LossReason, redis: Redis
     await wait_until(lambda: gone(kind, redis, lease), FAST, timeout=5)
     before = await holder(kind, redis)
     assert lease.lost.is_set()
-    await asyncio.wait_for(lease.lost.wait(), 5)
+    await asyncio.wait_for(lease.lost.wait(), 1)
     assert lease.remaining() == 0
     for ask in (lease.release, lambda: lease.extend(5)):
         with pytest.raises(LeaseLost) as caught:
@@ -224,7 +224,7 @@ async def test_closed_under_the_body(
     losing = asyncio.create_task(lost_in(kind.make(sync, NAME, ttl=0.3), body))
     await running.wait()
     await (sync.close() if closes == "coordinator" else client.aclose())
-    _, error = await asyncio.wait_for(losing, 5)
+    _, error = await asyncio.wait_for(losing, 1)
     assert error.reason == "closed"
     if closes == "coordinator":
         assert not await kind.held(redis, NAME)

@@ -259,7 +259,7 @@ async def test_d10_out_of_memory(mode: str) -> None:
             await FenceGate(s.sync, NAME).accept(lease)
         lease._grant.interrupted = True
         await lease.release()
-        following = await asyncio.wait_for(waiting, 9)
+        following = await asyncio.wait_for(waiting, 2)
         assert following.abandoned is not None
         assert following.abandoned.fence == lease.fence
         assert following.progress == {"step": 1}

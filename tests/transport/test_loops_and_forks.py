@@ -118,7 +118,7 @@ async def forking(url: str, how: str) -> None:
             lease.check()
             ends = lease._grant.deadline
         assert (await held.statistics()).waiters == 1
-    after = await asyncio.wait_for(waiting, 20)
+    after = await asyncio.wait_for(waiting, 2)
     await after.release()
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
@@ -407,7 +407,7 @@ async def test_p5_a10_all_tasks_are_cancelled_while_polling(redis: Redis) -> Non
         assert calls
         for task in (under_way, *calls):
             task.cancel()
-        await asyncio.wait_for(lease.release(), 9)
+        await asyncio.wait_for(lease.release(), 1)
         assert await redis.get(NAME) is None
 
 
