@@ -64,7 +64,7 @@ WAYS = [
 GROUPS = {
     "scripts": [("lua", "auto")],
     "polling": [("lua", "never")],
-    "by WATCH": [("watch", "auto"), ("watch", "never")],
+    "with WATCH": [("watch", "auto"), ("watch", "never")],
 }
 
 

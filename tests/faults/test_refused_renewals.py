@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -46,18 +46,27 @@ PRIMITIVES: dict[str, Acquire] = {label: partial(acquired, make) for label, make
 PRIMITIVES["upgrade"] = lambda sync, renewed: upgraded(sync, NAME, auto_renew=renewed)
 
 
-@pytest_asyncio.fixture
-async def own_server() -> AsyncIterator[EmbeddedServer]:
-    """A server whose users the test may change."""
-    async with EmbeddedServer(port=0) as server:
+@pytest.fixture(scope="module")
+def for_us() -> Iterator[EmbeddedServer]:
+    """A server that these tests have to themselves."""
+    with EmbeddedServer(port=0) as server:
         yield server
+
+
+@pytest_asyncio.fixture
+async def own_server(for_us: EmbeddedServer) -> EmbeddedServer:
+    """A server whose users the test may change."""
+    async with for_us.client() as client:
+        await client.flushall()
+    await rule(for_us, "reset", "on", "nopass")
+    return for_us
 
 
 async def rule(server: EmbeddedServer, *rules: str) -> None:
     """Change what the user of the locks may do."""
     async with server.client() as client:
         admin: Client = client
-        await admin.execute_command("ACL", "SETUSER", "locks", "on", "nopass", *rules)
+        await admin.execute_command("ACL", "SETUSER", "locks", *rules)
 
 
 ALLOWED = ("~*", "&*", "+@all")

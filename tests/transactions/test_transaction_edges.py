@@ -401,7 +401,7 @@ async def test_a_guarded_commit_gives_up_when_its_coordinator_does(server: Embed
 async def test_a_commit_beside_a_busy_semaphore_has_an_end(redis: Redis, make_client: MakeClient) -> None:
     """It is tried for the coordinator's `retry_for`, while others acquire and release at each of its moments."""
     others = make_client()
-    async with Coordinator(redis, retry_for=0.3) as sync:
+    async with Coordinator(redis, retry_for=1) as sync:
         busy = AsyncSemaphore(sync, "busy", limit=3)
         theirs = AsyncSemaphore(others, "busy", limit=3)
         async with busy as lease:
@@ -410,7 +410,7 @@ async def test_a_commit_beside_a_busy_semaphore_has_an_end(redis: Redis, make_cl
 
             async def met(queue: Any) -> Any:
                 await (await theirs.acquire()).release()
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
                 return await execute(queue)
 
             tx._session.execute = met  # type: ignore[method-assign]
@@ -419,7 +419,7 @@ async def test_a_commit_beside_a_busy_semaphore_has_an_end(redis: Redis, make_cl
                 async with tx:
                     tx.multi()
                     tx.set("n", 1)
-            assert 0.1 < now() - began < 1.2  # each takes 50 ms, and the pauses 10 on average
+            assert 0.5 < now() - began < 3
             assert raised.value.conflicts > 2
     assert await redis.get("n") is None
     await others.aclose()

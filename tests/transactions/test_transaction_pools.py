@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
 from redis_sync_aio import (
@@ -81,7 +83,8 @@ async def test_a_blocking_pool_of_one_serves_many(server: EmbeddedServer, redis:
 
 
 async def test_a_password_that_is_wrong_is_said_at_once(make_client: MakeClient) -> None:
-    client = make_client(username="nobody", password="wrong")
+    once = Retry(NoBackoff(), 0)  # redis-py's own attempts, of which transactions wait for the end
+    client = make_client(username="nobody", password="wrong", retry=once)
     with pytest.raises(PermissionDenied):
         await transaction(client, increment, "n")
 
