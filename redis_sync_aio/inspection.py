@@ -21,16 +21,21 @@ from ._client.settings import Client, encode, response_timeout_of
 from ._client.topology import servers_of
 from ._core.arguments import Name, count, require_bool
 from ._core.keys import Keys, lock_keys, permit_keys
-from ._inspection.patterns import compiled, exact
+from ._inspection.patterns import compiled, exact, literal
 from ._inspection.problems import TRANSIENT
 from ._inspection.reading import reading_of
 from ._inspection.server import Server, batches, opened, reading
 from ._inspection.views import Access, HolderView, Kind, NameView, Problem, ProblemCode, WaiterView
 
-__all__ = ["Access", "HolderView", "Kind", "NameView", "Problem", "ProblemCode", "WaiterView", "inspect"]
+__all__ = ["Access", "HolderView", "Kind", "NameView", "Problem", "ProblemCode", "WaiterView", "escape", "inspect"]
 
 SECOND_LOOK = 0.1
 """Seconds after which a problem that may be just a moment is looked for again."""
+
+
+def escape(name: str) -> str:
+    """Return the pattern that only ``name`` matches, whatever characters it has."""
+    return literal(name)
 
 
 async def inspect(

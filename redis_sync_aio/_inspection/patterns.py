@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 _PARTS = re.compile(rb"(\*+)|(\?)|\[(\^?)((?:\\.|[^\]\\])*)\]?|\\(.)|(.)", re.DOTALL)
-_ESCAPED = re.compile(rb"([*?\[\]\\])")
+_ESCAPED = re.compile(r"([*?\[\]\\])")
 _IN_CLASS = re.compile(rb"\\(.)|([^\\])-([^\\])|([^\\])", re.DOTALL)
 
 
-def escape(name: bytes) -> bytes:
+def literal(name: str) -> str:
     """Return the pattern that matches ``name`` alone."""
-    return _ESCAPED.sub(rb"\\\1", name)
+    return _ESCAPED.sub(r"\\\1", name)
 
 
 def exact(pattern: bytes) -> bytes | None:

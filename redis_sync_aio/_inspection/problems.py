@@ -18,7 +18,7 @@ def foreign_without_ttl(value: bytes) -> Problem:
         "foreign_without_ttl",
         f"its key has the value {shown(text(value))} and no ttl, and this package did not write it, so it will not "
         "become free by itself. If it is data, give the lock another name; if it is a lock that another program "
-        "forgot, release it with --force",
+        "forgot, delete it: redis-sync-aio release NAME --force",
     )
 
 
@@ -27,7 +27,8 @@ def held_by_the_dead(holder: HolderView) -> Problem:
     return Problem(
         "held_by_the_dead",
         f"{holder.token!r} holds it without a ttl, and its process is not connected (it has ended, is cut off, or "
-        f"polls). If process {holder.pid} on {holder.host} has ended, release it with --token",
+        f"polls). If process {holder.pid} on {holder.host} has ended, release it: "
+        "redis-sync-aio release NAME --token TOKEN",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from redis_sync_aio import wait_until
-from redis_sync_aio.inspection import NameView, inspect
+from redis_sync_aio.inspection import NameView, escape, inspect
 from redis_sync_aio.types import Client
 
 from .body import FAST
@@ -15,7 +15,7 @@ async def seen(client: Client, name: str, condition: Callable[[NameView], object
     """Wait until the view of ``name``, which is one thing, is as ``condition`` says, and return it."""
 
     async def as_wanted() -> NameView | None:
-        found = await inspect(client, name)
+        found = await inspect(client, escape(name))
         return found[0] if found and condition(found[0]) else None
 
     view = await wait_until(as_wanted, FAST, timeout=20)

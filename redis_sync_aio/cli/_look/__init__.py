@@ -1,0 +1,1 @@
+"""The commands that look at locks from outside, and the one that releases what got stuck."""

@@ -1,0 +1,103 @@
+"""``ls``: one line for each name that is held or waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from redis_sync_aio.inspection import NameView, inspect
+
+from .._session import Session, execute
+from .._shared import Shared
+from . import words
+
+EXITS = {0: "the names were listed, also when there are none"}
+
+Pattern = Annotated[str, typer.Argument(help="Of names, as in KEYS: 'orders:*'.", show_default=False)]
+
+
+def ls(
+    shared: Shared,
+    pattern: Pattern = "*",
+    idle: Annotated[bool, typer.Option("--all", "-a", help="Also what nobody holds or waits for now.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most names to list.")] = 1000,
+) -> None:
+    """List locks, semaphores and read/write locks that are held or waited for.
+
+    In a pipe: tab-separated name, kind, holder, seconds held, seconds left, waiters, longest wait, problems. Only
+    reads are sent to the server.
+    """
+    execute(shared, lambda session: list_names(session, pattern, limit, idle))
+
+
+async def list_names(session: Session, pattern: str, limit: int, idle: bool) -> int:
+    """Print the names that match."""
+    found = await inspect(session.client, pattern, limit=limit + 1, shown=10, idle=idle)
+    views, more = found[:limit], len(found) > limit
+    value: dict[str, Any] = {"names": words.each_json(views), "more": more}
+    session.output.show(value, lambda console: show(console, views, more))
+    return 0
+
+
+def show(console: Console, views: Sequence[NameView], more: bool) -> None:
+    """Print a table in a terminal, else lines with tabs."""
+    if not console.is_terminal:
+        for view in views:
+            print(line(view))
+        return
+    if not views:
+        console.print("nothing is held or waited for")
+        return
+    console.print(table(views, console.width))
+    for view in views:
+        for problem in view.problems:
+            console.print(Text(f"! {words.plain(view.name)}: {words.plain(problem.meaning)}", style="yellow"))
+    if more:
+        console.print(f"There are more than these {len(views)}: narrow the pattern, or use --limit")
+
+
+def line(view: NameView) -> str:
+    """Return what a pipe gets for a name."""
+    left = next((it.remaining for it in view.holders), None)
+    numbers = [words.held_for(view), left, words.longest_wait(view)]
+    held, left_text, longest = ("" if it is None else f"{it:.3f}" for it in numbers)
+    problems = ",".join(it.code for it in view.problems)
+    fields = [words.plain(view.name), view.kind, words.holders(view), held, left_text, str(view.waiting), longest]
+    return "\t".join([*fields, problems])
+
+
+def table(views: Sequence[NameView], width: int) -> Table:
+    """Return the table of a terminal, which fits into its width."""
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    rest = max(24, width - 40)  # for what is no number
+    for title, justify in (("NAME", "left"), ("KIND", "left"), ("HELD BY", "left")):
+        found.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for title in ("FOR", "LEFT", "WAIT", "LONGEST"):
+        found.add_column(title, justify="right", no_wrap=True)
+    for view in views:
+        found.add_row(*cells(view, rest), style="yellow" if view.problems else "")
+    return found
+
+
+def cells(view: NameView, rest: int) -> list[Text]:
+    """Return the row of a name; ``rest``: characters for the name and the holder together."""
+    name = words.plain(view.name) + (" !" if view.problems else "")
+    holder = words.holders(view)
+    if view.limit not in (None, 1):
+        holder = f"{view.held}/{view.limit} {holder}"
+    half = max(rest // 2, rest - len(holder))
+    name = words.short(name, half)
+    return [
+        Text(name),
+        Text(words.KINDS[view.kind]),
+        Text(words.short(holder, max(rest // 2, rest - len(name)))),
+        Text(words.seconds(words.held_for(view))),
+        Text(words.remaining(view)),
+        Text(str(view.waiting) if view.waiting else ""),
+        Text(words.seconds(words.longest_wait(view))),
+    ]

@@ -1,0 +1,165 @@
+"""``release``: end a lease from outside, with a question first."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from redis_sync_aio import AsyncLock, AsyncReadWriteLock, AsyncSemaphore, Coordinator, NotHeld, ReadSide
+from redis_sync_aio.inspection import HolderView, Kind, NameView, escape, inspect
+
+from .._failures import INTERRUPTED, USAGE, Failure
+from .._session import Session, execute
+from .._shared import Shared
+from . import words
+from .show import Name
+
+EXITS = {0: "it was released", 1: "nothing was changed: nobody holds it so, or the answer was no"}
+NOTHING = 1
+MOST = 10_000
+"""Holders of one name that are looked through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which holders are meant."""
+
+    token: str | None
+    host: str | None
+    pid: int | None
+    force: bool
+
+    def means(self, holder: HolderView) -> bool:
+        """Return whether this holder is meant."""
+        if self.token is not None:
+            return holder.token == self.token
+        if self.host is not None:
+            return holder.host == self.host and self.pid in (None, holder.pid)
+        return True
+
+    def check(self) -> None:
+        """Raise Failure for options that make no sense together."""
+        if (self.token is not None) + (self.host is not None) + self.force > 1:
+            raise Failure("use one of --token, --host and --force", USAGE)
+        if self.pid is not None and self.host is None:
+            raise Failure("--pid needs --host: numbers of processes are those of one machine", USAGE)
+
+    @property
+    def named(self) -> bool:
+        """Whether any holder is named, or all are meant."""
+        return self.token is not None or self.host is not None or self.force
+
+
+def release(
+    shared: Shared,
+    name: Name,
+    token: Annotated[str | None, typer.Option(metavar="T", help="Only the lease of this token or identity.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="H", help="Only leases of this machine.")] = None,
+    pid: Annotated[int | None, typer.Option(metavar="P", help="Only of this process; with --host.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="From any holder, also another program.")] = False,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="lock, semaphore or read_write: if the name is "
+        "several.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:  # fmt: skip
+    """Release what is held under a name, and hand it to the next waiter.
+
+    Says what will happen and asks first. The lease is compared and ended in one step on the server: if somebody else
+    holds it by then, nothing is changed (except with --force). Fences go on rising.
+    """
+    choice = Choice(token, host, pid, force)
+    execute(shared, lambda session: release_name(session, name, kind, choice, yes))
+
+
+async def release_name(session: Session, name: str, kind: str | None, choice: Choice, yes: bool) -> int:
+    """Find the holders that are meant, ask, and end their leases."""
+    choice.check()
+    found = await inspect(session.client, escape(name), shown=MOST)
+    views = [it for it in found if it.holders and kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
+    if not views:
+        return report(session, name, [], f"nobody holds {words.plain(name)!r}")
+    if len(views) > 1:
+        kinds = ", ".join(it.kind for it in views)
+        raise Failure(f"{words.plain(name)!r} is several things: choose one of them by --kind ({kinds})", USAGE)
+    (view,) = views
+    meant = [it for it in view.holders if choice.means(it)]
+    if not meant:
+        return report(session, name, [], f"{words.holders(view)} holds it, not the one that you named")
+    if not choice.named and (len(view.holders) > 1 or meant[0].foreign):
+        raise Failure(f"{words.holders(view)} holds it: choose by --token, --host or --force", USAGE)
+    if not yes:
+        ask(session, "\n".join(announced(view, meant)))
+    ended = await end(session, view, meant, choice.force)
+    said = f"released {len(ended)} of {len(meant)} leases" if len(meant) > 1 else "released"
+    return report(session, name, ended, said if ended else "nothing was changed: it is not held so any more")
+
+
+def ask(session: Session, what: str) -> None:
+    """Say what will happen, and end the command unless the answer is yes."""
+    if session.output.as_json or not sys.stdin.isatty():
+        raise Failure("nobody can be asked here: add --yes if you are sure", USAGE)
+    typer.echo(what, err=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's would end a task, not the question
+    try:
+        sure = typer.confirm("Release it?", err=True)
+    except typer.Abort:
+        raise Failure("nothing was changed", INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if not sure:
+        raise Failure("nothing was changed", NOTHING)
+
+
+def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
+    """Return what will happen, in sentences."""
+    lines = [f"{words.plain(view.name)} ({view.kind}) at {view.server}"]
+    for it in meant:
+        since = f", for {words.seconds(it.held_for)}" if it.held_for is not None else ""
+        lines.append(f"- {words.party(it)} loses it{since} (token {words.plain(it.token)}).")
+    if any(it.foreign for it in meant):
+        lines.append("- Another program wrote that value. It is deleted, and that program is not told.")
+    if any(not it.foreign and it.connected is not False for it in meant):
+        lines.append(
+            "- A process that still runs finds out when it next renews, and its work is cancelled. Until then two may "
+            "be at work; the next holder has a higher fence."
+        )
+    living = [it for it in view.waiters if it.alive is not False]
+    if living:
+        lines.append(f"- The next waiter gets it immediately: {words.party(living[0])}; {len(living)} wait in all.")
+    else:
+        lines.append("- Nobody waits for it, so it will be free.")
+    return lines
+
+
+async def end(session: Session, view: NameView, meant: Sequence[HolderView], force: bool) -> list[HolderView]:
+    """End the leases; return those that were held until now."""
+    ended = []
+    async with Coordinator(session.client, push="never") as sync:
+        if force and view.kind in ("lock", "robust"):
+            return list(meant) if await AsyncLock(sync, view.name).force_release() else []
+        lock = _primitive(sync, view.kind, view.name)
+        for it in meant:
+            with suppress(NotHeld):
+                await lock.release(identity=it.token)
+                ended.append(it)
+    return ended
+
+
+def _primitive(sync: Coordinator, kind: Kind, name: str) -> AsyncLock | AsyncSemaphore | ReadSide:
+    if kind == "semaphore":
+        return AsyncSemaphore(sync, name, limit=None)
+    if kind == "read_write":
+        return AsyncReadWriteLock(sync, name).read()  # an identity has one permit, on either side
+    return AsyncLock(sync, name)  # also of a robust lock: its record stays, for the next holder to take over
+
+
+def report(session: Session, name: str, ended: Sequence[HolderView], said: str) -> int:
+    """Print what was done; return the exit code."""
+    value = {"name": name, "released": [it.token for it in ended], "message": said}
+    session.output.show(value, lambda console: console.print(said, markup=False, soft_wrap=True))
+    return 0 if ended else NOTHING

@@ -1,0 +1,93 @@
+"""``show``: everything that the server knows of one name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
+
+from .._session import Session, execute
+from .._shared import Shared
+from . import words
+
+EXITS = {0: "it is held, waited for, or remembered", 1: "the server knows nothing of that name"}
+
+Name = Annotated[str, typer.Argument(help="The exact name.", show_default=False)]
+
+
+def show(
+    shared: Shared,
+    name: Name,
+    shown: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most holders and waiters.")] = 100,
+) -> None:
+    """Show the holders of a name, its waiters and since when they wait, and what looks wrong.
+
+    Only reads are sent to the server.
+    """
+    execute(shared, lambda session: show_name(session, name, shown))
+
+
+async def show_name(session: Session, name: str, shown: int) -> int:
+    """Print what stands under a name."""
+    views = await inspect(session.client, escape(name), shown=shown, idle=True)
+    session.output.show({"names": words.each_json(views)}, lambda console: print_all(console, name, views))
+    return 0 if views else 1
+
+
+def print_all(console: Console, name: str, views: Iterable[NameView]) -> None:
+    """Print every kind that stands under the name."""
+    found = [text for view in views for text in (*lines(view), Text())]
+    for text in found[:-1]:
+        console.print(text, soft_wrap=not console.is_terminal)
+    if not found:
+        console.print(Text(f"nothing is known of {words.plain(name)!r}"))
+
+
+def lines(view: NameView) -> Iterator[Text]:
+    """Iterate over the lines about one name."""
+    what = view.kind.replace("_", "/")
+    yield Text.assemble((words.plain(view.name), "bold"), f"  {what} at {view.server}")
+    yield Text(f"  {state(view)}", style="" if view.held else "green")
+    for holder in view.holders:
+        yield Text("  held by ").append_text(_of_holder(holder))
+    if view.waiting:
+        yield Text(f"  waiting: {view.waiting}")
+    for number, waiter in enumerate(view.waiters, 1):
+        yield Text(f"  {number:>4}. ").append_text(_of_waiter(waiter))
+    if view.waiting > len(view.waiters):
+        yield Text(f"        and {view.waiting - len(view.waiters)} more")
+    for problem in view.problems:
+        yield Text(f"  ! {words.plain(problem.meaning)}", style="yellow")
+
+
+def state(view: NameView) -> str:
+    """Return what is held of it."""
+    fence = f", last fence {view.fence}" if view.fence else ""
+    if view.limit not in (None, 1):
+        return f"{view.held} of {view.limit} permits are held{fence}"
+    if not view.held:
+        return f"free{fence}"
+    return f"held by {view.held}{fence}" if view.held > 1 else f"held{fence}"
+
+
+def _of_holder(it: HolderView) -> Text:
+    parts = [f"for {words.seconds(it.held_for)}"] if it.held_for is not None else []
+    parts.append("no ttl" if it.remaining is None else f"{words.seconds(it.remaining)} left unless renewed")
+    parts += [f"{it.weight} permits"] if it.weight > 1 else []
+    parts += [f"fence {it.fence}"] if it.fence else []
+    if it.connected is not None:
+        parts.append("connected" if it.connected else "not connected: ended, cut off, or polling")
+    return Text.assemble((words.party(it), "bold"), f", {', '.join(parts)}\n           token {words.plain(it.token)}")
+
+
+def _of_waiter(it: WaiterView) -> Text:
+    parts = [] if it.waited is None else [f"for {words.seconds(it.waited)}"]
+    parts += [f"{it.weight} permits"] if it.weight > 1 else []
+    parts += ["polls"] if it.polls else []
+    parts += ["gone: the next release passes it over"] if it.alive is False else []
+    return Text(", ".join([words.party(it), *parts]))

@@ -1,0 +1,79 @@
+"""How names, processes and times are shown in text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from redis_sync_aio.inspection import HolderView, NameView, WaiterView
+
+KINDS = {"lock": "lock", "robust": "robust", "semaphore": "sem", "read_write": "rw"}
+
+
+def plain(text: str) -> str:
+    """Return text from the server without anything that a terminal would obey."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def short(text: str, width: int) -> str:
+    """Return text of at most so many characters; of a long one the end is kept, which tells names apart."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"
+
+
+def seconds(value: float | None, otherwise: str = "") -> str:
+    """Return a time with about three digits."""
+    if value is None:
+        return otherwise
+    if value < 99.95:
+        return f"{value:.1f}s"
+    if value < 5400:
+        return f"{value / 60:.0f}m"
+    return f"{value / 3600:.0f}h" if value < 172_800 else f"{value / 86_400:.0f}d"
+
+
+def party(one: HolderView | WaiterView) -> str:
+    """Return who holds or waits: a process, an identity, or the value of another program."""
+    if one.host is not None:
+        found = f"{one.host}:{one.pid}"
+    elif one.identity is not None:
+        found = one.identity
+    else:
+        found = f"foreign {one.token!r}"
+    return plain(f"{found} ({one.access})" if one.access else found)
+
+
+def holders(view: NameView) -> str:
+    """Return the first holder, and how many more there are."""
+    if not view.holders:
+        return "-"
+    more = len(view.holders) - 1
+    return party(view.holders[0]) + (f" +{more}" if more else "")
+
+
+def held_for(view: NameView) -> float | None:
+    """Return for how long the oldest holder has it, as far as is known."""
+    return max((it.held_for for it in view.holders if it.held_for is not None), default=None)
+
+
+def remaining(view: NameView) -> str:
+    """Return when the first lease ends."""
+    if not view.holders:
+        return ""
+    ends = [it.remaining for it in view.holders if it.remaining is not None]
+    return seconds(min(ends)) if ends else "never"
+
+
+def longest_wait(view: NameView) -> float | None:
+    """Return for how long the one has waited that waits longest, as far as is known."""
+    return max((it.waited for it in view.waiters if it.waited is not None), default=None)
+
+
+def as_json(view: NameView) -> dict[str, Any]:
+    """Return a view as --json prints it: its attributes, with ``null`` for None."""
+    return asdict(view)
+
+
+def each_json(views: Iterable[NameView]) -> list[dict[str, Any]]:
+    """Return several of them."""
+    return [as_json(view) for view in views]

@@ -1,0 +1,149 @@
+"""``ls``, ``show`` and ``release``: what operators see of locks, and how they end what got stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncSemaphore, Coordinator, LeaseLost
+from redis_sync_aio.embedded import EmbeddedServer
+from tests.support.inspecting import seen
+
+from ..support.programs import command, printed_json, terminal
+
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+async def ran(*words: str, **more: str) -> Any:
+    """Run a command while the event loop goes on."""
+    return await asyncio.to_thread(command, *words, **more)
+
+
+async def ran_json(*words: str, **options: Any) -> Any:
+    """Run a command with --json while the event loop goes on."""
+    return await asyncio.to_thread(lambda: printed_json(*words, **options))
+
+
+async def test_ls_and_show_tell_holder_and_waiters(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
+) -> None:
+    """As text for a pipe, and as JSON."""
+    async with sync.lock("orders:1"), sync.semaphore("slots", limit=3).hold(2):
+        waiting = asyncio.create_task(other.lock("orders:1").acquire())
+        await seen(redis, "orders:1", lambda it: it.waiting == 1)
+        url = ("--url", server.url)
+        listed = await ran("ls", *url)
+        lines = [line.split("\t") for line in listed.stdout.splitlines()]
+        assert [(one[0], one[1], one[5]) for one in lines] == [("orders:1", "lock", "1"), ("slots", "semaphore", "0")]
+        assert lines[0][2].endswith(f":{os.getpid()}")
+        assert (await ran("ls", "slo*", *url)).stdout.count("\n") == 1
+        names = await ran_json("ls", "-n", "1", *url)
+        assert (len(names["names"]), names["more"]) == (1, True)
+        shown = await ran("show", "orders:1", *url)
+        assert shown.returncode == 0
+        assert f":{os.getpid()}, for " in shown.stdout
+        assert "waiting: 1" in shown.stdout
+        found = (await ran_json("show", "slots", *url))["names"]
+        assert [(it["kind"], it["held"], it["available"]) for it in found] == [("semaphore", 2, 1)]
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    unknown = await ran("show", "never", *url)
+    assert (unknown.returncode, unknown.stdout) == (1, "nothing is known of 'never'\n")
+
+
+async def test_a_terminal_gets_a_table_of_80_columns(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """Long names keep their end; problems are spelled out; nothing of a name is obeyed by the terminal."""
+    await redis.set("evil\x1b[31m", "data")
+    long = "a-very-long-name:" * 9 + "42"
+    waiting = asyncio.create_task(sync.lock("evil\x1b[31m").acquire())
+    async with sync.lock(long):
+        await seen(redis, "evil\x1b[31m", lambda it: it.waiting == 1)
+        with terminal("ls", "--url", server.url, NO_COLOR="1") as it:
+            assert await asyncio.to_thread(it.end) == 0
+            assert max(len(STYLE.sub("", line)) for line in it.screen.splitlines()) <= 80
+            assert "long-name:42" in it.screen
+            assert "no ttl" in it.screen
+            assert "\x1b[31m" not in it.screen
+            assert it.is_sane()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_release_ends_the_lease_and_wakes_the_next(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
+) -> None:
+    """The waiter is granted, with a higher fence; the former holder learns that its lease is lost."""
+    lease = await sync.lock("x").acquire()
+    waiting = asyncio.create_task(other.lock("x").acquire())
+    await seen(redis, "x", lambda it: it.waiting == 1)
+    done = await ran("release", "x", "--yes", "--url", server.url)
+    assert (done.returncode, done.stdout) == (0, "released\n")
+    granted = await waiting
+    assert granted.fence > lease.fence
+    with pytest.raises(LeaseLost):
+        await lease.extend(30)
+    await granted.release()
+
+
+async def test_a_token_chooses_one_permit(server: EmbeddedServer, sync: Coordinator, other: Coordinator) -> None:
+    """Without a choice nothing is done; the other holder keeps its permit."""
+    semaphore = AsyncSemaphore(sync, "x", limit=2)
+    kept, ended = await semaphore.acquire(), await AsyncSemaphore(other, "x", limit=2).acquire()
+    url = ("--url", server.url)
+    unclear = await ran("release", "x", "--yes", *url)
+    assert unclear.returncode == 2
+    assert "choose by --token" in unclear.stderr
+    wrong = await ran("release", "x", "--token", "nobody", "--yes", *url)
+    assert wrong.returncode == 1
+    done = await ran_json("release", "x", "--token", ended.token, "--yes", *url)
+    assert done["released"] == [ended.token]
+    assert [it.identity for it in (await semaphore.statistics()).holders] == [kept.token]
+    nobody = await ran_json("release", "x", "--host", "elsewhere", "--yes", *url, expect=[1])
+    assert nobody["released"] == []
+    await kept.release()
+
+
+async def test_another_programs_lock_needs_force(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """And then the waiter gets it."""
+    await redis.set("x", "theirs")
+    waiting = asyncio.create_task(sync.lock("x").acquire())
+    await seen(redis, "x", lambda it: it.waiting == 1)
+    refused = await ran("release", "x", "--yes", "--url", server.url)
+    assert refused.returncode == 2
+    assert (await ran("release", "x", "--force", "--yes", "--url", server.url)).returncode == 0
+    await (await waiting).release()
+
+
+async def test_it_asks_first(server: EmbeddedServer, redis: Redis, sync: Coordinator) -> None:
+    """What will happen is said; "n" and Ctrl-C change nothing; where nobody can answer, --yes is needed."""
+    url = ("--url", server.url)
+    lease = await sync.lock("x").acquire()
+    piped = await ran("release", "x", *url)
+    assert piped.returncode == 2
+    assert "--yes" in piped.stderr
+    for keys, code in (("n\n", 1), ("\x03", 130)):
+        with terminal("release", "x", *url) as it:
+            await asyncio.to_thread(it.shows, r"Release it\?")
+            assert "Nobody waits for it, so it will be free" in it.screen
+            it.types(keys)
+            assert await asyncio.to_thread(it.end) == code
+            assert it.is_sane()
+    assert await redis.get("x") == lease.token.encode()
+    with terminal("release", "x", *url) as it:
+        await asyncio.to_thread(it.shows, r"Release it\?")
+        it.types("y\n")
+        assert await asyncio.to_thread(it.end) == 0
+    assert await redis.get("x") is None
+    assert (await ran_json("ls", *url))["names"] == []
+
+
+async def test_wrong_choices_are_refused(server: EmbeddedServer) -> None:
+    for words in (["--token", "a", "--force"], ["--pid", "1"], ["--host", "a", "--force"]):
+        done = await ran("release", "x", *words, "--url", server.url)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
