@@ -492,6 +492,11 @@ async def test_a_foreign_key_in_place_of_the_record_is_refused_and_the_lock_give
     assert await redis.pttl(RECORD) == -1
 
 
+async def _subscribed(redis: Redis) -> set[str]:
+    """Return the ids of the connections that listen to an inbox at this server."""
+    return {client["id"] for client in await redis.client_list() if client["sub"] != "0"}
+
+
 async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncRobustLock, redis: Redis) -> None:
     first = await lock.acquire()
     await crash(redis, first)
@@ -533,7 +538,7 @@ async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
     """A request for the lock hears what is wrong; what else is held goes on, by the same connection."""
     await AsyncLock(sync, "bystander").acquire()
     first = await lock.acquire(identity="w")
-    connections = sync.connections
+    connections = await _subscribed(redis)
     if asks == "the next one":
         await crash(redis, first)
         if "before" in wrong:  # only who repeats the adoption looks at it
@@ -549,7 +554,7 @@ async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
     else:
         await first.extend(20)
     assert {**await redis.hgetall(RECORD), b"seq": 0, b"writers": 0} == {**found, b"seq": 0, b"writers": 0}
-    assert sync.connections == connections
+    assert await _subscribed(redis) <= connections, "no new one; the server may hear late of ends of others"
     await redis.delete(RECORD)
     if asks == "the next one":
         async with lock as lease:
