@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from opentelemetry import context
-from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from .._core.clock import wall_ns
-from .._core.events import Event, Granted, Lost, Released, Requested, Withdrawn
+from .._core.events import Event, Granted, Lost, Released, Withdrawn
 from ._series import Attributes, error_type
 
 AcquireSpans = Literal["waited", "always", "never"]
@@ -21,43 +19,38 @@ AcquireSpans = Literal["waited", "always", "never"]
 class Spans:
     """Makes a span ``acquire PATTERN`` of each request that waited, and ``hold PATTERN`` of each lease.
 
-    Both are children of the span that was current when the request was made. A span of a hold does not become the
-    current one: events are seen where they happen, often in the connection's callback, and not in the body's task.
+    Both are children of the caller's span, since the end of a request is told in the context of its task. A span of a
+    hold does not become the current one: the end of a lease is told wherever it happens, often in a callback of the
+    connection, where the context of the body's task cannot be restored.
     """
 
     def __init__(self, tracer: Tracer, acquire: AcquireSpans, hold: bool) -> None:
         self._tracer = tracer
         self._acquire = acquire
         self._hold = hold
-        self._callers: dict[int, Context] = {}  # by request that is not granted yet
         self._holds: dict[int, Span] = {}  # by request
         self._pid = os.getpid()
 
     def see(self, event: Event, attributes: Attributes) -> None:
         """Begin or end the spans that ``event`` is about; ``attributes`` are those of its lock."""
         match event:
-            case Requested():
-                self._callers[event.request] = context.get_current()
             case Granted():
-                caller = self._callers.pop(event.request, None)
                 named = _named(event, attributes)
                 named["lock.fence"] = event.fence
                 if self._wants(event.contended):
-                    self._acquired(event, caller, {**named, "outcome": "granted"})
+                    self._acquired(event, {**named, "outcome": "granted"})
                 if self._hold:
                     name = f"hold {attributes['lock.pattern']}"
-                    self._holds[event.request] = self._tracer.start_span(name, caller, attributes=named)
+                    self._holds[event.request] = self._tracer.start_span(name, attributes=named)
             case Withdrawn():
-                caller = self._callers.pop(event.request, None)
                 if self._wants(event.outcome != "taken"):
                     named = {**_named(event, attributes), "outcome": event.outcome}
-                    self._acquired(event, caller, named, event.error)
+                    self._acquired(event, named, event.error)
             case Released() | Lost():
                 self._end_hold(event)
 
     def close(self) -> None:
         """End the spans of what is still held, unless this is a forked child: then they are the parent's."""
-        self._callers.clear()
         while self._holds:
             _, span = self._holds.popitem()
             if self._pid == os.getpid():
@@ -69,16 +62,14 @@ class Spans:
     def _acquired(
         self,
         event: Granted | Withdrawn,
-        caller: Context | None,
         attributes: dict[str, AttributeValue],
         error: BaseException | None = None,
     ) -> None:
         """Make the span of a request that just ended."""
         span = self._tracer.start_span(
             f"acquire {attributes['lock.pattern']!s}",
-            caller,
-            SpanKind.CLIENT,
-            attributes,
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
             start_time=wall_ns() - int(event.waited * 1e9),
         )
         if error is not None:
