@@ -1,4 +1,4 @@
-"""The protocol of receivers of an outcome, such as `asyncio.Future`."""
+"""Protocols of what receives an outcome, or the news that something has ended."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ class FutureLike(Protocol[T_contra]):
     def done(self) -> bool: ...
     def set_result(self, result: T_contra, /) -> None: ...
     def set_exception(self, error: Exception, /) -> None: ...
+
+
+class Ended(Protocol):
+    """Is set when a grant has ended."""
+
+    def set(self) -> None: ...
+    async def wait(self) -> None: ...

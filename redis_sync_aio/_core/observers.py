@@ -33,15 +33,9 @@ from .events import (
     Withdrawn,
     WithdrawnOutcome,
 )
+from .futures import Ended
 
 _next_request = itertools.count(1).__next__
-
-
-class Ended(Protocol):
-    """Is set when a grant has ended."""
-
-    def set(self) -> None: ...
-    async def wait(self) -> None: ...
 
 
 class ObservedGrant(Protocol):
@@ -76,8 +70,8 @@ class Observation:
     __slots__ = ("__weakref__", "_attached", "_event", "_facts", "_grant", "_observers", "_since", "request", "waits")
 
     def __init__(self, observers: Observers, kind: str, name: str, pattern: str) -> None:
-        self.request = _next_request()
-        self.waits = False
+        self.request: int = _next_request()
+        self.waits: bool = False
         """Whether tasks of this process had it when this request began, and it had to wait for them."""
         self._observers = observers
         self._attached = observers.attached

@@ -23,12 +23,12 @@ from .._core import logs
 from .._core.cancellation import in_time, leaving, undo_in
 from .._core.clock import now
 from .._core.display import text
-from .._core.futures import FutureLike
+from .._core.futures import Ended, FutureLike
 from .._core.keys import Keys
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext, copy_error
 from .loss import Cause, cause_of
 from .tasks import TaskRef, ended
-from .terms import ENDLESS, HELD, RELEASED, Ended, IdentityReleases, LeaseState, Terms
+from .terms import ENDLESS, HELD, RELEASED, IdentityReleases, LeaseState, Terms
 
 if TYPE_CHECKING:
     from .._client.resp import Argument, Reply

@@ -23,13 +23,6 @@ ENDLESS = math.inf  # a name of a module is found sooner than its attribute, and
 HELD, RELEASED = LeaseState.HELD, LeaseState.RELEASED
 
 
-class Ended(Protocol):
-    """Is set when a grant has ended."""
-
-    def set(self) -> None: ...
-    async def wait(self) -> None: ...
-
-
 class Terms(Protocol):
     """The part of a request that its grant keeps."""
 

@@ -69,8 +69,9 @@ def test_every_line_of_the_log_is_listed_with_level_facts_and_what_to_do() -> No
 
 
 def test_nothing_is_logged_elsewhere() -> None:
-    """Every line is worded in one module."""
+    """Every line is worded in one module. The commands may tell the log to be silent."""
     package = Path(inspect.getfile(logs)).parents[1]
     calls = re.compile(r"\blogg(er|ing)\.(log|debug|info|warning|error|exception|critical|getLogger)\(")
-    offenders = [path.name for path in package.rglob("*.py") if calls.search(path.read_text("utf-8"))]
+    modules = [path for path in package.rglob("*.py") if "cli" not in path.parts]
+    offenders = [path.name for path in modules if calls.search(path.read_text("utf-8"))]
     assert offenders == ["logs.py"]
