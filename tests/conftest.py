@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
+import hypothesis
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
@@ -28,6 +29,12 @@ MakeClient = Callable[..., Redis]
 # Who starts this suite in the background may have SIGINT ignored; the programs that tests start inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What is tried at random is the same in each run, and no machine is too slow for it.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 # A run starts hundreds of processes: what they import is compiled once, also where Python was told to keep nothing.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

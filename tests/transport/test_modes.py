@@ -128,6 +128,7 @@ async def connections(observer: Redis, name: str) -> int:
     return sum(client["name"] == name for client in await observer.client_list())
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "implicit"])
 async def test_a7_renewals_do_not_wait_for_a_pool_that_the_user_blocks(
     redis: Redis, make_client: MakeClient, explicit: bool
