@@ -50,7 +50,7 @@ async def wait_behind(holder: Coordinator, waiter: Coordinator, name: str) -> No
     """Let one coordinator wait for what another one holds, and get it."""
     held = await holder.lock(name).acquire()
     waiting = asyncio.create_task(waiter.lock(name).acquire(), name="the waiter")
-    await wait_until(waits(holder.lock(name)), FAST, timeout=5)
+    await wait_until(waits(holder.lock(name)), FAST, timeout=30)
     await held.release()
     await (await waiting).release()
 
@@ -85,7 +85,7 @@ async def test_a_picture_shows_holders_waiters_and_losses(
 async def test_what_still_goes_on_is_drawn_to_the_end(sync: Coordinator, other: Coordinator, tmp_path: Path) -> None:
     async with tracing() as trace, sync.lock("orders:42"):
         waiting = asyncio.create_task(other.lock("orders:42").acquire())
-        await wait_until(waits(sync.lock("orders:42")), FAST, timeout=5)
+        await wait_until(waits(sync.lock("orders:42")), FAST, timeout=30)
         seen = picture(trace, tmp_path)
     await (await waiting).release()
     [held] = seen.told("hold")
