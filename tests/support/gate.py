@@ -337,18 +337,22 @@ def _times(clock: Callable[[], float]) -> Iterator[None]:
     And no timer repeats cancellations every 0.1 seconds: nothing takes longer than that then, in a time that only
     passes when there is nothing else to do.
     """
-    modules: Sequence[Any] = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "redis_sync_aio" and getattr(module, "now", None) is real_clock.now
-    ]
     real, heed = real_clock.now, cancellation.HEED_EVERY
     cancellation.HEED_EVERY = None
-    for module in modules:
-        module.now = clock
+    _replace_now(real, clock)
     try:
         yield
     finally:
         cancellation.HEED_EVERY = heed
-        for module in modules:
-            module.now = real
+        _replace_now(clock, real)  # also where a module was imported meanwhile
+
+
+def _replace_now(old: Callable[[], float], new: Callable[[], float]) -> None:
+    """Let every module of the package that has ``old`` as its clock have ``new``."""
+    modules: Sequence[Any] = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] == "redis_sync_aio" and getattr(module, "now", None) is old
+    ]
+    for module in modules:
+        module.now = new
