@@ -7,16 +7,17 @@ from types import ModuleType
 
 import pytest
 
-from ...support.gate import _times, real_clock
+from ...support import gate
 
 
 def test_a_module_that_was_imported_meanwhile_has_the_real_clock_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `_core.observers`, which is imported with the first observer."""
-    real = real_clock.now
-    with _times(lambda: 7.0):
+    clock = vars(gate)["real_clock"]
+    real = clock.now
+    with gate._times(lambda: 7.0):
         late = ModuleType("redis_sync_aio.late")
-        vars(late)["now"] = real_clock.now
+        vars(late)["now"] = clock.now
         assert late.now() == 7.0
         monkeypatch.setitem(sys.modules, late.__name__, late)
     assert late.now is real
-    assert real_clock.now is real
+    assert clock.now is real
