@@ -29,6 +29,10 @@ class Session:
     client: Redis | RedisCluster
     address: Address
     output: Output
+    another_client: Callable[..., Redis]
+    """Makes a client of the same server (in a cluster: of one node), with some options changed."""
+    patience: float
+    """Seconds that an answer may take."""
     sentinels: tuple[Redis, ...] = ()
     """A client of each sentinel, for an address with Sentinel."""
 
@@ -77,7 +81,8 @@ async def connect(shared: Shared, **options: Any) -> AsyncIterator[Session]:
 
 def _client_options(shared: Shared, address: Address) -> dict[str, Any]:
     limit = shared.connect_timeout
-    options: dict[str, Any] = {"socket_timeout": limit, "socket_connect_timeout": limit}
+    # RESP2 is what every server and proxy speaks. Locks have a connection of their own, which tries RESP3.
+    options: dict[str, Any] = {"socket_timeout": limit, "socket_connect_timeout": limit, "protocol": 2}
     if (user := address.username or shared.username) is not None:
         options["username"] = user
     if (password := address.password or shared.password) is not None:
@@ -92,29 +97,44 @@ def _client_options(shared: Shared, address: Address) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _connected(shared: Shared, address: Address, options: dict[str, Any]) -> AsyncIterator[Session]:
-    output = shared.output()
+    output, patience, retry = shared.output(), shared.connect_timeout, Retry(NoBackoff(), 0)
     if address.topology == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        async with RedisCluster(startup_nodes=nodes, ssl=address.tls, **options) as cluster:
-            yield Session(cluster, address, output)
-        return
-    retry = Retry(NoBackoff(), 0)
-    if address.topology == "server":
-        async with Redis.from_url(address.url, retry=retry, **options) as client:
+        options |= {"ssl": address.tls}
+        # A cluster that is not whole is what some commands are for.
+        async with RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options) as cluster:
+
+            def node(**more: Any) -> Redis:
+                first: Any = cluster.get_primaries()[0]
+                return Redis(host=first.host, port=first.port, retry=retry, **(options | more))
+
+            yield Session(cluster, address, output, node, patience)
+    elif address.topology == "server":
+
+        def server(**more: Any) -> Redis:
+            return Redis.from_url(address.url, retry=retry, **(options | more))
+
+        async with server() as client:
             await _try_to_connect(client)
-            yield Session(client, address, output)
-        return
-    own = {"username": shared.sentinel_username, "password": shared.sentinel_password, "ssl": address.tls}
-    of_sentinels = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_"))} | own
-    options |= {"ssl": address.tls, "db": address.db}
-    sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=of_sentinels | {"retry": retry})  # type: ignore[no-untyped-call]
-    try:
-        async with sentinel.master_for(address.service, retry=retry, **options) as client:
-            await _try_to_connect(client)
-            yield Session(client, address, output, tuple(sentinel.sentinels))
-    finally:
-        for one in sentinel.sentinels:
-            await one.aclose()
+            yield Session(client, address, output, server, patience)
+    else:
+        own = {"username": shared.sentinel_username, "password": shared.sentinel_password, "ssl": address.tls}
+        kept = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_", "protocol"))}
+        options |= {"ssl": address.tls, "db": address.db, "retry": retry}
+        kept |= own | {"retry": retry}
+        sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=kept)  # type: ignore[no-untyped-call]
+
+        def primary(**more: Any) -> Redis:
+            made: Redis = sentinel.master_for(address.service, **(options | more))
+            return made
+
+        try:
+            async with primary() as client:
+                await _try_to_connect(client)
+                yield Session(client, address, output, primary, patience, tuple(sentinel.sentinels))
+        finally:
+            for one in sentinel.sentinels:
+                await one.aclose()
 
 
 async def _try_to_connect(client: Redis) -> None:

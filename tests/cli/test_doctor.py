@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
 
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import Backoff, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.programs import command, printed_json
+from ..support.clusters import EVEN, SHARDS, SLOTS, cluster
+from ..support.programs import ROOT, command, printed_json
+from ..support.proxy import ERROR, FaultProxy
+from ..support.sentinels import GROUP, Group, sentinels
 
+SOON = Backoff(initial=0.01, cap=0.05)
 CODES = {"warn": 1, "bad": 2}
+SECRET = "correct-horse"
 
 
-def told(url: str, level: str, check: str) -> str:
-    """Return what the doctor says about ``check``: one finding of that level, that has a meaning and a remedy."""
-    report = printed_json("doctor", "--url", url, expect=[code for code in (1, 2) if code >= CODES[level]])
-    (finding,) = [one for one in report["findings"] if one["check"] == check and one["level"] == level]
-    assert finding["meaning"].endswith(".")
-    assert finding["fix"]
-    return str(finding["found"])
+def examine(url: str, *words: str, **env: str) -> list[dict[str, Any]]:
+    """Return all findings."""
+    found: list[dict[str, Any]] = printed_json("doctor", "--url", url, *words, expect=(0, 1, 2), **env)["findings"]
+    return found
+
+
+def told(url: str, level: str, check: str, *words: str, **env: str) -> str:
+    """Return what the doctor found of ``check``: one finding, of that level, with its meaning and a remedy."""
+    report = printed_json("doctor", "--url", url, *words, expect=(CODES[level], 2), **env)
+    found = [one for one in report["findings"] if one["check"] == check and one["level"] == level]
+    assert found, report
+    assert found[0]["meaning"].endswith(".")
+    assert found[0]["fix"]
+    return str(found[0]["found"])
+
+
+def levels(found: list[dict[str, Any]]) -> dict[str, str]:
+    return {one["check"]: one["level"] for one in found}
+
+
+async def off_the_loop(url: str, level: str, check: str, *words: str, **env: str) -> str:
+    """Do what `told` does while a proxy in this event loop has to go on."""
+    return await asyncio.to_thread(told, url, level, check, *words, **env)
+
+
+# -- one server --------------------------------------------------------------------------------------------
+
+
+def test_a_server_as_it_should_be(tmp_path: Path) -> None:
+    """Nothing is bad or risky, and the exit code is 0."""
+    args = ["--appendonly", "yes", "--appendfsync", "always", "--dir", str(tmp_path)]
+    with EmbeddedServer(port=0, args=args) as server:
+        found = examine(server.url)
+    assert {level for check, level in levels(found).items() if check not in ("latency", "blocked")} == {"ok"}
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -31,16 +70,255 @@ def test_eviction_that_is_configured_but_cannot_happen_yet() -> None:
         assert told(server.url, "warn", "eviction") == "maxmemory-policy is allkeys-lru, but there is no maxmemory"
 
 
-async def test_a_replica() -> None:
+async def test_memory_that_is_almost_full() -> None:
+    with EmbeddedServer(port=0) as server:
+        async with server.client() as client:
+            await client.setrange("data", 50_000_000, "x")
+            used = (await client.info("memory"))["used_memory"]
+            await client.config_set("maxmemory", int(used * 1.1))
+        assert "of maxmemory is used" in told(server.url, "warn", "memory")
+
+
+async def test_clients_that_are_almost_too_many() -> None:
+    with EmbeddedServer(port=0, args=["--maxclients", "20"]) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(17):
+                client = await stack.enter_async_context(server.client())
+                await client.ping()
+            assert "of 20 clients (maxclients)" in told(server.url, "warn", "clients")
+
+
+def test_a_timeout_that_closes_connections() -> None:
+    with EmbeddedServer(port=0, args=["--timeout", "5"]) as server:
+        assert told(server.url, "warn", "timeout") == "timeout is 5 s"
+
+
+def test_no_keepalive() -> None:
+    with EmbeddedServer(port=0, args=["--tcp-keepalive", "0"]) as server:
+        assert told(server.url, "warn", "keepalive") == "tcp-keepalive is 0"
+
+
+async def test_a_small_buffer_for_subscribers() -> None:
+    with EmbeddedServer(port=0) as server:
+        async with server.client() as client:
+            await client.config_set("client-output-buffer-limit", "pubsub 65536 32768 1")
+        assert "(pubsub) is 32,768 bytes" in told(server.url, "warn", "buffers")
+
+
+# -- crashes, failovers, time ------------------------------------------------------------------------------
+
+
+def test_no_persistence(server: EmbeddedServer) -> None:
+    assert told(server.url, "warn", "persistence") == "appendonly is no"
+
+
+async def test_a_save_that_failed() -> None:
+    """The server then refuses writes."""
+    with EmbeddedServer(port=0, args=["--save", "3600 1", "--dbfilename", "there.rdb"]) as server:
+        async with server.client() as client:
+            directory = Path(str((await client.config_get("dir"))["dir"])) / "there.rdb"
+            (directory / "full").mkdir(parents=True)
+            await client.bgsave()
+
+            async def failed() -> bool:
+                return bool((await client.info("persistence"))["rdb_last_bgsave_status"] == "err")
+
+            await wait_until(failed, SOON, timeout=50)
+        assert told(server.url, "bad", "persistence") == "the last save failed"
+
+
+async def follow(primary: EmbeddedServer, replica: EmbeddedServer) -> None:
+    async with primary.client() as client, replica.client() as copy:
+        await copy.replicaof(primary.host, primary.port)
+
+        async def follows() -> bool:
+            return "online" in str((await client.info("replication")).get("slave0"))
+
+        await wait_until(follows, SOON, timeout=50)
+
+
+async def test_replicas() -> None:
+    """A replica itself; a primary that goes on without replicas; one that waits too long; one that has too few."""
     with EmbeddedServer(port=0) as primary, EmbeddedServer(port=0) as replica:
-        async with replica.client() as client:
-            await client.replicaof(primary.host, primary.port)
+        await follow(primary, replica)
         assert told(replica.url, "bad", "role") == f"this server is a replica of 127.0.0.1:{primary.port}"
+        assert told(primary.url, "warn", "replicas") == "1 replicas, and min-replicas-to-write is 0"
+        async with primary.client() as client:
+            await client.config_set("min-replicas-to-write", 1)
+            await client.config_set("min-replicas-max-lag", 600)
+            assert told(primary.url, "warn", "replicas") == "min-replicas-max-lag is 600 s"
+            await client.config_set("min-replicas-to-write", 2)
+            assert told(primary.url, "bad", "replicas") == "min-replicas-to-write is 2, and 1 replicas are in time"
 
 
-def test_text_is_one_line_for_each_finding(server: EmbeddedServer) -> None:
-    done = command("doctor", "--url", server.url)
-    for line in done.stdout.splitlines():
-        level, check = line.split(maxsplit=1)
-        assert level in ("ok", "unknown", "warn", "bad")
-        assert check.split(":")[0]
+def test_clocks_that_disagree(server: EmbeddedServer, tmp_path: Path) -> None:
+    """The clock of the doctor's process is set, as that of the server cannot be."""
+    (tmp_path / "sitecustomize.py").write_text("import time; now = time.time; time.time = lambda: now() + 90\n")
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    assert " s behind this machine's" in told(server.url, "warn", "clock", **env)
+
+
+async def test_a_slow_way_to_the_server(server: EmbeddedServer) -> None:
+    assert server.port is not None
+    async with FaultProxy((server.host, server.port)) as proxy:
+        proxy.latency = 0.02
+        assert "a round trip takes" in await off_the_loop(proxy.url, "warn", "latency")
+
+
+async def test_a_command_that_blocked_the_server() -> None:
+    """Its arguments are not shown."""
+    with EmbeddedServer(port=0, args=["--enable-debug-command", "yes"]) as server:
+        async with server.client() as client:
+            made: Any = client
+            await made.execute_command("DEBUG", "SLEEP", "0.2")
+        assert "DEBUG blocked the server for" in told(server.url, "warn", "blocked")
+        assert "SLEEP" not in command("doctor", "--url", server.url, "--json").stdout
+
+
+# -- rights, scripts, messages -----------------------------------------------------------------------------
+
+
+async def user(server: EmbeddedServer, *rules: str) -> dict[str, str]:
+    """Give the server a user, and return how a program logs in as it."""
+    async with server.client() as client:
+        made: Any = client
+        await made.execute_command("ACL", "SETUSER", "locks", "reset", "on", f">{SECRET}", *rules)
+    return {"REDIS_USERNAME": "locks", "REDIS_PASSWORD": SECRET}
+
+
+async def test_rights() -> None:
+    """No scripts; a command too few; no channels. Each is told to a user that may look, by what it may not do."""
+    every = ("~*", "&*", "+@all")
+    with EmbeddedServer(port=0) as server:
+        env = await user(server, *every, "-evalsha", "-eval")
+        assert told(server.url, "warn", "scripts", **env) == "user 'locks' may not call scripts"
+        env = await user(server, *every, "-zadd", "-pexpire")
+        assert told(server.url, "bad", "commands", **env) == "user 'locks' may not run PEXPIRE, ZADD"
+        env = await user(server, *every, "resetchannels")
+        assert told(server.url, "warn", "push", **env).startswith("messages cannot be pushed: ")
+        env = await user(server, *every, "-publish")
+        assert told(server.url, "warn", "push", **env).startswith("messages cannot be pushed: ")
+
+
+async def test_what_may_not_be_looked_at_is_said() -> None:
+    """With the least rights that locks need, nothing crashes, and nothing is called ok that was not seen."""
+    needed = "+evalsha +eval +subscribe +publish +get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"
+    with EmbeddedServer(port=0) as server:
+        found = examine(server.url, **await user(server, "~orders:*", "~{orders:*", "&rsa:*", "-@all", *needed.split()))
+    seen = levels(found)
+    assert {seen[check] for check in ("version", "eviction", "persistence", "settings", "commands")} == {"unknown"}
+    assert (seen["scripts"], seen["push"]) == ("ok", "ok")
+    assert all("readable" in one["found"] for one in found if one["level"] == "unknown")
+
+
+def test_a_service_without_config() -> None:
+    with EmbeddedServer(port=0, args=["--rename-command", "CONFIG", "hidden"]) as server:
+        seen = {one["check"]: one for one in examine(server.url)}
+    assert seen["settings"]["level"] == "unknown"
+    assert "not readable" in seen["settings"]["found"]
+    assert seen["eviction"]["level"] == "ok"
+
+
+def test_a_server_without_scripts() -> None:
+    args = ["--rename-command", "EVALSHA", "hidden-1", "--rename-command", "EVAL", "hidden-2"]
+    with EmbeddedServer(port=0, args=args) as server:
+        assert told(server.url, "warn", "scripts") == "scripts are disabled on this server"
+
+
+async def test_a_proxy_without_resp3(server: EmbeddedServer) -> None:
+    assert server.port is not None
+    async with FaultProxy((server.host, server.port)) as proxy:
+        proxy.on(lambda args: args[0].upper() == b"HELLO", ERROR("ERR unknown command 'HELLO'"))
+        assert "RESP3 (HELLO 3) is refused" in await off_the_loop(proxy.url, "warn", "push")
+
+
+async def test_a_client_that_receives_everything(server: EmbeddedServer, redis: Redis) -> None:
+    async with redis.pubsub() as pubsub:
+        await pubsub.psubscribe("*")
+        await pubsub.get_message(timeout=50)
+        assert told(server.url, "warn", "push") == "1 other clients receive the messages of every channel"
+
+
+# -- clusters and sentinels --------------------------------------------------------------------------------
+
+
+async def test_a_cluster() -> None:
+    """A shard without a replica; a node that wants full coverage; slots that nobody has; a slot that is half moved."""
+    async with cluster() as nodes:
+        first, second, _ = nodes.primaries
+        url = f"redis+cluster://127.0.0.1:{first.port}"
+        assert told(url, "warn", "shard") == "this shard has no replica"
+        await nodes.say(first, "CONFIG", "SET", "cluster-require-full-coverage", "yes")
+        assert told(url, "warn", "coverage") == "cluster-require-full-coverage is yes"
+        await nodes.say(first, "CONFIG", "SET", "cluster-require-full-coverage", "no")
+        await nodes.begin_move(0, first, second)
+        assert told(url, "warn", "moving") == "1 slots are half moved"
+
+
+async def test_slots_that_nobody_has() -> None:
+    bounds = [*EVEN[:SHARDS], SLOTS]
+    async with cluster(bounds=bounds) as nodes:
+        last = nodes.primaries[-1]
+        await nodes.say(last, "CLUSTER", "DELSLOTS", SLOTS - 2, SLOTS - 1)
+        url = f"redis+cluster://127.0.0.1:{last.port}"
+        assert told(url, "bad", "slots") == "2 of 16,384 slots have no primary"
+
+
+def url_of(group: Group, *ports: int) -> str:
+    return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports or group.ports) + f"/{GROUP}"
+
+
+async def test_sentinels(tmp_path: Path) -> None:
+    """A quorum that is a minority; one that cannot be reached; a sentinel that does not answer."""
+    async with sentinels(tmp_path) as group:
+        assert levels(examine(url_of(group)))["quorum"] == "ok"
+        for one in group.sentinel.sentinels:
+            await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "1")
+        assert told(url_of(group), "warn", "quorum") == "the quorum is 1 of 3"
+        for one in group.sentinel.sentinels:
+            await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "4")
+        assert told(url_of(group), "bad", "quorum").startswith("NOQUORUM")
+        assert told(url_of(group, group.ports[0], 1), "warn", "sentinel") == "it does not answer"
+
+
+# -- what holds for all ------------------------------------------------------------------------------------
+
+READING = {
+    *("ACL", "AUTH", "CLIENT", "CLUSTER", "CONFIG", "HELLO", "INFO", "PING", "SELECT", "SLOWLOG", "TIME"),
+    *("EVALSHA", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE"),
+}
+"""EVALSHA of a script that does not exist, and a message in a channel that nobody else has."""
+
+
+async def test_it_writes_nothing(redis: Redis, server: EmbeddedServer) -> None:
+    """MONITOR sees commands that read; not one key is there, and no change is counted, when it is over."""
+    await redis.set("mark", "before")
+    changes = (await redis.info("persistence"))["rdb_changes_since_last_save"]
+    async with redis.monitor() as monitor:
+        report = await asyncio.to_thread(printed_json, "doctor", "--url", server.url, expect=(0, 1, 2))
+        await redis.get("mark")
+        seen: set[str] = set()
+        async for it in monitor.listen():
+            words = it["command"].split()
+            if words == ["GET", "mark"]:
+                break
+            seen.add(words[0].upper())
+    assert report["findings"]
+    assert "INFO" in seen
+    assert "EVALSHA" in seen
+    assert seen <= READING
+    assert await redis.keys() == [b"mark"]
+    assert (await redis.info("persistence"))["rdb_changes_since_last_save"] == changes
+
+
+def test_text_is_one_line_for_each_finding_and_the_worst_come_first() -> None:
+    with EmbeddedServer(port=0, args=["--maxmemory-policy", "allkeys-lru", "--maxmemory", "1gb"]) as server:
+        done = command("doctor", "--url", server.url)
+    order = ["bad", "warn", "unknown", "ok"]
+    seen = [order.index(line.split()[0]) for line in done.stdout.splitlines()]
+    assert seen == sorted(seen)
+    assert done.stdout.startswith(
+        "bad     eviction: maxmemory-policy is allkeys-lru. Held locks have a ttl and may be "
+    )
+    assert "Fix: CONFIG SET maxmemory-policy noeviction" in done.stdout.splitlines()[0]
+    assert done.returncode == 2

@@ -9,10 +9,11 @@ from rich.table import Table
 
 from .._session import Session, execute
 from .._shared import Shared
-from . import settings
+from . import groups, safety, settings
 from .facts import Facts
-from .findings import Finding, Level, worst
-from .questions import facts_of, servers
+from .findings import LEVELS, Finding, Level, worst
+from .questions import facts_of, sentinel_facts, servers
+from .rights import rights_of
 
 EXITS = {
     0: "all is well, as far as it can be read",
@@ -33,11 +34,13 @@ def doctor(shared: Shared) -> None:
 
 async def examine(session: Session) -> int:
     """Ask all servers, print what was found, and return the exit code."""
-    findings: list[Finding] = []
     asked = servers(session)
+    findings = [*groups.rights(await rights_of(session, next(iter(asked.values()))))]
     for where, ask in asked.items():
-        facts = await facts_of(where, ask)
-        findings += [replace(one, where=where if len(asked) > 1 else "") for one in judge(facts)]
+        judged = judge(await facts_of(where, ask))
+        findings += [replace(one, where=where) for one in judged] if len(asked) > 1 else judged
+    findings += groups.sentinel(await sentinel_facts(session))
+    findings.sort(key=lambda one: LEVELS.index(one.level), reverse=True)
     level = worst(findings)
     report = {"address": session.address.shown, "level": level, "findings": [one.as_dict() for one in findings]}
     session.output.show(report, lambda console: show(findings, session.address.shown, console))
@@ -46,7 +49,8 @@ async def examine(session: Session) -> int:
 
 def judge(facts: Facts) -> list[Finding]:
     """Return what the facts about one server mean for locks."""
-    return [finding for check in settings.CHECKS for finding in check(facts)]
+    checks = (*settings.CHECKS, *safety.CHECKS, *groups.CHECKS)
+    return [finding for check in checks for finding in check(facts)]
 
 
 def show(findings: list[Finding], address: str, console: Console) -> None:

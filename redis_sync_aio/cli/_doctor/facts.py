@@ -1,23 +1,25 @@
-"""What one server said about itself. Nothing here asks or judges."""
+"""What servers said about themselves. Nothing here asks or judges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 SETTINGS = (
     "min-replicas-to-write",
     "min-replicas-max-lag",
-    "appendonly",
     "appendfsync",
     "save",
+    "stop-writes-on-bgsave-error",
     "timeout",
     "tcp-keepalive",
+    "maxclients",
     "client-output-buffer-limit",
+    "notify-keyspace-events",
     "cluster-require-full-coverage",
 )
-"""Names that CONFIG GET is asked for; those that INFO tells are not needed."""
+"""Names that CONFIG GET is asked for, one by one; what INFO tells is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,17 @@ class Facts:
     info: Mapping[str, Any]
     """What INFO said; empty if it may not be asked."""
     settings: Mapping[str, str]
-    """What CONFIG GET said, as far as it may be asked."""
+    """What CONFIG GET said; empty if it may not be asked."""
+    latency: float = 0.0
+    """Seconds that a command takes, the median of some."""
+    ahead: float = 0.0
+    """Seconds that the clock of the server is ahead of this machine's, at least; negative: behind."""
+    slowest: tuple[str, float] | None = None
+    """The slowest command of the last hour, without its arguments, and its seconds."""
+    cluster: Mapping[str, str] = field(default_factory=dict)
+    """What CLUSTER INFO said; empty if it is no cluster."""
+    nodes: Sequence[Sequence[str]] = ()
+    """What CLUSTER NODES said: the words of each line."""
 
     def number(self, name: str) -> int | None:
         """Return a number of INFO; None if it is not there."""
@@ -51,3 +63,33 @@ class Facts:
     def is_replica(self) -> bool:
         """Whether it follows another server."""
         return self.info.get("role") in ("slave", "replica")
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the user of this connection may do."""
+
+    user: str = ""
+    scripts: Refused | None = None
+    """Why scripts cannot be called; None if they can."""
+    commands_known: bool = False
+    """Whether the server said which commands are allowed."""
+    missing: Sequence[str] = ()
+    """Commands that scripts use, and that the user may not run."""
+    resp3: Refused | None = None
+    """Why there is no RESP3."""
+    push: Refused | None = None
+    """Why no message of a channel arrives."""
+    listeners: int = 1
+    """How many connections got a message of a channel that only this program knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelFacts:
+    """The answers of one sentinel."""
+
+    where: str
+    service: Mapping[str, str]
+    """What SENTINEL MASTER said; empty if it did not answer."""
+    quorum: Refused | None = None
+    """Why a failover is not possible now."""

@@ -1,18 +1,24 @@
-"""Ask a server about itself. Every command here reads only; a refused one is an answer, too."""
+"""Ask servers about themselves. Every command here only reads; a refused one is an answer, too."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any, TypeAlias
 
 from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .._session import Session
-from .facts import SETTINGS, Facts, Refused
+from .facts import SETTINGS, Facts, Refused, SentinelFacts
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends a command to one server; returns its answer, or `Refused`."""
+SAMPLES = 21
+RECENT = 3600
 
 
 def asking(client: Redis) -> Ask:
@@ -51,10 +57,82 @@ def servers(session: Session) -> dict[str, Ask]:
 async def facts_of(where: str, ask: Ask) -> Facts:
     """Return what a server says about itself."""
     info = await ask("INFO")
-    settings: dict[str, str] = {}
+    info = {} if isinstance(info, Refused) else info
+    latency, ahead = await _clock(ask)
+    nodes: Any = await ask("CLUSTER", "NODES") if info.get("cluster_enabled") else ""
+    return Facts(
+        where,
+        info,
+        await _settings(ask),
+        latency,
+        ahead,
+        await _slowest(ask),
+        _pairs(await ask("CLUSTER", "INFO")) if nodes else {},
+        [] if isinstance(nodes, Refused) else [line.split() for line in nodes.splitlines()],
+    )
+
+
+async def _settings(ask: Ask) -> dict[str, str]:
+    found: dict[str, str] = {}
     for name in SETTINGS:
-        found = await ask("CONFIG GET", name)
-        if isinstance(found, Refused):
-            break
-        settings |= {str(key): str(value) for key, value in found.items()}
-    return Facts(where, {} if isinstance(info, Refused) else info, settings)
+        answer = await ask("CONFIG GET", name)
+        if isinstance(answer, Refused):
+            return found
+        found |= {str(key): str(value) for key, value in answer.items()}
+    return found
+
+
+async def _clock(ask: Ask) -> tuple[float, float]:
+    """Return the seconds of a round trip, and how far the server's clock is ahead, by the fastest of some."""
+    trips: list[tuple[float, float]] = []
+    for _ in range(SAMPLES):
+        began, by_the_clock = time.monotonic(), time.time()
+        answer = await ask("TIME")
+        took = time.monotonic() - began
+        if not isinstance(answer, Refused):
+            trips.append((took, int(answer[0]) + int(answer[1]) / 1e6 - by_the_clock - took / 2))
+    if not trips:
+        return 0.0, 0.0
+    took, ahead = min(trips)
+    certain = max(0.0, abs(ahead) - took / 2)
+    return median(took for took, _ in trips), certain if ahead > 0 else -certain
+
+
+async def _slowest(ask: Ask) -> tuple[str, float] | None:
+    """Return the slowest command of the last hour; its arguments are nobody's business."""
+    entries, now = await ask("SLOWLOG", "GET", 128), await ask("TIME")
+    if isinstance(entries, Refused) or isinstance(now, Refused):
+        return None
+    recent = [entry for entry in entries if int(entry[1]) > int(now[0]) - RECENT and entry[3]]
+    found = [(int(entry[2]) / 1e6, str(entry[3][0]).upper()) for entry in recent]
+    seconds, name = max(found, default=(0.0, ""))
+    return (name, seconds) if found else None
+
+
+async def sentinel_facts(session: Session) -> list[SentinelFacts]:
+    """Return what each sentinel says about the service."""
+    found: list[SentinelFacts] = []
+    service = session.address.service
+    for (host, port), client in zip(session.address.hosts, session.sentinels, strict=False):
+        ask, where = asking(client), f"{host}:{port}"
+        try:
+            about, quorum = await ask("SENTINEL", "MASTER", service), await ask("SENTINEL", "CKQUORUM", service)
+        except (RedisConnectionError, RedisTimeoutError, OSError):
+            found.append(SentinelFacts(where, {}))
+            continue
+        words = [] if isinstance(about, Refused) else [_text(word) for word in about]
+        pairs = dict(zip(words[::2], words[1::2], strict=False))
+        no_quorum = quorum if isinstance(quorum, Refused) and "NOQUORUM" in quorum.why else None
+        found.append(SentinelFacts(where, pairs, no_quorum))
+    return found
+
+
+def _pairs(text: Any) -> dict[str, str]:
+    """Return the "name:value" lines of an answer."""
+    if isinstance(text, Refused):
+        return {}
+    return dict(line.split(":", 1) for line in _text(text).splitlines() if ":" in line)
+
+
+def _text(word: Any) -> str:
+    return word.decode(errors="replace") if isinstance(word, bytes) else str(word)

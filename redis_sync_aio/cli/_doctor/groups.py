@@ -1,0 +1,110 @@
+"""Checks of clusters, of sentinels, and of what the user may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .facts import Facts, Rights, SentinelFacts
+from .findings import Finding
+
+SLOTS = 16384
+ENOUGH = 3
+"""Sentinels: with fewer, the end of one is the end of failovers."""
+
+
+def cluster(facts: Facts) -> Iterator[Finding]:
+    """Yield whether all names have a shard that takes locks, and keep one when a primary dies."""
+    if not facts.cluster:
+        return
+    assigned, failing = (
+        int(facts.cluster.get("cluster_slots_assigned", 0)),
+        int(facts.cluster.get("cluster_slots_fail", 0)),
+    )
+    if assigned < SLOTS or failing:
+        found = f"{SLOTS - assigned + failing:,} of {SLOTS:,} slots have no primary"
+        meaning = "Locks whose names hash to them cannot be acquired."
+        yield Finding("slots", "bad", found, meaning, "redis-cli --cluster check, then --cluster fix")
+    if facts.cluster.get("cluster_state") != "ok":
+        meaning = "The nodes refuse commands (CLUSTERDOWN), so no lock can be acquired or renewed."
+        yield Finding("cluster", "bad", "cluster_state is not ok", meaning, "bring the failed nodes or slots back")
+    else:
+        yield Finding("cluster", "ok", "cluster_state is ok")
+    if facts.settings.get("cluster-require-full-coverage") == "yes":
+        found = "cluster-require-full-coverage is yes"
+        meaning = "When one shard has no primary, the locks of all shards are unreachable."
+        yield Finding("coverage", "warn", found, meaning, "CONFIG SET cluster-require-full-coverage no on all nodes")
+    own = next((words for words in facts.nodes if len(words) > 2 and "myself" in words[2]), [])
+    if moving := [word for word in own[8:] if word.startswith("[")]:
+        found = f"{len(moving)} slots are half moved"
+        meaning = "Locks whose names hash to them are renewed and released, but not granted."
+        yield Finding("moving", "warn", found, meaning, "finish the move, or redis-cli --cluster fix")
+    if own and not any(words[3] == own[0] and "fail" not in words[2] for words in facts.nodes if len(words) > 3):
+        meaning = "When it dies, its locks are unreachable until it is back."
+        yield Finding("shard", "warn", "this shard has no replica", meaning, "add a replica to it")
+
+
+def sentinel(found: Sequence[SentinelFacts]) -> Iterator[Finding]:
+    """Yield whether the sentinels can fail over."""
+    answered = [one for one in found if one.service]
+    for one in found:
+        if not one.service:
+            meaning = "One sentinel less can agree on a failover, and clients wait for it when they connect."
+            yield Finding("sentinel", "warn", "it does not answer", meaning, "start it, or drop it", one.where)
+    if not answered:
+        return
+    one = answered[0]
+    total, quorum = int(one.service.get("num-other-sentinels", 0)) + 1, int(one.service.get("quorum", 0))
+    if refused := next((it.quorum for it in answered if it.quorum), None):
+        meaning = "When the primary dies no replica is promoted, and no lock can be acquired."
+        yield Finding("quorum", "bad", refused.why.rstrip("."), meaning, "bring sentinels back, or lower the quorum")
+    elif total < ENOUGH:
+        found_here = f"{total} sentinels watch the service"
+        meaning = "When the machine of one is lost, the others cannot fail over."
+        yield Finding("quorum", "warn", found_here, meaning, "run three sentinels, on three machines")
+    elif quorum * 2 <= total:
+        meaning = "A minority may declare the primary dead; needless failovers lose grants."
+        yield Finding(
+            "quorum", "warn", f"the quorum is {quorum} of {total}", meaning, "SENTINEL SET … quorum: a majority"
+        )
+    else:
+        yield Finding("quorum", "ok", f"{total} sentinels, quorum {quorum}")
+
+
+def rights(found: Rights) -> Iterator[Finding]:
+    """Yield whether the user may do what locks need."""
+    whose = f"user {found.user!r}" if found.user else "this user"
+    if found.scripts is not None:
+        disabled = "unknown command" in found.scripts.why.lower()
+        what = "scripts are disabled on this server" if disabled else f"{whose} may not call scripts"
+        meaning = "Locks decide with WATCH instead, in two to three round trips; robust locks and gates do not work."
+        yield Finding("scripts", "warn", what, meaning, "allow +evalsha +eval (docs/servers.md, Rights)")
+    else:
+        yield Finding("scripts", "ok", f"{whose} may call scripts")
+    if found.missing:
+        what = f"{whose} may not run {', '.join(found.missing)}"
+        meaning = "Locks, semaphores or read/write locks that need them raise PermissionDenied."
+        yield Finding("commands", "bad", what, meaning, "allow them (docs/servers.md, Rights)")
+    elif found.commands_known:
+        yield Finding("commands", "ok", f"{whose} may run all commands that locks need")
+    else:
+        yield Finding("commands", "unknown", "which commands are allowed is not readable (ACL DRYRUN)")
+    yield push(found)
+
+
+def push(found: Rights) -> Finding:
+    """Return whether waiters are woken."""
+    meaning = "Waiters poll instead of being woken: hand-overs are later, and cost more commands."
+    if found.resp3 is not None:
+        fix = "connect without the proxy, or to a server from version 6 on"
+        return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why}", meaning, fix)
+    if found.push is not None:
+        fix = "allow +subscribe +publish and the channels &rsa:* (docs/servers.md, Rights)"
+        return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
+    if found.listeners > 1:
+        what = f"{found.listeners - 1} other clients receive the messages of every channel"
+        meaning = "The server cannot tell that a waiter is dead, and so grants it locks that nobody uses."
+        return Finding("push", "warn", what, meaning, "end PSUBSCRIBE * of monitors and debuggers (CLIENT LIST, psub=)")
+    return Finding("push", "ok", "messages are pushed to waiters")
+
+
+CHECKS = (cluster,)
