@@ -1,18 +1,19 @@
 """P3: a server comes back with an older queue. Its tickets belong to living processes, and are not needed any more.
 
-Each of them would be granted for a whole claim, 2 seconds: 40 seconds for the number that most tests use.
+Each of them would be granted for a whole claim.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -33,12 +34,17 @@ from ..support.factories import Exclusive
 from ..support.inside import Releases, hub_of, lock_keys, now
 from ..support.proxy import FaultProxy
 from ..support.sentinels import sentinels
+from ..support.timed import Timed
 
 pytestmark = pytest.mark.timing
 NAME = "older"
 OLD = 20
+CLAIM = 20.0
+"""Seconds that each old ticket would cost, of those who are asked here."""
+IN_TIME = 15.0
+"""Seconds in which a free name has to be granted, whatever else the machine does: less than one claim."""
 SOON = 1.5
-"""Seconds in which a free name has to be granted: less than one claim."""
+"""The same, on a machine that does nothing else."""
 
 Make = Callable[..., Exclusive]
 KINDS: dict[str, Make] = {
@@ -54,6 +60,13 @@ kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 async def use(lock: Any) -> None:
     async with lock:
         pass
+
+
+@pytest_asyncio.fixture
+async def sync(redis: Redis) -> AsyncIterator[Coordinator]:
+    """A coordinator whose tickets would cost a claim."""
+    async with Coordinator(redis, claim=CLAIM) as coordinator:
+        yield coordinator
 
 
 class Queue:
@@ -83,6 +96,20 @@ async def free(lock: Exclusive) -> None:
     await wait_until(over, FAST, timeout=10)
 
 
+async def granted_soon(lock: Exclusive | AsyncRedlock) -> None:
+    """Acquire it."""
+    async with Timed() as took:
+        lease = await lock.acquire(timeout=IN_TIME)
+    assert took.seconds < SOON or took.stalled
+    await lease.release()
+
+
+async def granted_when_free(lock: Exclusive) -> None:
+    """Acquire it when the lease that came back is over."""
+    await free(lock)
+    await granted_soon(lock)
+
+
 def connected(sync: Coordinator, count: int) -> Callable[[], bool]:
     return lambda: sync.connections >= count and sync.connection_error is None
 
@@ -105,8 +132,8 @@ async def test_p3_a_snapshot() -> None:
         async with (
             server.client() as first,
             server.client() as second,
-            Coordinator(first) as sync,
-            Coordinator(second) as other,
+            Coordinator(first, claim=CLAIM) as sync,
+            Coordinator(second, claim=CLAIM) as other,
         ):
             cases = {f"{kind}, {by.__name__}": (KINDS[kind], by) for kind in KINDS for by in (as_it_is, by_identity)}
             queues = [queue_of(partial(make, sync, name), by) for name, (make, by) in cases.items()]
@@ -119,7 +146,7 @@ async def test_p3_a_snapshot() -> None:
             server.kill()
             await asyncio.to_thread(server.start)
             await wait_until(connected(sync, 2), FAST, timeout=15)
-            ends = await asyncio.gather(*map(granted_soon, theirs), return_exceptions=True)
+            ends = await asyncio.gather(*map(granted_when_free, theirs), return_exceptions=True)
             assert dict(zip(cases, ends, strict=True)) == dict.fromkeys(cases)
 
 
@@ -128,20 +155,14 @@ def queue_of(make: Callable[[], Exclusive], by: Callable[[Exclusive, int], Any])
     return Queue(lambda: by(make(), next(identities)))
 
 
-async def granted_soon(lock: Exclusive) -> None:
-    """Acquire it once it is free."""
-    await free(lock)
-    await (await lock.acquire(timeout=SOON)).release()
-
-
 async def test_p3_a_snapshot_without_the_right_to_info() -> None:
     """A user that may not ask which data the server has counts each connection as one to other data."""
     with EmbeddedServer(args=("--user", "limited", "on", "nopass", "~*", "&*", "+@all", "-info")) as server:
         async with (
             server.client() as admin,
             server.client(username="limited", password="any") as client,
-            Coordinator(client) as sync,
-            Coordinator(admin) as other,
+            Coordinator(client, claim=CLAIM) as sync,
+            Coordinator(admin, claim=CLAIM) as other,
         ):
             queue = Queue(lambda: AsyncLock(sync, NAME))
             await queue.line_up(AsyncLock(other, NAME, ttl=1, auto_renew=False))
@@ -152,7 +173,7 @@ async def test_p3_a_snapshot_without_the_right_to_info() -> None:
             await asyncio.to_thread(server.start)
             await wait_until(connected(sync, 2), FAST, timeout=15)
             await free(AsyncLock(other, NAME))
-            await (await AsyncLock(other, NAME).acquire(timeout=SOON)).release()
+            await granted_soon(AsyncLock(other, NAME))
 
 
 async def test_p3_whoever_waits_on_has_a_new_place() -> None:
@@ -161,8 +182,8 @@ async def test_p3_whoever_waits_on_has_a_new_place() -> None:
         async with (
             server.client() as first,
             server.client() as second,
-            Coordinator(first) as sync,
-            Coordinator(second) as other,
+            Coordinator(first, claim=CLAIM) as sync,
+            Coordinator(second, claim=CLAIM) as other,
         ):
             queue = Queue(lambda: AsyncLock(sync, NAME))
             holder = AsyncLock(other, NAME, ttl=1, auto_renew=False)
@@ -175,7 +196,7 @@ async def test_p3_whoever_waits_on_has_a_new_place() -> None:
             server.kill()
             await asyncio.to_thread(server.start)
             await blocking.lost.wait()
-            await asyncio.wait_for(asyncio.gather(*late), 1 + SOON)  # the restored lease may last a second more
+            await asyncio.wait_for(asyncio.gather(*late), IN_TIME)
 
 
 async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
@@ -184,8 +205,8 @@ async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
         sentinels(tmp_path) as group,
         group.client() as first,
         group.client() as second,
-        Coordinator(first) as sync,
-        Coordinator(second) as other,
+        Coordinator(first, claim=CLAIM) as sync,
+        Coordinator(second, claim=CLAIM) as other,
     ):
         queue = Queue(lambda: AsyncLock(sync, NAME))
         await queue.line_up(AsyncLock(other, NAME, ttl=1, auto_renew=False))
@@ -200,12 +221,12 @@ async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
         await group.switched()
         await wait_until(connected(sync, 2), FAST, timeout=10)
         await free(AsyncLock(other, NAME))
-        await (await AsyncLock(other, NAME).acquire(timeout=SOON)).release()
+        await granted_soon(AsyncLock(other, NAME))
 
 
 async def test_p3_a_replica_of_a_shard_that_lagged() -> None:
     """The same in a cluster."""
-    async with cluster(replicas=1) as nodes, processes(nodes) as (sync, other):
+    async with cluster(replicas=1) as nodes, processes(nodes, claim=CLAIM) as (sync, other):
         name, primary, replica = nodes.name_at(0), nodes.primaries[0], nodes.replicas[0]
         queue = Queue(lambda: AsyncLock(sync, name))
         await queue.line_up(AsyncLock(other, name, ttl=1, auto_renew=False))
@@ -220,7 +241,7 @@ async def test_p3_a_replica_of_a_shard_that_lagged() -> None:
         await nodes.promoted(primary)
         await wait_until(connected(sync, opened + 1), FAST, timeout=20)
         await free(AsyncLock(other, name))
-        await (await AsyncLock(other, name).acquire(timeout=SOON)).release()
+        await granted_soon(AsyncLock(other, name))
 
 
 async def test_p3_the_servers_of_a_redlock() -> None:
@@ -230,7 +251,7 @@ async def test_p3_the_servers_of_a_redlock() -> None:
     try:
         for server in servers:
             server.start()
-        both = [[Coordinator(server.client()) for server in servers] for _ in range(2)]
+        both = [[Coordinator(server.client(), claim=CLAIM) for server in servers] for _ in range(2)]
         clients = [coordinator.client for group in both for coordinator in group]  # type: ignore[misc]
         ours, theirs = both
         queued = AsyncLock(theirs[0], NAME)
@@ -249,7 +270,7 @@ async def test_p3_the_servers_of_a_redlock() -> None:
         for one in ours:
             await wait_until(connected(one, 2), FAST, timeout=15)
         await free(queued)
-        await (await AsyncRedlock(theirs, NAME).acquire(timeout=SOON)).release()
+        await granted_soon(AsyncRedlock(theirs, NAME))
     finally:
         for client in clients:
             await client.aclose()
@@ -269,7 +290,7 @@ async def test_p3_keys_that_somebody_restored(make: Make, sync: Coordinator, oth
     await queue.serve()
     assert not await redis.exists(key)
     await redis.restore(key, 0, old)
-    await (await holder.acquire(timeout=SOON)).release()
+    await granted_soon(holder)
     assert (await holder.statistics()).waiters == 0
 
 
@@ -311,7 +332,7 @@ async def test_p3_readers_that_became_writers(sync: Coordinator, other: Coordina
     await blocking.release()
     await writing
     await redis.restore(key, 0, old)
-    joining = await theirs.read().acquire(timeout=SOON)
+    joining = await theirs.read().acquire(timeout=IN_TIME)
     reader.check()
     await joining.release()
     await reader.release()
@@ -330,7 +351,7 @@ async def test_p3_a_place_that_could_not_be_given_up(
     async with (
         FaultProxy(server.unix_socket) as proxy,
         Redis(host=proxy.host, port=proxy.port) as client,
-        Coordinator(client) as sync,
+        Coordinator(client, claim=CLAIM) as sync,
     ):
         theirs = AsyncLock(other, NAME)
         holder = await theirs.acquire()
@@ -346,7 +367,7 @@ async def test_p3_a_place_that_could_not_be_given_up(
         await wait_until(connected(sync, 2), FAST, timeout=15)
         assert (await theirs.statistics()).waiters == 1
         await holder.release()
-        await (await theirs.acquire(timeout=SOON)).release()
+        await granted_soon(theirs)
 
 
 async def test_a_connection_to_the_same_server_keeps_the_places(
@@ -362,7 +383,7 @@ async def test_a_connection_to_the_same_server_keeps_the_places(
     async with (
         FaultProxy(server.unix_socket) as proxy,
         Redis(host=proxy.host, port=proxy.port) as client,
-        Coordinator(client) as sync,
+        Coordinator(client, claim=CLAIM) as sync,
     ):
         lease = await AsyncLock(other, NAME).acquire()
         first = asyncio.create_task(note(AsyncLock(sync, NAME), "first"))

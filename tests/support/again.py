@@ -1,14 +1,18 @@
 """Tests marked ``timing``: their verdict hangs on seconds, on a machine that does other things as well.
 
-Such a test runs again if it failed while the machine stood still: while a thread that wants to run every hundredth of a
-second could not do so for a tenth of one. Its bounds stay as they are. A test that fails each time, or while the
-machine did not stand still, has failed; each failure that was followed by another run is counted and listed at the end.
+Such a test runs again if it failed while the machine was busy: processes waited for a processor, as the kernel says, or
+a thread that wants to run every hundredth of a second could not. Its bounds stay as they are. What fails each time, or
+on a machine that is not busy, has failed; and each failure that was followed by another run is counted and listed at
+the end, so that none is hidden.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,32 +22,34 @@ from _pytest.runner import runtestprotocol
 from .options import OPTIONS
 
 TICK = 0.01
-LATE = 0.1
-"""Seconds by which that thread has to be late for an excuse: a third of the shortest lease that a verdict hangs on.
-
-A machine that is merely busy delays it by less. That excuses nothing: a race that shows then is a defect.
-"""
+LATE = 0.02
+"""By so many seconds a thread wakes up late only if the machine did something else meanwhile."""
+WAITED = 0.05
+"""Seconds for which some process or other waits for a processor, in all, only on a busy machine."""
+PRESSURE = Path("/proc/pressure/cpu")
 
 
 class Machine:
-    """``with machine``: notice whether it stands still, which code that keeps Python busy does not look like."""
+    """``with machine``: notice whether it is busy with other things, which code that keeps Python busy is not."""
 
     def __init__(self) -> None:
-        self.longest = 0.0  # seconds that it stood still
+        self._late = 0.0
+        self._waited = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tests of seconds", daemon=True)
 
     @property
-    def stalled(self) -> bool:
-        return self.longest > LATE
+    def busy(self) -> bool:
+        return self._late > LATE or self._waited > WAITED
 
     def _watch(self) -> None:
         due = time.monotonic() + TICK
         while not self._over.wait(TICK):
-            self.longest = max(self.longest, time.monotonic() - due)
+            self._late = max(self._late, time.monotonic() - due)
             due = time.monotonic() + TICK
 
     def __enter__(self) -> Self:
+        self._before = waited_for_a_processor()
         self._thread.start()
         return self
 
@@ -52,6 +58,15 @@ class Machine:
     ) -> None:
         self._over.set()
         self._thread.join()
+        self._waited = waited_for_a_processor() - self._before
+
+
+def waited_for_a_processor() -> float:
+    """Return for how many seconds since its start some process waited, as Linux says; 0 if the system does not."""
+    with suppress(OSError):
+        if found := re.search(r"some .* total=(\d+)", PRESSURE.read_text()):
+            return int(found[1]) / 1_000_000
+    return 0.0
 
 
 def run_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -64,7 +79,7 @@ def run_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         with Machine() as machine:
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
         failed: list[Any] = [report for report in reports if report.failed]
-        excused = left > 0 and machine.stalled and bool(failed)
+        excused = left > 0 and machine.busy and bool(failed)
         for report in failed if excused else []:
             report.outcome = "again"
         for report in failed if excused else reports:
