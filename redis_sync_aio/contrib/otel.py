@@ -78,7 +78,8 @@ class OpenTelemetryObserver:
     def __call__(self, event: Event) -> None:
         """Record one event."""
         self._meter(event)
-        self._spans.see(event, self._meter.attributes(event))
+        if event.request:  # it is about a lock
+            self._spans.see(event, self._meter.attributes(event))
 
     def close(self) -> None:
         """Take what still waits or is held out of the counts, and end its spans. Idempotent."""

@@ -23,9 +23,12 @@ from .._core.events import (
 from ._layout import duration
 from ._timeline import Mark, Timeline, Turn
 
+MARKS = 1000
+"""The number of marks that are remembered, the latest."""
+
 
 class Recorder:
-    """An observer that remembers the latest ``limit`` requests, and as many marks. Usable in several threads."""
+    """An observer that remembers the latest ``limit`` requests, and `MARKS` marks. Usable in several threads."""
 
     def __init__(self, process: str, limit: int) -> None:
         self._process = process
@@ -33,7 +36,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._open: dict[int, Turn] = {}  # by request
         self._ended: deque[Turn] = deque(maxlen=limit)
-        self._marks: deque[Mark] = deque(maxlen=limit)
+        self._marks: deque[Mark] = deque(maxlen=MARKS)
         self._lost_connections: dict[str, float] = {}  # by server: since when
         self._dropped = 0
         self._started = now()
@@ -106,7 +109,7 @@ class Recorder:
                 self._add(event.time, f"renewed {duration(event.lateness)} late", event.name)
 
     def _add(self, time: float, text: str, name: str = "", until: float | None = None) -> None:
-        self._dropped += len(self._marks) == self._limit
+        self._dropped += len(self._marks) == MARKS
         self._marks.append(Mark(max(time, self._started), self._process, text, name, until))
 
 

@@ -27,7 +27,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wa
 from redis_sync_aio.contrib import _series, otel
 from redis_sync_aio.contrib.otel_instrumentor import RedisSyncAioInstrumentor
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.instrumentation import ConnectionRestored, RenewedLate
+from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, RenewedLate
 from tests.support.body import FAST, waits
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
@@ -238,11 +238,14 @@ async def test_twenty_thousand_names_of_one_pattern_are_one_series(observed: Coo
         assert exported.point(name)[1].value == 0
 
 
-async def test_names_without_a_pattern_share_one_from_some_number_on(observed: Coordinator, exported: Exported) -> None:
-    """Names that have no part in common cost bounded memory, too."""
-    for number in range(_series.MAX_PATTERNS + 50):
-        async with observed.lock(f"order {number}"):
-            pass
+async def test_names_without_a_pattern_share_one_from_some_number_on(redis: Redis, exported: Exported) -> None:
+    """Names that have no part in common cost bounded memory, too. Events about a connection take no pattern away."""
+    observer = otel.OpenTelemetryObserver(meter_provider=exported.meters, tracer_provider=exported.tracers)
+    observer(ConnectionLost(kind="", name="", pattern="", server="h:6379", time=1.0, request=0))
+    async with Coordinator(redis, observe=observer) as sync:
+        for number in range(_series.MAX_PATTERNS + 50):
+            async with sync.lock(f"order {number}"):
+                pass
     patterns = {attributes["lock.pattern"]: point.count for attributes, point in exported.points("acquire.duration")}
     assert len(patterns) == _series.MAX_PATTERNS + 1
     assert patterns["(other)"] == 50
