@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import anyio
 
@@ -89,7 +90,7 @@ async def inspect(
             await servers.refresh()
         clients = servers.clients() if name is None else [servers.client_of(name)]
         for one in clients:
-            async with opened(checkout(one, timeout)) as server:
+            async with opened(partial(checkout, one, timeout), one.connection_pool.disconnect) as server:
                 search = _searched(server, wanted) if name is None else _named(name)
                 async for names in search:
                     found += await _look(server, names, shown, idle)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from .._client.checkout import OUT_OF_REACH, CheckedOut
 from .._client.error_replies import answered, error_answer
@@ -19,6 +19,13 @@ COUNT = 1000
 BATCH = 250
 """Names that are read in one round trip."""
 
+
+class CloseIdle(Protocol):
+    """Closes the idle connections of a pool."""
+
+    async def __call__(self, *, inuse_connections: bool) -> None: ...
+
+
 Replies: TypeAlias = list[Reply]
 """Replies to the commands of one name, error replies of the server among them as `ReplyError`."""
 
@@ -32,6 +39,15 @@ class Server:
         self.time = 0
         """When it answered last, in microseconds by its own clock."""
         self._cursor: bytes | None = b"0"
+
+    async def give_back(self) -> None:
+        """Give the connection back."""
+        await self._connection.give_back()
+
+    async def give_up(self) -> None:
+        """Close the connection after an error: it may be of no use any more."""
+        self._connection.in_step = False
+        await self._connection.give_back()
 
     async def ask(self, questions: Sequence[Sequence[Words]]) -> list[Replies]:
         """Send the commands of several names, and return the replies to each."""
@@ -70,13 +86,28 @@ def _checked(reply: Reply) -> Reply:
 
 
 @asynccontextmanager
-async def opened(checking_out: Awaitable[CheckedOut]) -> AsyncIterator[Server]:
-    """Await a connection, and give it back in the end; raise as `checkout`."""
-    connection = await checking_out
+async def opened(check_out: Callable[[], Awaitable[CheckedOut]], close_idle: CloseIdle) -> AsyncIterator[Server]:
+    """Use a connection, and give it back in the end; raise OUT_OF_REACH.
+
+    An idle connection may have been closed by a server that was restarted, so it is tried first. If it is of no use,
+    the other idle ones are closed, too, and a new one is opened.
+    """
+    server = Server(await check_out())
     try:
-        yield Server(connection)
-    finally:
-        await connection.give_back()
+        await server.ask([])
+    except OUT_OF_REACH:
+        await server.give_up()
+        await close_idle(inuse_connections=False)
+        server = Server(await check_out())
+    except BaseException:
+        await server.give_up()
+        raise
+    try:
+        yield server
+    except BaseException:
+        await server.give_up()
+        raise
+    await server.give_back()
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from redis_sync_aio import __version__
 from ._demo import command as demo
 from ._doctor import command as doctor
 from ._failures import COMMON_EXITS
-from ._look import ls, release, show
+from ._look import ls, release, show, top, watch
 from ._output import NAME
 from ._run import command as run
 from ._shared import with_shared
@@ -56,5 +56,7 @@ add("doctor", with_shared(doctor.doctor), COMMON_EXITS | doctor.EXITS)
 add("run", with_shared(run.run), COMMON_EXITS | run.EXITS, run.ENDS)
 add("ls", with_shared(ls.ls), COMMON_EXITS | ls.EXITS)
 add("show", with_shared(show.show), COMMON_EXITS | show.EXITS)
+add("top", with_shared(top.top), COMMON_EXITS | top.EXITS)
+add("watch", with_shared(watch.watch), COMMON_EXITS | watch.EXITS)
 add("release", with_shared(release.release), COMMON_EXITS | release.EXITS)
 add("demo", demo.demo, demo.EXITS)

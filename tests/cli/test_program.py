@@ -12,7 +12,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.programs import COMMAND, command, environment, terminal
 
 ESCAPE = "\x1b["
-COMMANDS = ["ls", "show", "release", "doctor", "run", "demo"]
+COMMANDS = ["ls", "show", "top", "watch", "release", "doctor", "run", "demo"]
 
 
 @pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)])

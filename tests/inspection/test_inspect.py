@@ -191,6 +191,16 @@ async def test_a_server_that_is_away_is_an_error_of_this_package() -> None:
     await client.aclose()
 
 
+async def test_connections_that_a_restarted_server_has_closed_are_replaced() -> None:
+    """Idle connections of the client's pool are of no use then, and no reason for an error."""
+    with EmbeddedServer(port=0) as restarted:
+        client = restarted.client()
+        await asyncio.gather(*(client.ping() for _ in range(5)))
+        await asyncio.to_thread(restarted.restart, keep_data=False)
+        assert await inspect(client) == ()
+        await client.aclose()
+
+
 async def test_bad_arguments_are_refused(redis: Redis) -> None:
     """Before anything is sent."""
     with pytest.raises(ValueError, match="limit"):

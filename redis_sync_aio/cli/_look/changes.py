@@ -1,0 +1,118 @@
+"""What changed between two looks. What comes and goes between them is not seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from redis_sync_aio.inspection import HolderView, NameView, WaiterView
+
+from . import words
+
+What: TypeAlias = Literal["granted", "released", "expired", "waits", "left"]
+Key: TypeAlias = tuple[str, str]
+"""Kind and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that happened to one holder or waiter since the look before."""
+
+    what: What
+    name: str
+    kind: str
+    token: str
+    party: str
+    fence: int | None = None
+    seconds: float | None = None
+    """For how long it was held or waited for, as far as is known; of a new grant: how long it waited."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as --json prints it."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """Return it as text."""
+        time = "" if self.seconds is None else f" after {words.seconds(self.seconds)}"
+        fence = f", fence {self.fence}" if self.fence and self.what == "granted" else ""
+        return f"{words.plain(self.name)}  {self.what}  {self.party}{time}{fence}"
+
+
+def keyed(views: Sequence[NameView]) -> dict[Key, NameView]:
+    """Return the views by kind and name."""
+    return {(view.kind, view.name): view for view in views}
+
+
+def changes(before: dict[Key, NameView], after: dict[Key, NameView], elapsed: float) -> Iterator[Change]:
+    """Iterate over what changed in ``elapsed`` seconds."""
+    for key in {**before, **after}:
+        yield from _of_name(before.get(key), after.get(key), elapsed)
+
+
+def _of_name(before: NameView | None, after: NameView | None, elapsed: float) -> Iterator[Change]:
+    had, has = _holders(before), _holders(after)
+    waited, waits = _waiters(before), _waiters(after)
+    view = after or before
+    assert view is not None
+    for one, holder in had.items():
+        if one not in has:
+            over = holder.remaining is not None and holder.remaining <= elapsed
+            held = None if holder.held_for is None else holder.held_for + elapsed
+            yield _change("expired" if over else "released", view, holder, held)
+    for one, holder in has.items():
+        if one not in had:
+            waiter = waited.get(holder.token)
+            yield _change("granted", view, holder, waiter.waited if waiter else None)
+    tokens = {holder.token for holder in has.values()}
+    for token, waiter in waited.items():
+        if token not in waits and token not in tokens:
+            yield _change("left", view, waiter, waiter.waited)
+    for token, waiter in waits.items():
+        if token not in waited:
+            yield _change("waits", view, waiter, None)
+
+
+def _change(what: What, view: NameView, one: HolderView | WaiterView, time: float | None) -> Change:
+    fence = one.fence if isinstance(one, HolderView) else None
+    return Change(what, view.name, view.kind, one.token, words.party(one), fence, time)
+
+
+def _holders(view: NameView | None) -> dict[tuple[str, int | None], HolderView]:
+    """Return the holders by token; of an identity, which may hold it again, by token and fence."""
+    found = () if view is None else view.holders
+    return {(it.token, it.fence if it.identity is not None else None): it for it in found}
+
+
+def _waiters(view: NameView | None) -> dict[str, WaiterView]:
+    return {} if view is None else {it.token: it for it in view.waiters}
+
+
+@dataclass
+class Rates:
+    """How often things happen, over the latest looks."""
+
+    span: float = 10.0
+    """Seconds over which it is averaged."""
+    _seen: list[tuple[float, Counter[What], Counter[Key]]] = field(default_factory=list)
+
+    def add(self, time: float, found: Sequence[Change]) -> None:
+        """Take what one look found, at ``time`` (local clock)."""
+        grants = Counter((one.kind, one.name) for one in found if one.what == "granted")
+        self._seen.append((time, Counter(one.what for one in found), grants))
+        while len(self._seen) > 2 and self._seen[1][0] < time - self.span:
+            del self._seen[0]
+
+    def _time(self) -> float:
+        return self._seen[-1][0] - self._seen[0][0] if len(self._seen) > 1 else 0.0
+
+    def of(self, what: What) -> float:
+        """Return how often a second it happens."""
+        time = self._time()
+        return sum(counted[what] for _, counted, _ in self._seen[1:]) / time if time else 0.0
+
+    def grants_of(self, key: Key) -> float:
+        """Return how often a second a name is granted."""
+        time = self._time()
+        return sum(grants[key] for _, _, grants in self._seen[1:]) / time if time else 0.0

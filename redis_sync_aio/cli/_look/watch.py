@@ -1,0 +1,65 @@
+"""``watch``: a line for each change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from redis_sync_aio.inspection import inspect
+
+from .._session import Session, execute
+from .._shared import Shared
+from .changes import Change, changes, keyed
+
+EXITS = {0: "whatever reads the output has closed it"}
+MOST = 100_000
+"""Names that are looked at."""
+
+Interval = Annotated[float, typer.Option("--interval", "-i", min=0.05, metavar="S", help="Seconds between two looks.")]
+
+
+def watch(
+    shared: Shared,
+    name: Annotated[str, typer.Argument(help="A name, or a pattern as in KEYS: 'orders:*'.", show_default=False)] = "*",
+    interval: Interval = 0.5,
+) -> None:
+    """Print a line for each change: granted, released, expired, waits, left (gave up, or was served and is done).
+
+    It looks every --interval seconds, so what comes and goes between two looks is not seen. Only reads are sent to the
+    server. With --json each line is a JSON document. End it with Ctrl-C.
+    """
+    execute(shared, lambda session: follow(session, name, interval))
+
+
+async def follow(session: Session, pattern: str, interval: float) -> int:
+    """Print changes until the output is closed."""
+    loop = asyncio.get_running_loop()
+    before, looked = keyed(()), loop.time()
+    while True:
+        started = loop.time()
+        now = keyed(await inspect(session.client, pattern, limit=MOST))
+        try:
+            for change in changes(before, now, started - looked):
+                tell(session, change)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            with suppress(OSError):  # the interpreter flushes again in the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        before, looked = now, started
+        await asyncio.sleep(interval)
+
+
+def tell(session: Session, change: Change) -> None:
+    """Print one change, with the time of day."""
+    at = datetime.now().astimezone()
+    if session.output.as_json:
+        session.output.json({"time": at.isoformat(timespec="milliseconds"), **change.as_json()})
+    else:
+        print(f"{at:%H:%M:%S}  {change.line()}")
