@@ -55,7 +55,9 @@ async def run_top(session: Session, pattern: str, interval: float, limit: int) -
     if not session.output.console.is_terminal:
         raise Failure("top needs a terminal: use ls, watch, or top --json", USAGE)
     changed = asyncio.Event()
-    sampling = asyncio.create_task(sample(session, screen, pattern, limit, interval, changed.set), name="top samples")
+    sampling = asyncio.create_task(
+        sample(session, screen, pattern, limit, interval, changed.set), name="redis_sync_aio top"
+    )
     try:
         with keys_of_terminal(screen, changed.set), resized(changed.set):
             await draw(session.output.console, screen, changed, sampling)
