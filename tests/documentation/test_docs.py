@@ -29,6 +29,7 @@ PAGES = {
     "transactions.md": 2,
     "redlock.md": 1,
     "metrics.md": 3,
+    "inspection.md": 2,
     "tracing.md": 2,
 }
 """How many programs each page has."""
