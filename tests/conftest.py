@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test about seconds again if the machine was busy."""
+    """Run a test about seconds again if it was kept from running."""
     return again.run_again(item, nextitem)
 
 
