@@ -62,7 +62,7 @@ def test_panels_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not beside these tests")
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation does not lie next to these tests")
 def test_the_page_lists_every_series_and_every_attribute() -> None:
     page = PAGE.read_text("utf-8")
     registry = CollectorRegistry()
