@@ -9,6 +9,7 @@ import typer
 
 from redis_sync_aio import __version__
 
+from . import _bench as bench
 from ._demo import command as demo
 from ._doctor import command as doctor
 from ._failures import COMMON_EXITS
@@ -59,4 +60,5 @@ add("show", with_shared(show.show), COMMON_EXITS | show.EXITS)
 add("top", with_shared(top.top), COMMON_EXITS | top.EXITS)
 add("watch", with_shared(watch.watch), COMMON_EXITS | watch.EXITS)
 add("release", with_shared(release.release), COMMON_EXITS | release.EXITS)
+add("bench", with_shared(bench.bench), COMMON_EXITS | bench.EXITS)
 add("demo", demo.demo, demo.EXITS)

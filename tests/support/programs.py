@@ -64,6 +64,11 @@ class Terminal:
         """Everything that was printed so far, with its escape sequences."""
         return self._seen.decode(errors="replace")
 
+    @property
+    def text(self) -> str:
+        """The same without escape sequences."""
+        return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.screen)
+
     def shows(self, pattern: str) -> str:
         """Return once what was printed matches; fail after a while."""
         with self._news:

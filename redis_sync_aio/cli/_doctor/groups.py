@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from redis_sync_aio._core.keys import INBOX_PREFIX
+
 from .facts import Facts, Rights, SentinelFacts
 from .findings import Finding
 
@@ -98,7 +100,7 @@ def push(found: Rights) -> Finding:
         fix = "connect without the proxy, or to a server from version 6 on"
         return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why}", meaning, fix)
     if found.push is not None:
-        fix = "allow +subscribe +publish and the channels &rsa:* (docs/servers.md, Rights)"
+        fix = f"allow +subscribe +publish and the channels &{INBOX_PREFIX.decode()}* (docs/servers.md, Rights)"
         return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
     if found.listeners > 1:
         what = f"{found.listeners - 1} other clients receive the messages of every channel"
