@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wait_until
+from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, RenewedLate, Stalled
 from redis_sync_aio.tracing import Trace, merged, tracing
+from redis_sync_aio.tracing._files import read
+from redis_sync_aio.tracing._recorder import Recorder
 from redis_sync_aio.tracing._timeline import Turn, lanes, steps
 from tests.support.body import FAST, waits
+from tests.support.inside import now
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -208,6 +212,66 @@ async def test_traces_of_several_processes_make_one_picture(
     assert by_name.texts.count("orders:42") == 1
     assert {"held by web 1", "held by web 2"} <= set(by_name.texts)
     assert [told.split("\n")[1].split(",")[0] for told in by_name.told("hold")] == ["web 1", "web 2"]
+
+
+async def test_traces_of_several_machines_are_aligned_by_the_time_of_day(
+    sync: Coordinator, other: Coordinator, tmp_path: Path
+) -> None:
+    """The monotonic clocks of machines differ by anything: here the second one began to count a day earlier."""
+    async with tracing(sync, process="web 1") as first, tracing(other, process="web 2") as second:
+        await wait_behind(sync, other, "orders:42")
+    first.save(tmp_path / "1.json")
+    second.save(tmp_path / "2.json")
+    saved = json.loads((tmp_path / "2.json").read_text())
+    own, day = saved["redis_sync_aio"], 86_400.0
+    own["host"] = "another machine"
+    own["wall"] -= day
+    for record in (own, *own["turns"]):
+        for field in ("started", "ended", "asked", "granted"):
+            if field in record:
+                record[field] += day
+    (tmp_path / "2.json").write_text(json.dumps(saved))
+    timeline = read([tmp_path / "1.json", tmp_path / "2.json"])
+    assert timeline.ended - timeline.started < 3600
+    holder, waiter = timeline.turns
+    assert holder.granted is not None
+    assert holder.ended is not None
+    assert waiter.granted is not None
+    assert holder.granted < waiter.asked < waiter.granted
+    own["format"] += 1
+    (tmp_path / "2.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="another version of redis_sync_aio"):
+        merged(tmp_path / "2.json")
+
+
+async def test_outages_and_stalls_are_drawn_as_bands(sync: Coordinator, tmp_path: Path) -> None:
+    """These are hard to cause on purpose, so the recorder is given the events themselves."""
+    facts: dict[str, Any] = {"kind": "", "name": "", "pattern": "", "server": "h:6379", "request": 0}
+    recorder = Recorder("web 1", 10)
+    since = now()
+    for event in (
+        ConnectionLost(**facts, time=since + 1),
+        ConnectionRestored(**facts, time=since + 3, after=2.0, rechecked=1),
+        Stalled(**facts, time=since + 5, seconds=1.5),
+        RenewedLate(**facts | {"name": "orders:42", "request": 7}, time=since + 6, lateness=0.7, left=0.1),
+        ConnectionLost(**facts, time=since + 7),
+    ):
+        recorder(event)
+    timeline = recorder.timeline()
+    assert [(mark.text, mark.until) for mark in timeline.marks] == [
+        ("connection to h:6379 lost", since + 3),
+        ("event loop stalled for 1,500 ms", since + 5),
+        ("renewed 700 ms late", None),
+        ("connection to h:6379 lost", None),
+    ]
+    async with tracing(process="web 1") as trace, sync.lock("orders:42"):
+        pass
+    drawn = recorder.timeline()
+    drawn.turns, drawn.ended = trace._timeline.turns, since + 10
+    for by in ("process", "name"):
+        told = picture(Trace(drawn), tmp_path, by=by).told("mark")
+        assert len(told) == 4
+        assert any(one.startswith("web 1: event loop stalled for 1,500 ms, at ") for one in told)
 
 
 async def test_names_are_escaped(sync: Coordinator, tmp_path: Path) -> None:
