@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import pytest
 import pytest_asyncio
@@ -432,13 +433,27 @@ async def test_one_client_in_two_threads(nodes: Nodes) -> None:
     await client.aclose()
 
 
-@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")  # of the garbage of tests before it
+ROOT = Path(__file__).parents[2]
+FORGOTTEN = """
+import gc
+from weakref import ref
+from redis.asyncio import RedisCluster
+from redis_sync_aio import AsyncLock
+from tests.support.inside import Cluster
+
+client = RedisCluster(host="127.0.0.1", port=1)
+assert Cluster.of(client) is Cluster.of(client)
+AsyncLock(client, "a")
+gone = ref(Cluster.of(client))
+del client
+for _ in range(2):  # its cycle, and then the cluster's
+    gc.collect()
+assert gone() is None
+"""
+
+
 def test_it_is_forgotten_with_its_client() -> None:
-    client = RedisCluster(host="127.0.0.1", port=1)
-    assert Cluster.of(client) is Cluster.of(client)
-    AsyncLock(client, "a")
-    gone = ref(Cluster.of(client))
-    del client
-    for _ in range(2):  # its cycle, and then the cluster's
-        gc.collect()
-    assert gone() is None
+    """In a process of its own, where the collector finds nothing but that client; whatever it warns of is an error."""
+    command = [sys.executable, "-W", "error", "-c", FORGOTTEN]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
