@@ -1,8 +1,9 @@
 """Tests marked ``timing``: their verdict hangs on seconds, on a machine that does other things as well.
 
 Such a test runs again if it failed and was kept from running: its thread waited for a processor for a tenth of a
-second in all, as the kernel says, or a thread that wants to run every hundredth of a second could not for that long. Its bounds stay as they are. A test that fails each time, or that had its processor, has failed; and each
-failure that was followed by another run is counted and listed at the end, so that none is hidden.
+second in all, as the kernel says, or a thread that wants to run every hundredth of a second could not for that long.
+Its bounds stay as they are. A test that fails each time, or that had its processor, has failed; and each failure that
+was followed by another run is counted and listed at the end, so that none is hidden.
 """
 
 from __future__ import annotations
