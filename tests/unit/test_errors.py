@@ -13,18 +13,23 @@ from redis_sync_aio.errors import (
     AcquireTimeout,
     CommandRefused,
     Conflict,
+    CoordinatorClosed,
     LeaseLost,
     LimitMismatch,
     NotHeld,
     OutcomeUnknown,
     OutOfMemory,
     PartiallyApplied,
+    PushUnavailable,
     StaleFence,
     StaleWriter,
     SyncError,
     UndoFailed,
     UnknownStep,
     Unreachable,
+    WouldDeadlock,
+    WrongContext,
+    WrongKeyType,
     copy_error,
 )
 
@@ -45,6 +50,49 @@ ERRORS = [
     StaleWriter(name="a", identity="w", fence=7),
 ]
 
+ABOUT_A_LOCK = [
+    WouldDeadlock.own_body("x", fence=7, use="go on"),
+    WouldDeadlock.other_side("x", identity="me", writes=True),
+    WouldDeadlock.upgraded_already("x"),
+    WouldDeadlock.other_upgrade("x"),
+    NotHeld.by_this_task(["x"], holders=[]),
+    NotHeld.by_owner("x", "this task"),
+    NotHeld.by_identity("x", "me", holders="'you'"),
+    NotHeld.released("x", before="it was used"),
+    NotHeld.other_lease("x", given="<Lease>", expected="reader", use="give one of read()"),
+    Unreachable.unanswered("x", seconds=1.5, cause=OSError("away"), code="LOADING"),
+    Unreachable.client_raised("x", seconds=None, raised="KeyError: 'host'"),
+    Unreachable.reply_lost("x"),
+    Unreachable.too_slow("x", duration=0.5, claimed=True),
+    Unreachable.release_unconfirmed("x"),
+    Unreachable.exec_not_run(("x",)),
+    Unreachable.in_transaction(("x",), OSError("away")),
+    Unreachable.minority("x", answered=1, servers=3, needed=2, seconds=0.2),
+    Unreachable.extended_by_minority("x", extended=1, servers=3, needed=2, seconds=0.2),
+    Unreachable.clocks_apart("x", servers=3, needed=2, allowed=10, ahead={1: 0.0, 2: 3600.0}),
+    WrongKeyType.of_record("x", key="{x}:record", problem="not JSON"),
+    CoordinatorClosed.draining("x"),
+    CoordinatorClosed.while_waiting("x", "it was closed"),
+    CoordinatorClosed.without_reply("x"),
+    CoordinatorClosed.not_sent("x"),
+    WrongContext.no_task("x"),
+    Conflict(attempts=3, conflicts=3, elapsed=0.5, keys=("x",), more_attempts=True),
+    Conflict(attempts=1, conflicts=3, elapsed=0.5, keys=(), lease="x"),
+    OutcomeUnknown(attempts=1, keys=(), lease="x"),
+]
+"""The situations in which an error is about one lock, or one key: "x"."""
+ABOUT_NONE = [
+    NotHeld.not_entered("this hold()"),
+    Unreachable.while_connecting(),
+    Unreachable.one_server(0.2),
+    PushUnavailable.not_allowed("HELLO", reply="NOPERM"),
+    PushUnavailable.not_with_this_client("Fake does not use asyncio streams"),
+    CoordinatorClosed.used("it was closed"),
+    WrongContext.forked(),
+    WrongContext.other_loop(),
+    WrongContext.no_loop(),
+]
+
 
 def look(error: BaseException) -> tuple[object, ...]:
     attributes = {name: repr(value) for name, value in vars(error).items()}
@@ -57,6 +105,24 @@ def test_the_list_has_every_error_with_attributes() -> None:
     assert with_attributes <= {type(error) for error in ERRORS}
 
 
+def test_each_situation_is_worded_once_and_names_its_lock() -> None:
+    situations = {name for kind in vars(errors).values() if isinstance(kind, type) for name in static_methods(kind)}
+    assert len(ABOUT_A_LOCK) + len(ABOUT_NONE) == len(situations) + 3, "and three that are made from facts"
+    messages = [str(error) for error in ABOUT_A_LOCK]
+    assert [message for message in messages if "'x'" not in message] == []
+    messages += [str(error) for error in ABOUT_NONE]
+    assert len(set(messages)) == len(messages)
+
+
+def static_methods(kind: type) -> list[str]:
+    """Names of the situations that a class has messages for."""
+    return [
+        f"{kind.__name__}.{name}"
+        for name, value in vars(kind).items()
+        if isinstance(value, staticmethod) and not name.startswith("_")
+    ]
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_the_repr_shows_class_and_message(error: SyncError) -> None:
     """Also of those that are redis-py's ConnectionError, whose repr shows neither."""
@@ -65,7 +131,7 @@ def test_the_repr_shows_class_and_message(error: SyncError) -> None:
     assert str(error.args[0]) in shown.replace("\\'", "'")
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [*ERRORS, *ABOUT_A_LOCK, *ABOUT_NONE], ids=lambda error: type(error).__name__)
 def test_errors_can_be_pickled_and_copied(error: SyncError) -> None:
     error.add_note("in the body")
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
