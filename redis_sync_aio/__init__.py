@@ -13,7 +13,7 @@ from ._transactions.attempts import Attempt
 from ._transactions.guarded import GuardedTransaction
 from ._transactions.options import Committed
 from .compensation import Compensation
-from .coordinator import Coordinator
+from .coordinator import Coordinator, CoordinatorStatistics
 from .errors import (
     AcquireTimeout,
     CommandRefused,
@@ -66,6 +66,7 @@ __all__ = [
     "Conflict",
     "Coordinator",
     "CoordinatorClosed",
+    "CoordinatorStatistics",
     "FenceGate",
     "GuardedTransaction",
     "Hold",

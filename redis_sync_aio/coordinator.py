@@ -17,6 +17,7 @@ from typing import Self
 
 from ._acquire.binding import Binding
 from ._acquire.options import Push, hub_options
+from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, statistics_of
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, address_of
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, seconds
@@ -30,7 +31,7 @@ from .reentrant import AsyncReentrantLock
 from .rwlock import AsyncReadWriteLock
 from .semaphore import AsyncSemaphore, OnMismatch
 
-__all__ = ["Coordinator", "Push"]
+__all__ = ["Coordinator", "CoordinatorStatistics", "HeldHere", "Push", "WaitingHere"]
 
 
 class Coordinator:
@@ -67,6 +68,7 @@ class Coordinator:
             `redis_sync_aio.instrumentation`.
         pattern_of: a function that returns the pattern of a name for `Event.pattern`, or None: then it is the part
             before the first ":" and ":*".
+        origins: remember the line that acquired each lease, for `statistics`. Costs a few microseconds each.
 
     Raises:
         TypeError: not an asyncio Redis client, or an argument of the wrong type. ValueError: one out of range.
@@ -95,6 +97,7 @@ class Coordinator:
         response_timeout: Seconds | None = None,
         observe: Observer | Iterable[Observer] | None = None,
         pattern_of: PatternOf | None = None,
+        origins: bool = False,
     ) -> None:
         self._binding = Binding(
             hub_options(
@@ -110,6 +113,7 @@ class Coordinator:
                 response_timeout=response_timeout,
                 observe=observe,
                 pattern_of=pattern_of,
+                origins=origins,
             )
         )
 
@@ -161,6 +165,17 @@ class Coordinator:
         """Why Redis cannot be reached at the moment, if it cannot."""
         hub = self._binding.started
         return None if hub is None else hub.executor.connection_error
+
+    def statistics(self) -> CoordinatorStatistics:
+        """Return what this process holds and waits for, since when, and in which tasks. Asks no server.
+
+        Raises WrongContext in another event loop. See `redis_sync_aio.inspection` for what the server knows.
+        """
+        hub = self._binding.started
+        if hub is None or hub.why_closed is not None:
+            return CoordinatorStatistics()
+        hub.check_context()
+        return statistics_of(hub)
 
     # -- primitives ------------------------------------------------------------------------------------
 

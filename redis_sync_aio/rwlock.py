@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._acquire.acquisition import acquire
 from ._acquire.binding import CoordinatorLike
 from ._acquire.request import Request
 from ._acquire.resource import Resource
@@ -57,7 +56,7 @@ class Side(PermitPrimitive):
     _keys: PermitKeys
 
     async def _acquire_alone(self, resource: Resource, request: Request) -> Grant | None:
-        lease = await acquire(resource, request)
+        lease = await super()._acquire_alone(resource, request)
         if lease is not None and lease.weight != self._weight:  # the identity has the other side
             resource.decline(lease)
             writes = lease.weight == WRITER_WEIGHT

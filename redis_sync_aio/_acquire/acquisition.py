@@ -73,8 +73,8 @@ class Acquisition:
         self._request = request
         self.taker = taker
         self.call: Call | None = None
-        self.sent = 0.0
-        self.look_every = request.look_every
+        self.sent = self.begun = 0.0
+        self.look_every, self.weight = request.look_every, request.weight
         if request.timeout is not None:
             self._timer = resource.hub.loop.call_later(request.timeout, self._time_out)
         self._name_request()
@@ -102,6 +102,7 @@ class Acquisition:
         """Send the request, for the first time or to find out what became of it (P3)."""
         hub, request = self._resource.hub, self._request
         self.sent = now()
+        self.begun = self.begun or self.sent
         if request.identity is not None and self._resource.by_identity().defer(self):
             return
         self.call = hub.engine.acquire(

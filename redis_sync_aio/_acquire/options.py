@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from .._client.retry import RETRY_FOR
 from .._client.settings import Client, check_client, response_timeout_of
-from .._core.arguments import Seconds, count, one_of, positive_seconds, ttl_ms
+from .._core.arguments import Seconds, count, one_of, positive_seconds, require_bool, ttl_ms
 from .._core.attached import Attached, Observer, PatternOf
 from .._core.backoff import Backoff
 from .._core.display import shown
@@ -37,6 +37,8 @@ class HubOptions:
     asked_response_timeout: float | None
     """The response timeout if it was an argument, not a setting of the client."""
     observers: tuple[Attached, ...]
+    origins: bool
+    """Whether it is remembered where leases were acquired."""
 
 
 def hub_options(
@@ -53,6 +55,7 @@ def hub_options(
     response_timeout: Seconds | None = None,
     observe: Observer | Iterable[Observer] | None = None,
     pattern_of: PatternOf | None = None,
+    origins: bool = False,
 ) -> HubOptions:
     """Check the arguments of a coordinator; the defaults are those of implicit coordinators.
 
@@ -81,6 +84,7 @@ def hub_options(
         answered_within,
         None if response_timeout is None else answered_within,
         _attached(observe, pattern_of),
+        require_bool(origins, "origins"),
     )
 
 

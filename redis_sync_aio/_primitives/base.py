@@ -356,7 +356,10 @@ class Primitive(LeaseContext[L]):
 
     def _acquire_alone(self, resource: Resource, request: Request) -> Coroutine[Any, Any, Grant | None]:
         """Acquire for one task, which shares nothing."""
-        return acquire(resource, request)
+        hub = self._hub
+        if hub is None or hub.origins is None:
+            return acquire(resource, request)
+        return hub.origins.note(partial(acquire, resource, request))
 
     def _hold(self, request: Request, on_lost: OnLost | None) -> Hold[L]:
         by_request = partial(self._acquire, request)

@@ -67,13 +67,13 @@ async def test_each_kind_is_told_by_its_keys(redis: Redis, sync: Coordinator, ot
         sync.lock(name),
         sync.semaphore(name, limit=5).hold(2),
         sync.read_write_lock(name).read(),
-        AsyncRobustLock(sync, "robust"),
+        AsyncRobustLock(sync, "of:robust"),
     ):
         waiting = asyncio.create_task(other.semaphore(name, limit=5).acquire(4))
         writing = asyncio.create_task(other.read_write_lock(name).write().acquire())
 
         async def all_there() -> dict[str, NameView]:
-            return {it.kind: it for it in await inspect(redis, "*") if it.waiting or it.kind in ("lock", "robust")}
+            return {it.kind: it for it in await inspect(redis, "of:*") if it.waiting or it.kind in ("lock", "robust")}
 
         while len(found := await all_there()) < 4:
             await asyncio.sleep(0.01)
@@ -81,7 +81,7 @@ async def test_each_kind_is_told_by_its_keys(redis: Redis, sync: Coordinator, ot
             "lock": name,
             "semaphore": name,
             "read_write": name,
-            "robust": "robust",
+            "robust": "of:robust",
         }
         semaphore, both = found["semaphore"], found["read_write"]
         assert (semaphore.limit, semaphore.held, semaphore.available) == (5, 2, 3)

@@ -1,0 +1,165 @@
+"""What one process holds and waits for, as its hub knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+from .._core.clock import now
+from .._core.keys import Keys, PermitKeys
+from .._leases.grant import Grant
+from .._scripts.constants import WRITER_WEIGHT
+from .acquisition import Acquisition
+from .resource import Resource
+
+Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read", "write"]
+
+G = TypeVar("G", bound="Grant | None")
+PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldHere:
+    """A lease of this process.
+
+    Attributes:
+        name: name of the lock. A reentrant lock and a multi-lock are shown as the locks that they are made of.
+        kind: "lock", "robust", "semaphore", "read" or "write".
+        token, identity, fence: of the lease.
+        weight: how many permits; 1 for all but semaphores.
+        held_for: seconds since it was granted.
+        remaining: seconds for which it is certainly held unless it is renewed; None: it has no end.
+        task: name of the task that acquired it; None if that has ended, or an identity or another lease owns it.
+        origin: where it was acquired, "FILE:LINE in FUNCTION"; only with ``Coordinator(origins=True)``, and not for
+            leases that tasks share.
+    """
+
+    name: str
+    kind: Kind
+    token: str
+    identity: str | None
+    fence: int
+    weight: int
+    held_for: float
+    remaining: float | None
+    task: str | None
+    origin: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingHere:
+    """A task of this process that waits.
+
+    Attributes:
+        name, kind: as `HeldHere`.
+        waited: seconds since it asked; None for tasks that share, and wait for each other.
+        task: name of the task; None if it is not known.
+    """
+
+    name: str
+    kind: Kind
+    waited: float | None
+    task: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatistics:
+    """What a coordinator holds and waits for, by name: the view of this process, without asking the server.
+
+    Attributes:
+        held: the leases, by name, the oldest first of each.
+        waiting: the tasks that wait, by name.
+    """
+
+    held: tuple[HeldHere, ...] = ()
+    waiting: tuple[WaitingHere, ...] = ()
+
+
+class Origins:
+    """Where leases were acquired."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Grant, str] = WeakKeyDictionary()
+
+    async def note(self, granting: Callable[[], Awaitable[G]]) -> G:
+        """Await the grant that ``granting`` asks for, and remember the caller outside this package."""
+        origin = _caller()
+        grant = await granting()
+        if grant is not None and origin is not None:
+            self._known[grant] = origin
+        return grant
+
+    def of(self, grant: Grant) -> str | None:
+        """Return where a grant was acquired, if that is known."""
+        return self._known.get(grant)
+
+
+def _caller() -> str | None:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE):
+        frame = frame.f_back
+    if frame.f_globals.get("__name__", "").startswith(("asyncio", PACKAGE)):
+        return None  # the task begins in this package
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+class CountedHub(Protocol):
+    """The hub, as its statistics know it."""
+
+    loop: asyncio.AbstractEventLoop
+    resources: dict[bytes, Resource]
+    origins: Origins | None
+
+
+def statistics_of(hub: CountedHub) -> CoordinatorStatistics:
+    """Return what a hub holds and waits for."""
+    waiters: dict[Any, str] = {
+        waiter: task.get_name()
+        for task in asyncio.all_tasks(hub.loop)
+        if (waiter := getattr(task, "_fut_waiter", None)) is not None
+    }
+    held, waiting = list[HeldHere](), list[WaitingHere]()
+    for resource in sorted(hub.resources.values(), key=lambda it: it.name):
+        held += [_held(resource, grant, hub.origins) for grant in resource.held()]
+        waiting += _waiting(resource, waiters)
+    return CoordinatorStatistics(tuple(held), tuple(waiting))
+
+
+def _held(resource: Resource, grant: Grant, origins: Origins | None) -> HeldHere:
+    owners = [grant, *(grant.group.shares if grant.group is not None else ())]
+    tasks = [task for it in owners if it.acquirer is not None and (task := it.acquirer()) is not None]
+    kind = _kind(resource.keys, grant.weight)
+    remaining = grant.remaining()
+    return HeldHere(
+        resource.name,
+        kind,
+        grant.token,
+        grant.identity,
+        grant.fence,
+        grant.weight if kind == "semaphore" else 1,
+        now() - grant.since,
+        None if remaining == float("inf") else remaining,
+        tasks[0].get_name() if tasks else None,
+        None if origins is None else origins.of(grant),
+    )
+
+
+def _waiting(resource: Resource, waiters: dict[Any, str]) -> Iterator[WaitingHere]:
+    begun: dict[Any, Acquisition] = {it.taker: it for it in resource.acquisitions.values()}
+    for future in resource.waiters():
+        acquisition = begun.get(future)
+        waited = None if acquisition is None or not acquisition.begun else now() - acquisition.begun
+        weight = 0 if acquisition is None else acquisition.weight
+        yield WaitingHere(resource.name, _kind(resource.keys, weight), waited, waiters.get(future))
+
+
+def _kind(keys: Keys, weight: int) -> Kind:
+    if not isinstance(keys, PermitKeys):
+        return "robust" if keys.family == "robust" else "lock"
+    if not keys.all[0].endswith(b":rw"):
+        return "semaphore"
+    return "write" if weight == WRITER_WEIGHT else "read"
