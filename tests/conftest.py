@@ -100,7 +100,9 @@ def pytest_collection_finish() -> None:
 def server() -> Iterator[EmbeddedServer]:
     """The server most tests share. Tests that stop, starve or reconfigure a server start their own."""
     with EmbeddedServer(port=0) as running:
+        again.SHARED.append(running)
         yield running
+        again.SHARED.remove(running)
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +110,11 @@ def nodes() -> Iterator[Nodes]:
     """A cluster of three shards. A test that moves slots, or stops a node, takes that back."""
     with asyncio.Runner() as runner:
         running = cluster()
-        yield runner.run(running.__aenter__())
+        nodes = runner.run(running.__aenter__())
+        again.SHARED.extend(nodes.primaries)
+        yield nodes
+        for node in nodes.primaries:
+            again.SHARED.remove(node)
         runner.run(running.__aexit__(None, None, None))
 
 

@@ -12,7 +12,7 @@ import pytest
 from redis_sync_aio import AsyncLock, AsyncMultiLock, PermissionDenied, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.inside import load
+from ..support.inside import load, lock_keys
 from ..support.proxy import ERROR, Action, script
 from ..support.timed import failures
 from ..support.wire_sweep import ANSWERS, WIRE
@@ -55,6 +55,8 @@ async def one_fault(server: EmbeddedServer, mode: str, case: str, fault: str, ac
     template, command, skip = CASES[case]
     names = template.format(f"{case} {fault}".replace(" ", "-")).split()
     async with asyncio.timeout(30), wired(server, mode, name=names[0]) as w:
+        for name in names:  # of an earlier run of this case, which went wrong
+            await w.direct.delete(*lock_keys(name.encode()).all)
         await w.direct.script_load(load("lock/acquire_all").source.decode())
         await acquire_and_release(w, names, command, skip, action)
         await check_free(w, names)

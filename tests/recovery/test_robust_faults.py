@@ -181,6 +181,7 @@ COMMANDS = {"robust/adopt": 1, "robust/record": 5, "robust/renew": 1, "robust/re
 async def one_fault(server: EmbeddedServer, mode: str, command: str, skip: int, fault: str, action: Action) -> None:
     name = f"{command}-{skip}-{fault}".replace(" ", "-")
     async with asyncio.timeout(30), wired(server, mode, name=name) as w:
+        await w.direct.delete(*robust_keys(name.encode()).all)  # of an earlier run of this case, which went wrong
         for one in COMMANDS:
             await w.direct.script_load(load(one).source.decode())
         rule = w.proxy.on(script(load(command).sha), action, skip=skip)

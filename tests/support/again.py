@@ -17,9 +17,15 @@ from typing import Any, Self
 
 import pytest
 from _pytest.runner import runtestprotocol
+from redis import Redis
+from redis.exceptions import RedisError
+
+from redis_sync_aio.embedded import EmbeddedServer
 
 from .options import OPTIONS
 
+SHARED: list[EmbeddedServer] = []
+"""The servers that tests share: what a test that failed has left there is removed before it runs again."""
 TICK = 0.01
 LATE = 0.1
 """Seconds without a processor that are an excuse: a third of the shortest lease that a verdict hangs on.
@@ -85,6 +91,9 @@ def run_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
             hook.pytest_runtest_logreport(report=report)
         if not excused:
             break
+        for server in SHARED:
+            with suppress(RedisError), Redis.from_url(server.url) as client:
+                client.flushall()
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 

@@ -53,7 +53,7 @@ class Wired:
             # A connection whose opening was cancelled goes back to the pool when it is open.
             return in_use(self.client) == 0 and await watchers(self.direct) == 0
 
-        await wait_until(clean, FAST, timeout=5)
+        await wait_until(clean, FAST, timeout=30)
 
 
 @asynccontextmanager
