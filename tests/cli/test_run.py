@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.embedded import alive, eventually
-from ..support.programs import COMMAND, PATIENCE, command, environment, terminal
+from ..support.programs import COMMAND, PATIENCE, command, environment, program_in_terminal, terminal
 
 pytestmark = pytest.mark.usefixtures("redis")
 SOON = Backoff(initial=0.01, cap=0.05)
@@ -233,6 +234,31 @@ def test_ctrl_c_ends_a_program_that_does_not_mind(server: EmbeddedServer) -> Non
         assert it.end() == 130
         assert "Traceback" not in it.screen
         assert it.is_sane()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
+def test_ctrl_z_stops_it_and_fg_continues_it(server: EmbeddedServer, tmp_path: Path) -> None:
+    """As the shell expects of a job; and a pipeline stays one."""
+    (tmp_path / "reads.py").write_text(COUNTS)
+    env = environment(REDIS_URL=server.url, PS1="$ ", PYTHONUNBUFFERED="1")
+    start = " ".join([*COMMAND, "run", NAME, "--"])
+    with program_in_terminal(["bash", "--norc", "--noprofile", "-i"], env) as it:
+        it.types(f"{start} {sys.executable} {tmp_path}/reads.py\n")
+        it.shows(r"ready \d+")
+        it.types("\x1a")
+        it.shows("Stopped")
+        it.types("echo in the $((40 + 2)) shell\n")
+        it.shows("in the 42 shell")
+        it.types("fg\n")
+        it.shows(r"(?s)42 shell.*fg.*redis_sync_aio run")
+        it.types("hello\n")
+        it.shows("read hello")
+        it.types("end\n")
+        it.shows(r"seen\s")
+        it.types(f"{start} echo piped | sed s/piped/$((6 * 7))-through/\n")
+        it.shows("42-through")
+        it.types("exit\n")
+        assert it.end() == 0
 
 
 # -- losing the lock ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from subprocess import Popen
 
@@ -33,9 +34,12 @@ class Child:
         self._has_terminal = _in_foreground(0)
         self._joins = self._has_terminal and not os.isatty(1)
         self._gets_terminal = self._has_terminal and not self._joins
-        self._process = Popen(
-            argv, env=environment, process_group=None if self._joins else 0, preexec_fn=self._preparation(),
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            # `prepare` takes no lock that another thread, which resolves names, might hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process = Popen(
+                argv, env=environment, process_group=None if self._joins else 0, preexec_fn=self._preparation()
+            )
         self.pid = self._process.pid
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Its exit code, as a shell tells it: 128 and the signal if one ended it."""
