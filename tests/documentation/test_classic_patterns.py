@@ -37,7 +37,7 @@ from ..support.wired import ACQUIRE, RELEASE, wired
 pytestmark = pytest.mark.timing
 NAME = "lock"
 MINUTE = 60_000
-CONNECTING = 9
+CONNECTING = 12
 """More commands than it takes to connect."""
 DECIDES: Mapping[str, Predicate] = {"lua": RELEASE, "watch": command("EXEC")}
 """The command that makes a release, by who decides."""
