@@ -43,6 +43,8 @@ from ..support.served import ORDERS, everything, modes, served, served_to, user
 from ..support.wired import SOON
 from ..support.wired import quiet_loop as quiet_loop
 
+pytestmark = pytest.mark.timing
+
 WATCHING = "+watch +unwatch +multi +exec +zmscore +pubsub|numsub"
 """What WATCH needs besides what the scripts use."""
 LEAST = f"resetkeys {KEYS} {CHANNELS} -@all +subscribe +publish {LOCKS} {PERMITS_TOO} {WATCHING}"
@@ -93,7 +95,6 @@ async def test_scripts_wanted_and_refused(mode: str) -> None:
 
 
 @modes
-@pytest.mark.timing
 async def test_the_right_is_taken_away(mode: str) -> None:
     """D16: while it is held and waited for: the lease is renewed, and handed over, all the same."""
     async with served_to("resetkeys ~* resetchannels &* +@all", mode=mode) as s:

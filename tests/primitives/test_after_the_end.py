@@ -104,10 +104,10 @@ async def test_the_loop_ends_while_it_reconnects(server: EmbeddedServer, redis: 
             async def is_to_be_cut() -> bool:
                 return bool(await redis.exists("cut"))
 
-            await wait_until(is_to_be_cut, FAST, timeout=10)
+            await wait_until(is_to_be_cut, FAST, timeout=60)
             proxy.refuse = True
             await proxy.cut()
-            out, err = await asyncio.wait_for(program.communicate(), 10)
+            out, err = await asyncio.wait_for(program.communicate(), 60)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 program.kill()
