@@ -94,7 +94,11 @@ class RedlockGrant(GroupGrant):
 
     lease_group: QuorumGroup
     reports_loss = True
-    outlives = True
+
+    @property
+    def outlives(self) -> bool:  # type: ignore[override]
+        """Whether it may be held on other servers when one coordinator is closed; not after a release that failed."""
+        return self.lease_group.renewed
 
     def _report_loss(self, tasks: int = 1) -> None:
         logs.lease_lost(self.lease_group.loss(), self.observed(), tasks)

@@ -78,6 +78,11 @@ class QuorumGroup(LeaseGroup):
         super()._watch(member)
         member.reports_loss = False  # its loss may be that of a minority
 
+    @property
+    def renewed(self) -> bool:
+        """Whether it is held beyond the ttl: not while it is released, nor after a release that failed."""
+        return not self._ending
+
     def held(self) -> list[Grant]:
         """Return the members that are held."""
         return [member for member in self.members if _certain(member) > now()]
