@@ -69,7 +69,7 @@ async def test_watch_prints_what_changes(
 
 async def test_watch_ends_with_whatever_reads_it(server: EmbeddedServer, sync: Coordinator) -> None:
     """As in ``redis-sync-aio watch | head -1``: no error, no traceback."""
-    with piped("watch", *FAST, "--url", server.url) as process:
+    with piped("watch", "x", *FAST, "--url", server.url) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         lease = await sync.lock("x").acquire()
@@ -85,17 +85,17 @@ async def test_top_sorts_filters_opens_and_quits(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
 ) -> None:
     """Each key does what the last line says; q leaves the terminal as it was."""
-    async with sync.lock("orders:1"), sync.lock("other"):
-        waiting = asyncio.create_task(other.lock("orders:1").acquire())
-        await seen(redis, "orders:1", lambda it: it.waiting == 1)
-        with terminal("top", *FAST, "--url", server.url) as it:
+    async with sync.lock("top:1"), sync.lock("top:2"):
+        waiting = asyncio.create_task(other.lock("top:1").acquire())
+        await seen(redis, "top:1", lambda it: it.waiting == 1)
+        with terminal("top", "top:*", *FAST, "--url", server.url) as it:
             await shows(it, "2 names, 2 held, 1 waiting")
             it.types("s")
             await shows(it, "  by longest wait")
-            it.types("/ORD")
-            await shows(it, "/ORD")
+            it.types("/P:1")
+            await shows(it, "/P:1")
             it.types("\r")
-            await shows(it, "by longest wait  /ORD")
+            await shows(it, "by longest wait  /P:1")
             it.types("\r")
             await shows(it, r"waiting: 1")
             it.types("\x1b")
@@ -109,7 +109,7 @@ async def test_top_sorts_filters_opens_and_quits(
 async def test_ctrl_c_and_another_size_leave_the_terminal_clean(server: EmbeddedServer, sync: Coordinator) -> None:
     """It draws for the new size; Ctrl-C ends it with 130."""
     async with sync.lock("x"):
-        with terminal("top", *FAST, "--url", server.url, NO_COLOR="1") as it:
+        with terminal("top", "x", *FAST, "--url", server.url, NO_COLOR="1") as it:
             await shows(it, "1 names, 1 held")
             it.resize(40, 10)
             await shows(it, "  Ent…")

@@ -33,22 +33,25 @@ async def test_ls_and_show_tell_holder_and_waiters(
     server: EmbeddedServer, redis: Redis, sync: Coordinator, other: Coordinator
 ) -> None:
     """As text for a pipe, and as JSON."""
-    async with sync.lock("orders:1"), sync.semaphore("slots", limit=3).hold(2):
-        waiting = asyncio.create_task(other.lock("orders:1").acquire())
-        await seen(redis, "orders:1", lambda it: it.waiting == 1)
+    async with sync.lock("look:orders"), sync.semaphore("look:slots", limit=3).hold(2):
+        waiting = asyncio.create_task(other.lock("look:orders").acquire())
+        await seen(redis, "look:orders", lambda it: it.waiting == 1)
         url = ("--url", server.url)
-        listed = await ran("ls", *url)
+        listed = await ran("ls", "look:*", *url)
         lines = [line.split("\t") for line in listed.stdout.splitlines()]
-        assert [(one[0], one[1], one[5]) for one in lines] == [("orders:1", "lock", "1"), ("slots", "semaphore", "0")]
+        assert [(one[0], one[1], one[5]) for one in lines] == [
+            ("look:orders", "lock", "1"),
+            ("look:slots", "semaphore", "0"),
+        ]
         assert lines[0][2].endswith(f":{os.getpid()}")
-        assert (await ran("ls", "slo*", *url)).stdout.count("\n") == 1
-        names = await ran_json("ls", "-n", "1", *url)
+        assert (await ran("ls", "look:s*", *url)).stdout.count("\n") == 1
+        names = await ran_json("ls", "look:*", "-n", "1", *url)
         assert (len(names["names"]), names["more"]) == (1, True)
-        shown = await ran("show", "orders:1", *url)
+        shown = await ran("show", "look:orders", *url)
         assert shown.returncode == 0
         assert f":{os.getpid()}, for " in shown.stdout
         assert "waiting: 1" in shown.stdout
-        found = (await ran_json("show", "slots", *url))["names"]
+        found = (await ran_json("show", "look:slots", *url))["names"]
         assert [(it["kind"], it["held"], it["available"]) for it in found] == [("semaphore", 2, 1)]
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -139,7 +142,7 @@ async def test_it_asks_first(server: EmbeddedServer, redis: Redis, sync: Coordin
         it.types("y\n")
         assert await asyncio.to_thread(it.end) == 0
     assert await redis.get("x") is None
-    assert (await ran_json("ls", *url))["names"] == []
+    assert (await ran_json("ls", "x", *url))["names"] == []
 
 
 async def test_wrong_choices_are_refused(server: EmbeddedServer) -> None:

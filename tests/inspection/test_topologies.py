@@ -52,7 +52,7 @@ async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis
         await seen(redis, "x", lambda it: it.waiting == 1)
         await holder.kill_seen(redis)
         await waiter.kill_seen(redis)
-        (found,) = await inspect(redis)
+        (found,) = await inspect(redis, "x")
         assert found.holders[0].pid == holder.process.pid
         assert found.holders[0].connected is False
         assert [it.code for it in found.problems] == ["dead_waiters"]
