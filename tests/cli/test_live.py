@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 from dataclasses import replace
 from typing import Any
 
 from redis.asyncio import Redis
+from rich.console import Console
 
 from redis_sync_aio import Coordinator
+from redis_sync_aio.cli._look import ls
 from redis_sync_aio.cli._look.changes import changes, keyed
 from redis_sync_aio.cli._look.screen import TopScreen
 from redis_sync_aio.embedded import EmbeddedServer
@@ -185,3 +188,15 @@ def test_rates_are_of_the_latest_seconds() -> None:
     assert screen.rates.of("granted") == 0.2
     assert screen.rates.grants_of(("lock", "x")) == 0.2
     assert screen.rates.of("left") == 0.0
+
+
+def test_a_table_fits_whatever_its_rows_are() -> None:
+    """A long name in one row, a long holder in another: each is shortened at its front, nothing at its end."""
+    rows = [named(holder("t", host="h" * 60), name="short:1"), named(holder("t"), name="n" * 90 + ":42")]
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(ls.table(rows, 80))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "n:42 " in printed
+    assert "short:1" in printed
+    assert "h:1 " in printed

@@ -74,28 +74,35 @@ def line(view: NameView) -> str:
 def table(views: Sequence[NameView], width: int) -> Table:
     """Return the table of a terminal, which fits into its width."""
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    rest = max(24, width - 40)  # for what is no number
+    widths = widths_of(views, max(24, width - 40))  # 40: for the numbers
     for title, justify in (("NAME", "left"), ("KIND", "left"), ("HELD BY", "left")):
         found.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for title in ("FOR", "LEFT", "WAIT", "LONGEST"):
         found.add_column(title, justify="right", no_wrap=True)
     for view in views:
-        found.add_row(*cells(view, rest), style="yellow" if view.problems else "")
+        found.add_row(*cells(view, widths), style="yellow" if view.problems else "")
     return found
 
 
-def cells(view: NameView, rest: int) -> list[Text]:
-    """Return the row of a name; ``rest``: characters for the name and the holder together."""
-    name = words.plain(view.name) + (" !" if view.problems else "")
+def holder_of(view: NameView) -> str:
+    """Return what stands in the column of holders."""
     holder = words.holders(view)
-    if view.limit not in (None, 1):
-        holder = f"{view.held}/{view.limit} {holder}"
-    half = max(rest // 2, rest - len(holder))
-    name = words.short(name, half)
+    return holder if view.limit in (None, 1) else f"{view.held}/{view.limit} {holder}"
+
+
+def widths_of(views: Sequence[NameView], rest: int) -> tuple[int, int]:
+    """Return how wide the columns of names and of holders are, which share ``rest`` characters."""
+    holder = min(max((len(holder_of(view)) for view in views), default=0), rest // 2)
+    return rest - max(holder, len("HELD BY")), holder
+
+
+def cells(view: NameView, widths: tuple[int, int]) -> list[Text]:
+    """Return the row of a name."""
+    name = words.plain(view.name) + (" !" if view.problems else "")
     return [
-        Text(name),
+        Text(words.short(name, widths[0])),
         Text(words.KINDS[view.kind]),
-        Text(words.short(holder, max(rest // 2, rest - len(name)))),
+        Text(words.short(holder_of(view), widths[1])),
         Text(words.seconds(words.held_for(view))),
         Text(words.remaining(view)),
         Text(str(view.waiting) if view.waiting else ""),

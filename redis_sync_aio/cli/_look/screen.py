@@ -138,9 +138,11 @@ class TopScreen:
             found.add_column(title, no_wrap=True)
         for title in ("FOR", "LEFT", "WAIT", "LONGEST", "GRANT/S"):
             found.add_column(title, justify="right", no_wrap=True)
-        for number, view in enumerate(views[first : first + rows], first):
+        seen = views[first : first + rows]
+        widths = ls.widths_of(seen, max(16, width - 50))
+        for number, view in enumerate(seen, first):
             rate = self.rates.grants_of((view.kind, view.name))
-            cells = [*ls.cells(view, max(16, width - 50)), Text(f"{rate:.1f}" if rate else "")]
+            cells = [*ls.cells(view, widths), Text(f"{rate:.1f}" if rate else "")]
             found.add_row(*cells, style="reverse" if number == self._at else "yellow" if view.problems else "")
         return found
 
