@@ -23,6 +23,8 @@ from ..support.programs import COMMAND, PATIENCE, command, environment, program_
 pytestmark = pytest.mark.usefixtures("redis")
 SOON = Backoff(initial=0.01, cap=0.05)
 LOST = 75
+TTL = 3600
+"""Seconds: the event loop of a test stands still while a program runs, so it does not renew."""
 NAME = "cli:job"
 COUNTS = """
 import os, signal, sys
@@ -112,7 +114,7 @@ async def test_it_holds_the_lock_while_the_program_runs(server: EmbeddedServer, 
 
 async def test_a_lock_that_is_taken(server: EmbeddedServer, sync: Coordinator) -> None:
     """-n and --timeout give up with 1, or what -E says, and the program is not run."""
-    async with sync.lock(NAME):
+    async with sync.lock(NAME, ttl=TTL):
         for words, code in (
             (["-n"], 1),
             (["-n", "-E", "42"], 42),
@@ -127,7 +129,7 @@ async def test_a_lock_that_is_taken(server: EmbeddedServer, sync: Coordinator) -
 
 
 async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) -> None:
-    lock = sync.lock(NAME)
+    lock = sync.lock(NAME, ttl=TTL)
     lease = await lock.acquire()
 
     async def is_waiting() -> bool:
@@ -144,7 +146,7 @@ async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) 
 async def test_a_signal_while_it_waits_withdraws_the_request(
     server: EmbeddedServer, sync: Coordinator, number: signal.Signals
 ) -> None:
-    lock = sync.lock(NAME)
+    lock = sync.lock(NAME, ttl=TTL)
 
     async def is_waiting() -> bool:
         return (await lock.statistics()).waiters == 1
@@ -162,7 +164,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
 
 
 async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator) -> None:
-    semaphore = sync.semaphore(NAME, limit=3)
+    semaphore = sync.semaphore(NAME, limit=3, ttl=TTL)
     async with semaphore.hold(2):
         assert command("run", "-n", "--limit", "3", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
         heavy = ["--limit", "3", "--weight", "2"]
@@ -173,7 +175,7 @@ async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator)
 
 
 async def test_sides_of_a_read_write_lock(server: EmbeddedServer, sync: Coordinator) -> None:
-    async with sync.read_write_lock(NAME).read().hold():
+    async with sync.read_write_lock(NAME, ttl=TTL).read().hold():
         assert command("run", "-n", "--shared", NAME, "--", "true", REDIS_URL=server.url).returncode == 0
         assert command("run", "-n", "--exclusive", NAME, "--", "true", REDIS_URL=server.url).returncode == 1
 
@@ -272,7 +274,7 @@ async def test_the_program_and_its_descendants_end_when_the_lock_is_lost(
 ) -> None:
     """By SIGTERM, or by SIGKILL if that is not enough or if it was asked for."""
     source = FAMILY.format(stubborn=stubborn)
-    with running(NAME, "--ttl", "3", *words, *program(source), url=server.url) as process:
+    with running(NAME, "--ttl", "9", *words, *program(source), url=server.url) as process:
         grandchild = reads(process, "ready")
         await redis.delete(NAME)
         _, err = process.communicate(timeout=PATIENCE)

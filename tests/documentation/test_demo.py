@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -122,6 +123,14 @@ def test_it_draws_to_the_temporary_directory(tmp_path: Path) -> None:
     assert f"Timeline: {path}\n" in done.stdout
 
 
+def test_figures_as_json(tmp_path: Path) -> None:
+    done = demo("--json", "--out", str(tmp_path / "t.svg"), *SMALL)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["books"]["sold"], figures["wrong"]) == (200, [])
+    assert figures["granted_again_after"] > 0
+
+
 def test_without_the_lock_it_fails_and_says_why(tmp_path: Path) -> None:
     done = demo("--break-lock", *SMALL, "--out", str(tmp_path / "t.svg"))
     assert done.returncode == 1, done.stdout + done.stderr
@@ -213,6 +222,7 @@ def test_no_server_there(tmp_path: Path) -> None:
     [
         (["--processes", "1"], "nobody to sell"),
         (["--url", "http://localhost"], "--url"),
+        (["--url", "redis+cluster://localhost"], "one server"),
         (["--out", "/nowhere/at/all.svg"], "no directory"),
         (["--items", "0"], "--items"),
     ],

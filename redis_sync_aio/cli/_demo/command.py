@@ -16,7 +16,7 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +30,9 @@ from redis_sync_aio import AsyncLock, Coordinator, SyncError
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
-from .audit import Audit, Sale, faults, measure
+from .._address import BadAddress, parse_address
+from .._output import Output, keep_secret
+from .audit import Audit, Sale, faults, measure, percentile
 from .display import Display
 from .report import table
 from .run import Kill, ReportedGrant, Run, Seen
@@ -274,6 +276,7 @@ def demo(
     kill: Annotated[bool, typer.Option(help="Kill a worker that holds a lock.")] = True,
     break_lock: Annotated[bool, typer.Option("--break-lock", help="Sell without the lock, to see the check "
                                              "catch it (nobody is killed then).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Sell a stock from several processes, kill one that holds a lock, and check the books.
 
@@ -286,7 +289,7 @@ def demo(
     plan = Plan(processes, tasks, items, products, work / 1000, ttl, seed, kill and not break_lock, not break_lock)
     if plan.kill and processes < 2:
         raise typer.BadParameter("killing the only worker leaves nobody to sell: add --no-kill")
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=json)
     try:
         run, audit = carry_out(url, plan, console)
     except (DemoFailed, RedisError, SyncError, ServerNotFound, ServerNotStarted) as error:
@@ -294,15 +297,42 @@ def demo(
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    raise typer.Exit(report(plan, run, audit, out, console))
+    code = report(plan, run, audit, out, console)
+    if json:
+        Output().json(as_json(run, audit))
+    raise typer.Exit(code)
+
+
+def as_json(run: Run, audit: Audit) -> dict[str, object]:
+    """Return what --json prints: what the data in Redis says, what the workers measured (seconds), what was wrong."""
+    figures = measure(run)
+    orphan = run.orphans.get(run.kill.product) if run.kill is not None else None
+    return {
+        "books": asdict(audit),
+        "granted": figures.grants,
+        "seconds": figures.seconds,
+        "handover_median": percentile(figures.handovers, 50) / 1e9 if figures.handovers else None,
+        "wait_median": percentile(figures.waits, 50) / 1e9 if figures.waits else None,
+        "fairness": figures.fairness,
+        "killed": None if run.kill is None else run.kill.process,
+        "granted_again_after": None
+        if run.kill is None or orphan is None or orphan.next is None
+        else (orphan.next - run.kill.at) / 1e9,
+        "wrong": faults(audit, figures),
+    }
 
 
 def check_url(url: str | None) -> None:
-    """Refuse what redis-py cannot read as an address."""
+    """Refuse what is not the address of one server."""
+    if url is None:
+        return
     try:
-        Redis.from_url(url or "redis://")
-    except ValueError as error:
+        address = parse_address(url)
+    except BadAddress as error:
         raise typer.BadParameter(f"--url: {error}") from None
+    if address.topology != "server":
+        raise typer.BadParameter("--url: the demo runs on one server, redis:// or unix://")
+    keep_secret(address.password)
 
 
 def carry_out(url: str | None, plan: Plan, console: Console) -> tuple[Run, Audit]:
