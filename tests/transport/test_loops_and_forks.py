@@ -97,7 +97,7 @@ def fork(url: str, how: str) -> None:
 async def forking(url: str, how: str) -> None:
     """Nothing but the lock is entered by ``async with``: a child leaves through all of it with sys.exit."""
     # A child that runs on with the parent's loop may make it deaf for a connection, and that is noticed by timeout.
-    client = (RedisCluster if "cluster" in how else Redis).from_url(url, socket_timeout=0.5)
+    client = (RedisCluster if "cluster" in how else Redis).from_url(url, socket_timeout=0.5, socket_connect_timeout=5)
     made_from = made_of(client, how)
     held = AsyncLock(made_from, NAME, ttl=3)
     async with held as lease:
@@ -191,7 +191,7 @@ async def forking_while_it_connects(url: str, step: int) -> None:
     """A child that runs on with the parent's loop goes on connecting where that was: it must not say a word."""
     asyncio.get_running_loop().slow_callback_duration = 60
     for turns in range(0, 24, step):
-        client = Redis.from_url(url, socket_timeout=0.5)  # see above
+        client = Redis.from_url(url, socket_timeout=0.5, socket_connect_timeout=5)  # see above
         sync = Coordinator(client)
         lock = AsyncLock(sync, NAME, ttl=5)
         acquiring = asyncio.create_task(lock.acquire())
