@@ -110,6 +110,7 @@ async def url(redis: Redis, server: EmbeddedServer) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.1])
+@pytest.mark.timing
 async def test_p12_a_name_that_could_not_be_had_is_forgotten(
     kind: Kind, redis: Redis, sync: Coordinator, timeout: float
 ) -> None:
