@@ -55,6 +55,8 @@ class ObservedGrant(Protocol):
     @property
     def handed_over(self) -> bool: ...
     @property
+    def over(self) -> bool: ...
+    @property
     def outlives(self) -> bool: ...
 
 
@@ -112,6 +114,8 @@ class Observation:
         if handed_over:
             self._tell(HandedOver, time)
         self._tell(Granted, time, waited=waited, contended=contended, fence=grant.fence, token=grant.token)
+        if grant.over:  # it ended after it had arrived, and before its task ran
+            self.end(grant.reason)
 
     def renewed_late(self, lateness: float, left: float) -> None:
         """Tell that a renewal of the lease was sent late, unless its end was told already."""
@@ -147,7 +151,7 @@ class Observation:
     def hub_closed(self) -> None:
         """Tell that the lease was lost with its hub, unless it may still be held on other servers."""
         grant = None if self._grant is None else self._grant()
-        if grant is None or not grant.outlives:
+        if grant is None or not (grant.over or grant.outlives):
             self.end("closed")
 
     def _collected(self, grant: ReferenceType[ObservedGrant]) -> None:

@@ -113,14 +113,13 @@ class Grant:
     """Whether its loss is logged. False for a part of something that logs its own loss."""
     loss_reported: bool = False
     """Whether LeaseLost has already been made for a caller."""
+    outlives = False  # its coordinator, when that is closed: it may be held on other servers
     queued = False
     """Whether its request had to wait for another holder."""
     handed_over = False
     """Whether another task of this process had what it stands for, and no command was sent for it."""
     observation: Observation | None = None
     """What is observed of its request, if that is."""
-    outlives = False
-    """Whether it may be held after its coordinator was closed: on other servers."""
     ended: Ended | None = None
     """Set when it has ended; exists once a task waits for that, or its request is observed."""
 
@@ -277,6 +276,11 @@ class Grant:
     def upgraded(self) -> bool:
         """Whether a writer's grant stands on it and is held. Then that one is renewed."""
         return self.above is not None and self.above.state is HELD
+
+    @property
+    def over(self) -> bool:
+        """Whether it is known to have ended."""
+        return self.state in (RELEASED, LeaseState.LOST)
 
     def stands(self) -> bool:
         """Return whether what it stands on is still held."""
