@@ -90,7 +90,7 @@ async def test_top_sorts_filters_opens_and_quits(
     """Each key does what the last line says; q leaves the terminal as it was."""
     async with sync.lock("top:1"), sync.lock("top:2"):
         waiting = asyncio.create_task(other.lock("top:1").acquire())
-        await seen(redis, "top:1", lambda it: it.waiting == 1)
+        await seen(redis, "top:1", lambda it: len(it.waiters) == 1)
         with terminal("top", "top:*", *FAST, "--url", server.url) as it:
             await shows(it, "2 names, 2 held, 1 waiting")
             it.types("s")

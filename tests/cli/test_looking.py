@@ -35,7 +35,7 @@ async def test_ls_and_show_tell_holder_and_waiters(
     """As text for a pipe, and as JSON."""
     async with sync.lock("look:orders"), sync.semaphore("look:slots", limit=3).hold(2):
         waiting = asyncio.create_task(other.lock("look:orders").acquire())
-        await seen(redis, "look:orders", lambda it: it.waiting == 1)
+        await seen(redis, "look:orders", lambda it: len(it.waiters) == 1)
         url = ("--url", server.url)
         listed = await ran("ls", "look:*", *url)
         lines = [line.split("\t") for line in listed.stdout.splitlines()]
@@ -65,7 +65,7 @@ async def test_a_terminal_gets_a_table_of_80_columns(server: EmbeddedServer, red
     long = "a-very-long-name:" * 9 + "42"
     waiting = asyncio.create_task(sync.lock("evil\x1b[31m").acquire())
     async with sync.lock(long):
-        await seen(redis, "evil\x1b[31m", lambda it: it.waiting == 1)
+        await seen(redis, "evil\x1b[31m", lambda it: len(it.waiters) == 1)
         with terminal("ls", "--url", server.url, NO_COLOR="1") as it:
             assert await asyncio.to_thread(it.end) == 0
             assert max(len(STYLE.sub("", line)) for line in it.screen.splitlines()) <= 80
@@ -83,7 +83,7 @@ async def test_release_ends_the_lease_and_wakes_the_next(
     """The waiter is granted, with a higher fence; the former holder learns that its lease is lost."""
     lease = await sync.lock("x").acquire()
     waiting = asyncio.create_task(other.lock("x").acquire())
-    await seen(redis, "x", lambda it: it.waiting == 1)
+    await seen(redis, "x", lambda it: len(it.waiters) == 1)
     done = await ran("release", "x", "--yes", "--url", server.url)
     assert (done.returncode, done.stdout) == (0, "released\n")
     granted = await waiting
@@ -115,7 +115,7 @@ async def test_another_programs_lock_needs_force(server: EmbeddedServer, redis: 
     """And then the waiter gets it."""
     await redis.set("x", "theirs")
     waiting = asyncio.create_task(sync.lock("x").acquire())
-    await seen(redis, "x", lambda it: it.waiting == 1)
+    await seen(redis, "x", lambda it: len(it.waiters) == 1)
     refused = await ran("release", "x", "--yes", "--url", server.url)
     assert refused.returncode == 2
     assert (await ran("release", "x", "--force", "--yes", "--url", server.url)).returncode == 0

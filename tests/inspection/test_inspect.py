@@ -34,9 +34,9 @@ async def test_a_lock_shows_its_holder_and_its_waiters_in_order(
     """Host, pid, fence, times and the order of the queue, as the server has them."""
     lease = await sync.lock("orders:42", ttl=30).acquire()
     first = asyncio.create_task(other.lock("orders:42").acquire())
-    await seen(redis, "orders:42", lambda it: it.waiting == 1)
+    await seen(redis, "orders:42", lambda it: len(it.waiters) == 1)
     second = asyncio.create_task(other.lock("orders:42").acquire(identity="worker-7"))
-    view = await seen(redis, "orders:42", lambda it: it.waiting == 2)
+    view = await seen(redis, "orders:42", lambda it: len(it.waiters) == 2)
     (holder,) = view.holders
     assert (view.name, view.kind, view.held, view.limit, view.available) == ("orders:42", "lock", 1, 1, 0)
     assert view.problems == ()
@@ -120,7 +120,7 @@ async def test_nothing_but_reads_is_sent(
     await redis.set("reads:foreign", "somebody")
     waiting = asyncio.create_task(other.lock("reads:foreign").acquire())
     async with sync.lock("reads:a"), sync.semaphore("reads:b", limit=2), sync.read_write_lock("reads:c").write():
-        await seen(redis, "reads:foreign", lambda it: it.waiting == 1)
+        await seen(redis, "reads:foreign", lambda it: len(it.waiters) == 1)
         looker = make_client(max_connections=1)
         own = (await looker.client_info())["addr"]
         sent = set()

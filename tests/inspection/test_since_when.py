@@ -67,7 +67,7 @@ async def test_a_ticket_says_when_it_came(
             came = (await scores(redis, kind, number))[-1]
             times.append(await server_time(redis))
             assert times[-2] <= came <= times[-1]
-        view = await seen(redis, "x", lambda it: it.waiting == 3)
+        view = await seen(redis, "x", lambda it: len(it.waiters) == 3)
         waited = [it.waited or 0 for it in view.waiters]
         assert waited == sorted(waited, reverse=True)
         assert waited[-1] > 0
@@ -106,7 +106,7 @@ async def test_tickets_of_an_older_version_keep_their_places(
     async with made("lock", sync, engine):
         await redis.zadd(queue_of("lock"), {old: 1})
         waiting = asyncio.create_task(made("lock", other, engine).acquire())
-        view = await seen(redis, "x", lambda it: it.waiting == 2)
+        view = await seen(redis, "x", lambda it: len(it.waiters) == 2)
         assert view.waiters[0].token == "old"
         assert view.waiters[0].waited is None
         assert view.waiters[1].waited is not None
@@ -124,7 +124,7 @@ async def test_an_upgrade_says_when_it_came(
     upgrading = asyncio.create_task(both.upgrade(reader).__aenter__())
     (came,) = await scores(redis, "rw", 1)
     assert before <= -came <= await server_time(redis)
-    (waiter,) = (await seen(redis, "x", lambda it: it.waiting == 1)).waiters
+    (waiter,) = (await seen(redis, "x", lambda it: len(it.waiters) == 1)).waiters
     assert waiter.access == "write"
     assert waiter.waited is not None
     await another.release()

@@ -49,7 +49,7 @@ async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis
         await waiter.open(server.url)
         await holder.acquire("x", ttl=600)
         waiting = waiter.acquire("x", ttl=600)
-        await seen(redis, "x", lambda it: it.waiting == 1)
+        await seen(redis, "x", lambda it: len(it.waiters) == 1)
         await holder.kill_seen(redis)
         await waiter.kill_seen(redis)
         (found,) = await inspect(redis, "x")
