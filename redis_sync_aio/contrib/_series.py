@@ -100,9 +100,9 @@ ALL = (ACQUIRE, HOLD, WAITING, HELD, LOST, LATENESS, RECONNECTS)
 
 
 def server_attributes(server: str) -> dict[str, str | int]:
-    """Return the attributes of a server's address: ``host:port``, or the path of a socket."""
+    """Return the attributes of a server's address: ``host:port``; a socket, a service or a cluster has no port."""
     host, colon, port = server.rpartition(":")
-    if colon and port.isdecimal():
+    if colon and port.isdecimal() and " " not in host:
         return {"db.system.name": "redis", "server.address": host.strip("[]"), "server.port": int(port)}
     return {"db.system.name": "redis", "server.address": server}
 

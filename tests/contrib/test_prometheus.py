@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost
 from redis_sync_aio.contrib import prometheus
 from redis_sync_aio.instrumentation import ConnectionRestored, Granted, RenewedLate, Requested
+from tests.support.clusters import Nodes
 
 NAMES = {
     "redis_sync_aio_acquire_duration_seconds": "histogram",
@@ -149,3 +150,14 @@ def test_a_registry_that_has_the_series_is_refused() -> None:
     with prometheus.collect(registry), pytest.raises(ValueError, match="uplicated"):
         prometheus.collect(registry)
     prometheus.collect(registry).close()
+
+
+async def test_a_cluster_has_no_port(nodes: Nodes) -> None:
+    """The address names several nodes: the port of the last one is not that of all."""
+    registry = CollectorRegistry()
+    with prometheus.collect(registry):
+        async with nodes.client() as client, Coordinator(client) as sync, sync.lock("orders:42"):
+            ((address, port),) = values(registry, "redis_sync_aio_held", "server_address", "server_port")
+    assert port == ""
+    assert address.startswith("a cluster at ")
+    assert f"{nodes.primaries[-1].port}" in address
