@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from ..errors import LeaseLost
@@ -16,11 +19,27 @@ logger = logging.getLogger("redis_sync_aio")
 
 
 def _log(level: int, event: str, message: str, error: BaseException | None = None, **facts: object) -> None:
-    logger.log(level, message, facts, extra={"event": event, **facts}, exc_info=error, stacklevel=3)
+    with _harmless():
+        logger.log(level, message, facts, extra={"event": event, **facts}, exc_info=error, stacklevel=3)
 
 
 def _warn(event: str, message: str, **facts: object) -> None:
-    logger.warning(message, facts, extra={"event": event, **facts}, stacklevel=3)
+    with _harmless():
+        logger.warning(message, facts, extra={"event": event, **facts}, stacklevel=3)
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """Print what a filter or record factory of the application raises, as logging does for handlers.
+
+    It would end the connection, or the renewals, that had something to say.
+    """
+    try:
+        yield
+    except Exception:
+        if logging.raiseExceptions:
+            with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
+                traceback.print_exc()
 
 
 # -- leases ------------------------------------------------------------------------------------------------

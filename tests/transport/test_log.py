@@ -353,3 +353,25 @@ async def test_more_leases_than_one_process_can_renew(sync: Coordinator, told: T
     message = next(record.getMessage() for record in records if record.reason == "late")
     assert "hold fewer leases in one process" in message
     assert "network" not in message
+
+
+async def test_a_filter_that_raises_breaks_nothing(redis: Redis) -> None:
+    """A filter or record factory of the application has a defect: the connection, and what it serves, go on."""
+    logger, seen = logging.getLogger("redis_sync_aio"), list[object]()
+
+    def broken(record: logging.LogRecord) -> bool:
+        seen.append(getattr(record, "event", None))
+        raise RuntimeError("a filter of the application")
+
+    logger.addFilter(broken)
+    try:
+        async with Coordinator(redis) as sync:
+            kept, lost = await sync.lock("kept").acquire(), await sync.lock("lost").acquire()
+            await redis.set("lost", "another")
+            with pytest.raises(LeaseLost):
+                await lost.extend(30)
+            assert sync.connection_error is None
+            await kept.release()
+    finally:
+        logger.removeFilter(broken)
+    assert "lease_lost" in seen

@@ -72,6 +72,7 @@ def test_only_keys_spells_keys() -> None:
 
 SHIELDS = {
     "_core.attached": 2,
+    "_core.logs": 1,
     "_transport.call": 2,
     "_transport.dialogues": 1,
     "_transport.connection": 1,
