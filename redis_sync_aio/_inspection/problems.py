@@ -26,8 +26,8 @@ def held_by_the_dead(holder: HolderView) -> Problem:
     """Describe a lock without a ttl whose process is not connected."""
     return Problem(
         "held_by_the_dead",
-        f"{holder.token!r} holds it without a ttl, and its process is not connected (it has ended, is cut off, or "
-        f"polls). If process {holder.pid} on {holder.host} has ended, release it: "
+        f"{holder.token!r} holds it without a ttl, and its process is not connected (it has ended, is cut off, "
+        f"polls, or has reconnected after a failover). If process {holder.pid} on {holder.host} has ended, release it: "
         "redis-sync-aio release NAME --token TOKEN",
     )
 

@@ -12,7 +12,7 @@ from .._client.resp import Reply, ReplyError, Words, pack
 from .._client.settings import Client, address_of
 from .._core.keys import KEY_ENDINGS, Keys, keys_around
 from .._engine.watch_dialogue import microseconds
-from ..errors import Unreachable
+from ..errors import PermissionDenied, Unreachable
 
 COUNT = 1000
 """Keys that one SCAN looks at: less than a millisecond of the server's time."""
@@ -118,6 +118,8 @@ async def reading(client: Client) -> AsyncIterator[None]:
     except (ReplyError, *OUT_OF_REACH) as error:
         refused = answered(b"", error)
         if refused is not None:
+            if refused.code == "NOPERM":
+                refused = PermissionDenied.of_inspection(str(error_answer(error)))
             raise refused from error
         failed = Unreachable(
             f"{address_of(client)} did not answer while its names were read: "

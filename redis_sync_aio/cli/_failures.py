@@ -58,13 +58,16 @@ def explained(error: BaseException, address: Address) -> Failure:
     where = address.shown
     if isinstance(error, (AuthenticationError, AuthenticationWrongNumberOfArgsError)):
         return Failure(f"{where} refused the login: {_reason(error)}. {_LOG_IN}", DENIED)
-    if isinstance(error, (NoPermissionError, PermissionDenied, AuthorizationError)):
+    if isinstance(error, PermissionDenied):
+        return Failure(f"{where}: {_reason(error)}", DENIED)
+    if isinstance(error, (NoPermissionError, AuthorizationError)):
         return Failure(f"{where} refused a command: {_reason(error)}. The rights are in docs/servers.md", DENIED)
     if isinstance(error, CommandRefused):
         return Failure(f"{where}: {_reason(error)}", UNREACHABLE)
     if isinstance(error, (MasterNotFoundError, SlaveNotFoundError)):
         # Their message shows the clients of all sentinels.
-        return Failure(f"no primary was found for {where}. Check the service name and that Sentinel runs", UNREACHABLE)
+        advice = "Check the service name and that Sentinel runs; during a failover, try again in some seconds"
+        return Failure(f"no primary was found for {where}. {advice}", UNREACHABLE)
     if isinstance(error, RedisClusterException):
         return Failure(_about_cluster(error, address), UNREACHABLE)
     if isinstance(error, (RedisConnectionError, RedisTimeoutError, OSError)) and not isinstance(error, SyncError):

@@ -56,6 +56,13 @@ class Shared:
         return Output(as_json=self.json, color=not self.no_color)
 
 
+def not_empty(name: str) -> str:
+    """Return a name or pattern of the command line; raise BadParameter if it is empty."""
+    if not name:
+        raise typer.BadParameter("it is empty")
+    return name
+
+
 def _no_color(value: bool) -> bool:
     if value:
         os.environ["NO_COLOR"] = "1"  # for the help, too, and for what a child process prints

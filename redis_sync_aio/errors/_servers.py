@@ -148,6 +148,15 @@ class PermissionDenied(CommandRefused):
     docs/servers.md has the least rule.
     """
 
+    @staticmethod
+    def of_inspection(reply: str) -> PermissionDenied:
+        """Return the error for a user that may not look at names."""
+        return PermissionDenied(
+            f"the server refused to show names: {reply} (extend the ACL rule of this user; docs/inspection.md has the "
+            "rights that this needs)",
+            code="NOPERM",
+        )
+
 
 class OutOfMemory(CommandRefused):
     """The server is at ``maxmemory``: nothing new can be acquired.

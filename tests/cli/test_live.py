@@ -20,6 +20,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from tests.support.inspecting import seen
 
+from ..support.embedded import free_port
 from ..support.programs import COMMAND, Terminal, command, environment, terminal
 
 FAST = ("--interval", "0.05")
@@ -82,6 +83,23 @@ async def test_watch_ends_with_whatever_reads_it(server: EmbeddedServer, sync: C
         await lease.release()
         assert await asyncio.to_thread(process.stderr.read) == ""
         assert await asyncio.to_thread(process.wait, 50) == 0
+
+
+async def test_watch_goes_on_when_the_server_is_back() -> None:
+    """An outage, a failover for instance, is told once; what comes afterwards is told as before."""
+    port = free_port()
+    url = f"redis://127.0.0.1:{port}"
+    with EmbeddedServer(port=port) as server, terminal("watch", "x", *FAST, "--url", url, columns=500) as it:
+        async with server.client() as client, Coordinator(client) as sync, sync.lock("x"):
+            await shows(it, "x  granted")
+        server.stop()
+        await shows(it, "did not answer.* again every")
+        with EmbeddedServer(port=port) as another:
+            async with another.client() as client, Coordinator(client) as sync, sync.semaphore("x", limit=2):
+                await shows(it, r"(?s)again every.*x  granted")
+        it.types("\x03")
+        assert await ends(it) == 130
+        assert it.is_sane()
 
 
 async def test_top_sorts_filters_opens_and_quits(

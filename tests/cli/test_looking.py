@@ -145,6 +145,28 @@ async def test_it_asks_first(server: EmbeddedServer, redis: Redis, sync: Coordin
     assert (await ran_json("ls", "x", *url))["names"] == []
 
 
+async def test_an_empty_name_is_wrong_usage(server: EmbeddedServer) -> None:
+    """As when a script's variable is not set: one line, and no talk of a bug."""
+    for words in (["show", ""], ["ls", ""], ["watch", ""], ["release", ""], ["run", "", "--", "true"]):
+        done = await ran(*words, "--url", server.url)
+        assert done.returncode == 2
+        assert "it is empty" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+async def test_a_name_that_may_not_be_read_is_not_called_free(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator
+) -> None:
+    admin: Any = redis
+    await admin.execute_command("ACL", "SETUSER", "blind", "reset", "on", ">secret", "~other:*", "+@all")
+    async with sync.lock("x"):
+        user = {"REDIS_USERNAME": "blind", "REDIS_PASSWORD": "secret"}
+        done = await ran("show", "x", "--url", server.url, **user)
+    await admin.execute_command("ACL", "DELUSER", "blind")
+    assert "free" not in done.stdout
+    assert "not readable for this user" in done.stdout
+
+
 async def test_wrong_choices_are_refused(server: EmbeddedServer) -> None:
     for words in (["--token", "a", "--force"], ["--pid", "1"], ["--host", "a", "--force"]):
         done = await ran("release", "x", *words, "--url", server.url)

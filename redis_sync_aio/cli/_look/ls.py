@@ -13,12 +13,14 @@ from rich.text import Text
 from redis_sync_aio.inspection import NameView, inspect
 
 from .._session import Session, execute
-from .._shared import Shared
+from .._shared import Shared, not_empty
 from . import words
 
 EXITS = {0: "the names were listed, also when there are none"}
 
-Pattern = Annotated[str, typer.Argument(help="Of names, as in KEYS: 'orders:*'.", show_default=False)]
+Pattern = Annotated[
+    str, typer.Argument(help="Of names, as in KEYS: 'orders:*'.", show_default=False, callback=not_empty)
+]
 
 
 def ls(

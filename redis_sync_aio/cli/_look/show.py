@@ -12,12 +12,14 @@ from rich.text import Text
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView, escape, inspect
 
 from .._session import Session, execute
-from .._shared import Shared
+from .._shared import Shared, not_empty
 from . import words
 
 EXITS = {0: "it is held, waited for, or remembered", 1: "the server knows nothing of that name"}
 
-Name = Annotated[str, typer.Argument(help="The exact name.", show_default=False)]
+NOT_CONNECTED = "not connected: ended, cut off, polling, or reconnected after a failover"
+
+Name = Annotated[str, typer.Argument(help="The exact name.", show_default=False, callback=not_empty)]
 
 
 def show(
@@ -52,7 +54,7 @@ def lines(view: NameView) -> Iterator[Text]:
     """Iterate over the lines about one name."""
     what = view.kind.replace("_", "/")
     yield Text.assemble((words.plain(view.name), "bold"), f"  {what} at {view.server}")
-    yield Text(f"  {state(view)}", style="" if view.held else "green")
+    yield Text(f"  {state(view)}", style="" if view.held or view.problems else "green")
     for holder in view.holders:
         yield Text("  held by ").append_text(_of_holder(holder))
     if view.waiting:
@@ -67,6 +69,8 @@ def lines(view: NameView) -> Iterator[Text]:
 
 def state(view: NameView) -> str:
     """Return what is held of it."""
+    if any(it.code == "unreadable" for it in view.problems):
+        return "not readable for this user"
     fence = f", last fence {view.fence}" if view.fence else ""
     if view.limit not in (None, 1):
         return f"{view.held} of {view.limit} permits are held{fence}"
@@ -81,7 +85,7 @@ def _of_holder(it: HolderView) -> Text:
     parts += [f"{it.weight} permits"] if it.weight > 1 else []
     parts += [f"fence {it.fence}"] if it.fence else []
     if it.connected is not None:
-        parts.append("connected" if it.connected else "not connected: ended, cut off, or polling")
+        parts.append("connected" if it.connected else NOT_CONNECTED)
     return Text.assemble((words.party(it), "bold"), f", {', '.join(parts)}\n           token {words.plain(it.token)}")
 
 

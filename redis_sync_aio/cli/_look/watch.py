@@ -11,10 +11,12 @@ from typing import Annotated
 
 import typer
 
+from redis_sync_aio import SyncError
 from redis_sync_aio.inspection import inspect
 
+from .._output import complain
 from .._session import Session, execute
-from .._shared import Shared
+from .._shared import Shared, not_empty
 from .changes import Change, changes, keyed
 
 EXITS = {0: "whatever reads the output has closed it"}
@@ -26,24 +28,39 @@ Interval = Annotated[float, typer.Option("--interval", "-i", min=0.05, metavar="
 
 def watch(
     shared: Shared,
-    name: Annotated[str, typer.Argument(help="A name, or a pattern as in KEYS: 'orders:*'.", show_default=False)] = "*",
+    name: Annotated[
+        str,
+        typer.Argument(help="A name, or a pattern as in KEYS: 'orders:*'.", show_default=False, callback=not_empty),
+    ] = "*",
     interval: Interval = 0.5,
 ) -> None:
     """Print a line for each change: granted, released, expired, waits, left (gave up, or was served and is done).
 
     It looks every --interval seconds, so what comes and goes between two looks is not seen. Only reads are sent to the
-    server. With --json each line is a JSON document. End it with Ctrl-C.
+    server. With --json each line is a JSON document. While the server does not answer, it says so once and tries again.
+    End it with Ctrl-C.
     """
     execute(shared, lambda session: follow(session, name, interval))
 
 
 async def follow(session: Session, pattern: str, interval: float) -> int:
-    """Print changes until the output is closed."""
+    """Print changes until the output is closed; errors after the first look are told once, and it goes on."""
     loop = asyncio.get_running_loop()
     before, looked = keyed(()), loop.time()
+    looked_once = failing = False
     while True:
         started = loop.time()
-        now = keyed(await inspect(session.client, pattern, limit=MOST))
+        try:
+            now = keyed(await inspect(session.client, pattern, limit=MOST))
+        except SyncError as error:
+            if not looked_once:
+                raise
+            if not failing:
+                complain(f"{error}. It looks again every {interval:g} seconds")
+            failing = True
+            await asyncio.sleep(interval)
+            continue
+        looked_once, failing = True, False
         try:
             for change in changes(before, now, started - looked):
                 tell(session, change)

@@ -13,7 +13,7 @@ import typer
 
 from .._failures import USAGE, Failure
 from .._session import Session, execute
-from .._shared import Shared
+from .._shared import Shared, not_empty
 from .holding import CANNOT_EXECUTE, LOST, NOT_FOUND, Holding, Plan, Side
 
 EXITS = {
@@ -35,7 +35,7 @@ class WhenLost(StrEnum):
 
 def run(
     shared: Shared,
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The lock.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The lock.", callback=not_empty)],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", show_default=False,
         help="The program and its arguments.")],
     no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Do not wait when it is taken.")] = False,
