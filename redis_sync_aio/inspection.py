@@ -8,7 +8,8 @@ It reads what stands on the server, so it needs no process of the application, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
@@ -90,8 +91,10 @@ async def inspect(
             await servers.refresh()
         clients = servers.clients() if name is None else [servers.client_of(name)]
         for one in clients:
-            async with opened(partial(checkout, one, timeout), one.connection_pool.disconnect) as server:
-                search = _searched(server, wanted) if name is None else _named(name)
+            async with (
+                opened(partial(checkout, one, timeout), one.connection_pool.disconnect) as server,
+                aclosing(_searched(server, wanted) if name is None else _named(name)) as search,
+            ):
                 async for names in search:
                     found += await _look(server, names, shown, idle)
                     if len(found) >= limit:
@@ -103,11 +106,11 @@ def _sorted(found: list[NameView]) -> tuple[NameView, ...]:
     return tuple(sorted(found, key=lambda view: (view.name, view.kind)))
 
 
-async def _named(name: bytes) -> AsyncIterator[Sequence[Keys]]:
+async def _named(name: bytes) -> AsyncGenerator[Sequence[Keys], None]:
     yield [lock_keys(name), permit_keys(name, "sem"), permit_keys(name, "rw")]
 
 
-async def _searched(server: Server, pattern: bytes) -> AsyncIterator[Sequence[Keys]]:
+async def _searched(server: Server, pattern: bytes) -> AsyncGenerator[Sequence[Keys], None]:
     matches, known = compiled(pattern).fullmatch, set[bytes]()
     while (names := await server.scan(pattern)) is not None:
         new = [keys for keys in names if keys.id not in known and matches(keys.name)]
