@@ -19,8 +19,8 @@ AcquireSpans = Literal["waited", "always", "never"]
 class Spans:
     """Makes a span ``acquire PATTERN`` of each request that waited, and ``hold PATTERN`` of each lease.
 
-    Both are children of the caller's span, since the end of a request is told in the context of its task. A span of a
-    hold does not become the current one: the end of a lease is told wherever it happens, often in a callback of the
+    Both are children of the caller's span, since the events of a request come in the context of its task. A span of a
+    hold does not become the current one: the end of a lease is reported wherever it happens, often in a callback of the
     connection, where the context of the body's task cannot be restored.
     """
 
@@ -33,6 +33,9 @@ class Spans:
 
     def see(self, event: Event, attributes: Attributes) -> None:
         """Begin or end the spans that ``event`` is about; ``attributes`` are those of its lock."""
+        if self._pid != os.getpid():  # a forked child: the spans of its parent's leases are the parent's to end
+            self._pid = os.getpid()
+            self._holds.clear()
         match event:
             case Granted():
                 named = _named(event, attributes)
@@ -50,7 +53,7 @@ class Spans:
                 self._end_hold(event)
 
     def close(self) -> None:
-        """End the spans of what is still held, unless this is a forked child: then they are the parent's."""
+        """End the spans of what is still held, unless they are the parent's of a forked child."""
         while self._holds:
             _, span = self._holds.popitem()
             if self._pid == os.getpid():

@@ -27,7 +27,7 @@ from redis_sync_aio import AcquireTimeout, AsyncLock, Coordinator, LeaseLost, wa
 from redis_sync_aio.contrib import _series, otel
 from redis_sync_aio.contrib.otel_instrumentor import RedisSyncAioInstrumentor
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, RenewedLate
+from redis_sync_aio.instrumentation import ConnectionLost, ConnectionRestored, Granted, RenewedLate, Requested
 from tests.support.body import FAST, waits
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
@@ -313,3 +313,19 @@ async def test_the_instrumentor_can_be_undone(redis: Redis, exported: Exported) 
     async with AsyncLock(redis, "orders:42"):
         pass
     assert exported.point("acquire.duration")[1].count == 1
+
+
+def test_a_forked_child_ends_its_own_spans_and_not_those_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = Exported()
+    observer = otel.OpenTelemetryObserver(meter_provider=exported.meters, tracer_provider=exported.tracers)
+
+    def hold(name: str, request: int) -> None:
+        facts: dict[str, Any] = {"kind": "lock", "name": name, "pattern": name, "server": "h:6379", "time": 1.0}
+        observer(Requested(**facts, request=request))
+        observer(Granted(**facts, request=request, waited=0.1, contended=False, fence=1, token="t"))
+
+    hold("parent's", 1)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    hold("child's", 2)
+    observer.close()
+    assert set(exported.spans) == {"hold child's"}
