@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncRobustLock, Coordinator, PermissionDenied, Unreachable
+from redis_sync_aio import AsyncRobustLock, Coordinator, PermissionDenied, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
-from redis_sync_aio.inspection import NameView, inspect
+from redis_sync_aio.inspection import Kind, NameView, inspect
 from tests.conftest import MakeClient
+from tests.support.body import FAST
 from tests.support.inspecting import seen
 
 HERE = socket.gethostname()[:32], os.getpid()
@@ -72,12 +73,14 @@ async def test_each_kind_is_told_by_its_keys(redis: Redis, sync: Coordinator, ot
         waiting = asyncio.create_task(other.semaphore(name, limit=5).acquire(4))
         writing = asyncio.create_task(other.read_write_lock(name).write().acquire())
 
-        async def all_there() -> dict[str, NameView]:
+        async def all_there() -> dict[Kind, NameView] | None:
             # Not by `waiting`: the queue is counted a moment after it is listed, and they queue up meanwhile.
-            return {it.kind: it for it in await inspect(redis, "of:*") if it.waiters or it.kind in ("lock", "robust")}
+            views = await inspect(redis, "of:*")
+            there = {it.kind: it for it in views if it.waiters or it.kind in ("lock", "robust")}
+            return there if len(there) == 4 else None
 
-        while len(found := await all_there()) < 4:
-            await asyncio.sleep(0.01)
+        found = await wait_until(all_there, FAST, timeout=20)
+        assert found is not None
         assert {kind: it.name for kind, it in found.items()} == {
             "lock": name,
             "semaphore": name,
