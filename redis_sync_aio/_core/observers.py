@@ -1,7 +1,7 @@
-"""The observers of one hub, and what they are told of each request.
+"""The observers of one hub, and what they hear about each request.
 
-One request has one `Observation`, from the call until the lease has ended. It is made when somebody observes, and tells
-those who were attached by then, so that nobody gets the end of what he saw no beginning of.
+Each request has one `Observation`, from the call until its lease has ended, if anything observes the hub. Only
+observers that were attached when the request began hear of it, so none gets an end without a beginning.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Observation:
             self.end(grant.reason)
 
     def renewed_late(self, lateness: float, left: float) -> None:
-        """Tell that a renewal of the lease was sent late, unless its end was told already."""
+        """Tell that a renewal of the lease was sent late, unless its end was reported before."""
         if self.request in self._observers.open:
             self._tell(RenewedLate, now(), lateness=lateness, left=left)
 
@@ -138,7 +138,7 @@ class Observation:
         await self._event.wait()
 
     def end(self, reason: LostReason | None) -> None:
-        """Tell that the lease was lost for ``reason``, or released (None), unless its end was told before."""
+        """Tell that the lease was lost for ``reason``, or released (None), unless its end was reported before."""
         if self._observers.open.pop(self.request, None) is None:
             return
         time = now()

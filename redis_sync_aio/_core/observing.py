@@ -1,4 +1,4 @@
-"""Who is observed by whom: the observers of one hub, and those of all hubs of this process."""
+"""Which observers a hub has: those of its own, and those of all hubs of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What observers are told of requests that are made of several: one request, whatever happens below."""
+"""Requests that are made of several, which observers see as one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def watch(
 
 
 async def follow(session: Session, pattern: str, interval: float) -> int:
-    """Print changes until the output is closed; errors after the first look are told once, and it goes on."""
+    """Print changes until the output is closed; report errors after the first look once, and go on."""
     loop = asyncio.get_running_loop()
     before, looked = keyed(()), loop.time()
     looked_once = failing = False
