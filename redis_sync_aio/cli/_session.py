@@ -115,7 +115,7 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
             return Redis.from_url(address.url, retry=retry, **(options | more))
 
         async with server() as client:
-            await _try_to_connect(client)
+            await try_to_connect(client)
             yield Session(client, address, output, server, patience)
     else:
         own = {"username": shared.sentinel_username, "password": shared.sentinel_password, "ssl": address.tls}
@@ -130,13 +130,14 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
 
         try:
             async with primary() as client:
-                await _try_to_connect(client)
+                await try_to_connect(client)
                 yield Session(client, address, output, primary, patience, tuple(sentinel.sentinels))
         finally:
             for one in sentinel.sentinels:
                 await one.aclose()
 
 
-async def _try_to_connect(client: Redis) -> None:
+async def try_to_connect(client: Redis) -> None:
+    """Open a connection, without a command that an ACL might refuse; raise redis-py's errors."""
     pool: Any = client.connection_pool
     await pool.release(await pool.get_connection())

@@ -15,7 +15,7 @@ from redis_sync_aio import Backoff, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import EVEN, SHARDS, SLOTS, cluster
-from ..support.programs import ROOT, command, printed_json
+from ..support.programs import ROOT, command, printed_json, terminal
 from ..support.proxy import ERROR, FaultProxy
 from ..support.sentinels import GROUP, Group, sentinels
 
@@ -329,3 +329,14 @@ def test_text_is_one_line_for_each_finding_and_the_worst_come_first() -> None:
     )
     assert "Fix: CONFIG SET maxmemory-policy noeviction" in done.stdout.splitlines()[0]
     assert done.returncode == 2
+
+
+def test_a_name_that_looks_like_markup_is_printed_as_it_is() -> None:
+    user = ("--user", "[/bold]", "on", ">secret", "~*", "&*", "+@all", "-evalsha")
+    with (
+        EmbeddedServer(port=0, args=user) as server,
+        terminal("doctor", columns=120, REDIS_URL=server.url, REDIS_USERNAME="[/bold]", REDIS_PASSWORD="secret") as it,
+    ):
+        it.shows("may not call scripts")
+        assert it.end() in (CODES["warn"], CODES["bad"])
+        assert "user '[/bold]' may not call scripts" in it.text

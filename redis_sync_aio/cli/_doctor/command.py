@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .._session import Session, execute
 from .._shared import Shared
@@ -66,9 +67,11 @@ def show(findings: list[Finding], address: str, console: Console) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         where = f"{finding.where}: " if finding.where else ""
-        table.add_row(f"[{COLOURS[finding.level]}]{finding.level}[/]", finding.check, where + finding.found)
+        # As Text: what servers and users are called may look like markup.
+        level = Text(finding.level, style=COLOURS[finding.level])
+        table.add_row(level, finding.check, Text(where + finding.found))
         if finding.meaning:
-            table.add_row("", "", f"[dim]{finding.meaning}[/]")
+            table.add_row("", "", Text(finding.meaning, style="dim"))
         if finding.fix:
-            table.add_row("", "", f"Fix: {finding.fix}")
+            table.add_row("", "", Text(f"Fix: {finding.fix}"))
     console.print(table)

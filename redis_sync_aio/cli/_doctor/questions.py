@@ -21,25 +21,13 @@ SAMPLES = 21
 RECENT = 3600
 
 
-def asking(client: Redis) -> Ask:
-    """Return how to ask the server of ``client``."""
+def asking(client: Redis | RedisCluster, **options: Any) -> Ask:
+    """Return how to ask the server of ``client``; ``options`` are those of its ``execute_command``."""
     untyped: Any = client
 
     async def ask(*words: Any) -> Any:
         try:
-            return await untyped.execute_command(*words)
-        except ResponseError as error:
-            return Refused(str(error))
-
-    return ask
-
-
-def asking_node(cluster: RedisCluster, node: Any) -> Ask:
-    """Return how to ask one node of a cluster."""
-
-    async def ask(*words: Any) -> Any:
-        try:
-            return await cluster.execute_command(*words, target_nodes=node)
+            return await untyped.execute_command(*words, **options)
         except ResponseError as error:
             return Refused(str(error))
 
@@ -50,7 +38,7 @@ def servers(session: Session) -> dict[str, Ask]:
     """Return how to ask each server that grants locks, by its address."""
     client = session.client
     if isinstance(client, RedisCluster):
-        return {str(node.name): asking_node(client, node) for node in client.get_primaries()}
+        return {str(node.name): asking(client, target_nodes=node) for node in client.get_primaries()}
     return {session.address.shown: asking(client)}
 
 

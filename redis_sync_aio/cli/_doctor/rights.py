@@ -5,12 +5,11 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from redis_sync_aio._core.keys import INBOX_PREFIX
 
-from .._session import Session
+from .._session import Session, try_to_connect
 from .facts import Refused, Rights
 from .questions import Ask
 
@@ -36,7 +35,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
 }
 """What the scripts of locks, semaphores and read/write locks run, with arguments for ACL DRYRUN."""
 UNKNOWN = "0" * 40
-"""The digest of no script: a user that may call scripts is told that there is none, and nothing happens."""
+"""The digest of no script: the server answers a user that may call scripts that there is none, and does nothing."""
 
 
 async def rights_of(session: Session, ask: Ask) -> Rights:
@@ -69,8 +68,8 @@ async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | N
     channel = (INBOX_PREFIX + secrets.token_hex(8).encode()).decode()
     async with session.another_client(protocol=3) as client:
         try:
-            await _connect(client)
-        except (ResponseError, RedisError) as error:
+            await try_to_connect(client)
+        except RedisError as error:
             return Refused(str(error)), None, 1
         async with client.pubsub() as pubsub:
             try:
@@ -84,8 +83,3 @@ async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | N
             if await pubsub.get_message(timeout=session.patience) is None:
                 return None, Refused("a message that was published did not arrive"), 1
             return None, None, int(published)
-
-
-async def _connect(client: Redis) -> None:
-    pool: Any = client.connection_pool
-    await pool.release(await pool.get_connection())
