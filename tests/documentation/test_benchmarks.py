@@ -201,7 +201,7 @@ def test_costs_that_do_not_depend_on_the_machine(everything: tuple[list[Outcome]
 
 @pytest.mark.ci
 def test_a_lock_that_excludes_nobody_is_found_out() -> None:
-    left = list(EXCLUDING)
+    left: list[str] = list(EXCLUDING)
     for _ in range(10):  # these runs are short: on a busy machine two may not have met in one of them
         outcomes, _ = run(" ".join(left), "no-lock")
         assert [outcome.scenario.key for outcome in outcomes] == left

@@ -76,7 +76,7 @@ async def test_each_kind_is_told_by_its_keys(redis: Redis, sync: Coordinator, ot
         async def all_there() -> dict[Kind, NameView] | None:
             # Not by `waiting`: the queue is counted a moment after it is listed, and they queue up meanwhile.
             views = await inspect(redis, "of:*")
-            there = {it.kind: it for it in views if it.waiters or it.kind in ("lock", "robust")}
+            there: dict[Kind, NameView] = {it.kind: it for it in views if it.waiters or it.kind in ("lock", "robust")}
             return there if len(there) == 4 else None
 
         found = await wait_until(all_there, FAST, timeout=20)
