@@ -101,6 +101,11 @@ class Nodes:
         for node in (target, source, *(it for it in self.primaries if it not in (source, target))):
             await self.say(node, "CLUSTER", "SETSLOT", slot, "NODE", self.ids[target])
 
+    async def stop_moves(self, slot: int) -> None:
+        """Leave a slot that is being moved where it is."""
+        for node in self.primaries:
+            await self.say(node, "CLUSTER", "SETSLOT", slot, "STABLE")
+
     async def move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
         """Migrate a slot."""
         await self.begin_move(slot, source, target)
@@ -230,11 +235,12 @@ async def processes(nodes: Nodes, **options: object) -> AsyncIterator[tuple[Coor
 
 @asynccontextmanager
 async def moved_back(nodes: Nodes, name: str) -> AsyncIterator[None]:
-    """Take the slot of ``name`` back to where it was."""
+    """Take the slot of ``name`` back to where it was, also in the middle of a move."""
     try:
         yield
     finally:
         home = nodes.owner(name)
+        await nodes.stop_moves(nodes.slot(name))
         await nodes.agree_on(nodes.slot(name))
         for node in nodes.primaries:
             if node is not home and nodes.slot(name) in await nodes.slots(node):
