@@ -191,7 +191,7 @@ class Compensation:
                 left += 1
                 continue
             await undoing.run(pushed.what, pushed.run())
-        self.errors = undoing.failure("after " + type(error).__name__)
+        self.errors = undoing.failure(after=type(error).__name__)
         if self.errors is not None:
             error.add_note(f"redis_sync_aio: {self.errors}")
         if left and self._grant is not None and self._record is not None:

@@ -147,15 +147,8 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         try:
             return self._grant(await (self._all_or_none(ttl) if within == 0 else self._acquire_all(within, ttl)))
         except AcquireTimeout as error:
-            raise AcquireTimeout(
-                f"could not acquire all of {self._shown()}",
-                within=within,
-                name=error.name,
-                remaining=error.remaining,
-                answered=error.answered,
-                held_here=any(lock._leases() for lock in self._locks if lock.name == error.name),
-                it=repr(error.name),
-            ) from error
+            here = any(lock._leases() for lock in self._locks if lock.name == error.name)
+            raise AcquireTimeout.of_several(self.names, error, within=within, held_here=here) from error
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> MultiLease | None:
         """Return a lease, or None when one of the locks is held or somebody waits for it. One round trip.
@@ -245,7 +238,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
             return leases
         _give_back(leases)
         name = self._locks[len(leases) + free]._resource()
-        error = AcquireTimeout(f"{name.name!r} was not free", name=name.name, remaining=name.holder_remaining())
+        error = AcquireTimeout.taken(name.name, remaining=name.holder_remaining())
         name.forget_if_idle()
         raise error
 

@@ -49,10 +49,7 @@ class RedlockLease(Lease):
 
     def transaction(self) -> GuardedTransaction:
         """Raise TransactionMisuse: no server could compare the token and write in one step, for all."""
-        raise TransactionMisuse(
-            f"{self.name!r} is held on several servers, so no transaction of one of them can be guarded by it: let "
-            "what is written compare lease.fence"
-        )
+        raise TransactionMisuse.several_servers(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,5 +245,6 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
         return followed(self._locks[0]._at_work(), "redlock", (self.name,), granting, waits=waits)
 
     def _not_in_time(self, within: float | None) -> NoReturn:
-        servers = f"{self._majority.quorum} of {len(self._locks)} servers"
-        raise AcquireTimeout(f"{self.name!r} was not free on {servers}", within=within, name=self.name)
+        raise AcquireTimeout.of_majority(
+            self.name, quorum=self._majority.quorum, servers=len(self._locks), within=within
+        )

@@ -105,7 +105,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         except AcquireTimeout as error:
             if not self._lock._leases():
                 raise
-            raise self._held_here(error) from error
+            raise AcquireTimeout.by_another_owner(self.name, remaining=error.remaining) from error
         return self._owned(LeaseGroup(key, (grant,)), owner)
 
     async def try_acquire(self, *, ttl: Seconds | None = None, owner: Hashable | None = None) -> Lease | None:
@@ -198,15 +198,6 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         if owner is not None:
             share.acquirer = None
         return Lease(share)
-
-    def _held_here(self, error: AcquireTimeout) -> AcquireTimeout:
-        return AcquireTimeout(
-            f"{self.name!r} was not granted in time",
-            why="another task, or owner, of this process holds it. If that waits for this one, let both have the same "
-            "owner: acquire(owner=...); else wait longer",
-            name=error.name,
-            remaining=error.remaining,
-        )
 
     def _check_owner(self, owner: Hashable | None) -> None:
         try:

@@ -157,14 +157,6 @@ def data_in(view: LockView) -> str | None:
     return shown(text(view.holder))
 
 
-def data_instead(data: str) -> str:
-    """Return the sentence about a key with ``data``."""
-    return (
-        f"its key has the value {data} and no ttl, so it will not become free by itself. If that is data, give the "
-        "lock another name; if it is a lock that another program forgot, delete the key"
-    )
-
-
 def timeout_error(
     resource: WaitedName, within: float | None, weight: int, permits: int, answered: bool = True
 ) -> AcquireTimeout:
@@ -173,26 +165,23 @@ def timeout_error(
     ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
     """
     own = sum(lease.weight for lease in resource.leases.all())
-    failed, it, use, why = "was not free", "it", "", ""
-    if not answered:
-        failed = "was not granted"
-    elif weight and permits != WRITER_WEIGHT:
-        of = f"of its {permits} permits" if permits else "of its permits"
-        failed, it = f"did not have {weight} {of} free", f"{own} of them" if own else "them"
-    elif own and not isinstance(resource.keys, PermitKeys):
-        use = "use AsyncReentrantLock"
-    elif own:
-        use = "upgrade() that lease" if weight == WRITER_WEIGHT > own else "go on with that lease"
-    elif resource.waits is not None and resource.waits.data is not None:
-        why = data_instead(resource.waits.data)
-    return AcquireTimeout(
-        f"{resource.name!r} {failed}",
+    remaining = resource.holder_remaining()
+    if weight and permits != WRITER_WEIGHT:
+        return AcquireTimeout.of_permits(
+            resource.name,
+            within=within,
+            remaining=remaining,
+            answered=answered,
+            weight=weight,
+            limit=permits,
+            held_here=own,
+        )
+    return AcquireTimeout.of_lock(
+        resource.name,
         within=within,
-        name=resource.name,
-        remaining=resource.holder_remaining(),
+        remaining=remaining,
         answered=answered,
         held_here=own > 0,
-        it=it,
-        use=use,
-        why=why,
+        upgradable=weight == WRITER_WEIGHT > own if isinstance(resource.keys, PermitKeys) else None,
+        data=None if resource.waits is None else resource.waits.data,
     )

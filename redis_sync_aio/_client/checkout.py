@@ -22,6 +22,7 @@ import redis.exceptions
 from redis.asyncio import Redis
 
 from .._core.cancellation import wait_shielded
+from .._core.display import shown
 from ..errors import TransactionMisuse
 from . import resp
 from .redis_py import pooled, stream, write
@@ -181,7 +182,7 @@ def name_words(command: object) -> list[bytes]:
     if isinstance(command, str):
         command = command.encode()
     if not isinstance(command, (bytes, bytearray, memoryview)):
-        raise TransactionMisuse(f"the name of a command must be str or bytes, not {command!r}")
+        raise TransactionMisuse.bad_name(shown(command))
     return bytes(command).split()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import redis.exceptions
 
@@ -12,30 +13,15 @@ from .._core.display import text
 from ..errors import (
     CommandRefused,
     CoordinatorClosed,
-    OutOfMemory,
-    PermissionDenied,
     PushUnavailable,
     SyncError,
     Unreachable,
-    WrongKeyType,
 )
 from .resp import ReplyError
 
 # Replies that say "not now": nothing was executed, so the call is sent again after a pause.
 TRANSIENT = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"})
 
-_REFUSALS: dict[str, tuple[type[CommandRefused], str]] = {
-    "OOM": (OutOfMemory, "free memory or raise maxmemory"),
-    "NOPERM": (PermissionDenied, "extend the ACL rule of this user; docs/servers.md has the least one"),
-    "NOAUTH": (PermissionDenied, "give the client a username and password"),
-    "WRONGPASS": (PermissionDenied, "check the username and password of the client"),
-    "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),
-    "TRYAGAIN": (
-        CommandRefused,
-        "nothing was changed; if its hash slot stays between two nodes, finish the move: redis-cli --cluster fix",
-    ),
-    "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
-}
 # Redis 6.2 wraps the error of a command that a script ran, or that it returned after a pcall. Later versions put its
 # code first. redis-py removes the leading ERR.
 _WRAPPED = re.compile(r"^(?:ERR )?(?:Error running script.*?|@user_script: ?\d+): -?([A-Z]{3,}) (.*)$", re.DOTALL)
@@ -86,19 +72,20 @@ def refusal(
     message = _passed_on(message)
     code = error_code(message)
     message = _OF_A_SCRIPT.sub("", message)
-    if no_scripts and code == "NOPERM":
-        message += f"; before that, it refused scripts: {no_scripts}"
-    if code == "WRONGTYPE" and keys:
-        message += f": one of {', '.join(map(text, keys))} belongs to another program"
-    kind, advice = _REFUSALS.get(code, (CommandRefused, "" if again else "nothing was changed"))
+    lacks: Literal["", "cluster", "scripts"] = ""
     if "cluster support disabled" in message:
-        advice = "the server is not a cluster: use a redis.asyncio.Redis"
-    if code == "ERR" and scripts_refused(message):
-        advice = 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need scripts'
-    if again:
-        advice += ("; " if advice else "") + "an earlier copy, whose reply was lost, may have been executed"
-    what = f"a command for {text(name)!r}" if name else "the connection"
-    return kind(f"the server refused {what}: {message} ({advice})", code=code)
+        lacks = "cluster"
+    elif code == "ERR" and scripts_refused(message):
+        lacks = "scripts"
+    return CommandRefused.answered(
+        text(name),
+        code=code,
+        reply=message,
+        keys=tuple(map(text, keys)),
+        lacks=lacks,
+        scripts_refused=no_scripts,
+        repeated=again,
+    )
 
 
 # redis-py replaces the code of an error reply by a class.

@@ -121,12 +121,7 @@ async def reading(client: Client) -> AsyncIterator[None]:
             if refused.code == "NOPERM":
                 refused = PermissionDenied.of_inspection(str(error_answer(error)))
             raise refused from error
-        failed = Unreachable(
-            f"{address_of(client)} did not answer while its names were read: "
-            + f"{type(error).__name__}: {error}".rstrip(": .")
-            + "; check the server and the network"
-        )
-        raise failed from error
+        raise Unreachable.of_inspection(address_of(client), error) from error
 
 
 def batches(names: Sequence[Keys]) -> Iterator[Sequence[Keys]]:

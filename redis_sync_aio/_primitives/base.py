@@ -21,7 +21,6 @@ from .._acquire.hub import Hub
 from .._acquire.implicit import client_of, hub_of
 from .._acquire.request import Request, never_refused
 from .._acquire.resource import Resource
-from .._acquire.waits import data_instead
 from .._client.resp import Argument, Reply
 from .._client.settings import Client, encode
 from .._core.arguments import Name, Seconds, one_of, require_bool, seconds, timeout_seconds, ttl_ms
@@ -325,14 +324,11 @@ class Primitive(LeaseContext[L]):
 
     def _taken(self, request: Request, data: str | None) -> NoReturn:
         permits = request.weight and request.limit != WRITER_WEIGHT
-        failed = f"did not have {request.weight} of its permits free" if permits else "is taken"
-        if data is None:
-            failed += ", and timeout=0 does not wait"
-        raise AcquireTimeout(
-            f"{self.name!r} {failed}",
-            why="give it a timeout, or use try_acquire()" if data is None else data_instead(data),
-            name=self.name,
+        raise AcquireTimeout.taken(
+            self.name,
             remaining=None if self._latest_resource is None else self._latest_resource.holder_remaining(),
+            weight=request.weight if permits else 0,
+            data=data,
         )
 
     async def _try_lease(self, request: Request) -> L | None:

@@ -106,15 +106,7 @@ class Upgrader:
 
     def _in_use(self, lease: Grant, remaining: float | None, answered: bool = True) -> AcquireTimeout:
         here = any(other is not lease for other in self._read._held())
-        return AcquireTimeout(
-            f"{lease.name!r} could not be upgraded in time",
-            name=lease.name,
-            remaining=remaining,
-            answered=answered,
-            held_here=here,
-            it="another lease that reads it",
-            why="" if here else "other readers hold it; wait longer, or look at statistics()",
-        )
+        return AcquireTimeout.of_upgrade(lease.name, remaining=remaining, answered=answered, read_here=here)
 
     async def downgrade(self, lease: Grant) -> None:
         if lease.keys == self._keys and lease.permit is not lease:

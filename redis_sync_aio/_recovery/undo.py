@@ -18,7 +18,7 @@ from .._core import logs
 from .._core.arguments import is_async
 from .._core.clock import now
 from .._core.display import shown
-from ..errors import SyncError, UndoFailed, UnknownStep
+from ..errors import UndoFailed, UnknownStep
 
 if TYPE_CHECKING:
     from .._leases.grant import Grant
@@ -151,11 +151,11 @@ class UndoRunner:
             except asyncio.CancelledError as error:
                 self.cancelled = self.cancelled or error  # the wait is bounded, and the caller re-raises it
 
-    def failure(self, about: str) -> UndoFailed | None:
-        """Return the errors as one error, and log it; None if there are none."""
+    def failure(self, *, lock: str = "", after: str = "") -> UndoFailed | None:
+        """Return the errors as one error, and log it; None if there are none. See `UndoFailed.of_steps`."""
         if not self.errors:
             return None
-        failed = UndoFailed(f"{len(self.errors)} of {self.count} undo steps {about} failed", self.errors)
+        failed = UndoFailed.of_steps(self.errors, steps=self.count, lock=lock, after=after)
         logs.undo_failed(failed, failed.message)
         return failed
 
@@ -164,13 +164,12 @@ def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Exce
     if not task.done():
         _left_behind.add(task)
         task.add_done_callback(_ended_late)
-        return TimeoutError(
-            f"the undo step {what} took longer than {overdue:g} seconds, and goes on although cancelled"
-        )
+        assert overdue is not None  # else the wait for it goes on
+        return UndoFailed.too_long(what, seconds=overdue, ended=False)
     if task.cancelled():
         if overdue is not None:
-            return TimeoutError(f"the undo step {what} took longer than {overdue:g} seconds and was cancelled")
-        return SyncError(f"the undo step {what} was cancelled")
+            return UndoFailed.too_long(what, seconds=overdue, ended=True)
+        return UndoFailed.cancelled(what)
     error = task.exception()
     if error is None or isinstance(error, Exception):
         return error
@@ -197,7 +196,7 @@ async def compensate(lease: Grant, record: WorkRecord, registry: Mapping[str, Un
         if undoing.cancelled is not None or not lease.remaining() or record.superseded:
             break  # the rest stays recorded for the next holder
         await undoing.run(step.name, undo_recorded(lease, record, registry[step.name], step))
-    failure = undoing.failure(f"for {lease.name!r}")
+    failure = undoing.failure(lock=lease.name)
     if undoing.cancelled is not None:
         if failure is not None:
             undoing.cancelled.add_note(f"redis_sync_aio: {failure}")

@@ -80,12 +80,7 @@ class Attempts:
             self._give_up(self._left)
         if not self._entered:  # none would ever count, or wait
             self._finish()
-            self._give_up(
-                TransactionMisuse(
-                    f"an attempt at {self._shown()} was not entered: nothing was written. In the loop, enter the "
-                    "attempt: `async with attempt as tx`"
-                )
-            )
+            self._give_up(TransactionMisuse.not_entered(self._keys()))
         try:
             await self._before_next()
         except SyncError as error:
@@ -230,10 +225,7 @@ class Attempts:
         self._left = self._caught(f"{type(error).__name__} in its body")
 
     def _caught(self, what: str) -> TransactionMisuse:
-        return TransactionMisuse(
-            f"the last attempt at {self._shown()} was ended by {what}, which was caught inside the loop: nothing was "
-            "written, and there is no next attempt. Catch it outside the loop, or leave the loop with `break`"
-        )
+        return TransactionMisuse.caught(self._keys(), what)
 
     # -- again, or not ---------------------------------------------------------------------------------
 

@@ -26,10 +26,7 @@ class BodyScope:
         pools = _inside.setdefault(task, [])
         pool = Same(client.connection_pool)
         if pool in pools:
-            raise TransactionMisuse(
-                "a transaction inside the body of another one, on the same client: it would wait for a connection that "
-                "the outer one has, and make it conflict. Do all in one, or begin it after the other is over"
-            )
+            raise TransactionMisuse.nested()
         pools.append(pool)
         self._pools = pools
         self._pool = pool

@@ -69,10 +69,7 @@ class GuardedTransaction(Transaction):
 
     async def __aenter__(self) -> Self:
         if self._state is not TransactionState.NEW:
-            raise TransactionMisuse(
-                "a second `async with`: a transaction lives as long as the body it was given to; "
-                "call lease.transaction() again"
-            )
+            raise TransactionMisuse.entered_twice()
         self._guard.check()
         self._begun = now()
         self._body = BodyScope(self._session.client)

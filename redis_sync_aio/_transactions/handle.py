@@ -80,7 +80,7 @@ class Transaction(AsyncCoreCommands):
 
     async def unwatch(self) -> None:  # type: ignore[override]
         """Raise TransactionMisuse: the keys stay watched until the body ends."""
-        raise TransactionMisuse("unwatch() is not for the body: raise an error to give up, or return after multi()")
+        raise TransactionMisuse.unwatch()
 
     def multi(self) -> None:
         """End the reading: commands are queued from now on, and executed together at the end of the body.
@@ -90,12 +90,9 @@ class Transaction(AsyncCoreCommands):
         """
         self._check_reading("multi()")
         if self._busy:
-            raise TransactionMisuse("multi() while a command is in flight: await it first")
+            raise TransactionMisuse.multi_in_flight()
         if self._needs_watch and not self._session.watched:
-            raise TransactionMisuse(
-                "multi() before anything was read: what the body knows may be older than the WATCH. Read through the "
-                "transaction, as in `await tx.get(key)`; or call `await tx.watch()` first, if it reads in other ways"
-            )
+            raise TransactionMisuse.nothing_read()
         self._state = TransactionState.QUEUING
 
     def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
@@ -106,15 +103,13 @@ class Transaction(AsyncCoreCommands):
         name = first_word(args[0]) if args else ""
         self._check_open(name)
         if not name:
-            raise TransactionMisuse("a command without a name")
+            raise TransactionMisuse.without_name()
         if name in CONTROL:
-            raise TransactionMisuse(f"{name} is not for the body: use tx.watch() and tx.multi(); EXEC follows the body")
+            raise TransactionMisuse.control(name)
         if changes_session(args):
-            raise TransactionMisuse(
-                f"{name} would change a connection that others use, too: send it through the client"
-            )
+            raise TransactionMisuse.changes_session(name)
         if blocks(args):
-            raise TransactionMisuse(f"{name} waits, and nobody could wake it here: wait before the transaction begins")
+            raise TransactionMisuse.blocks(name)
         if self._state is TransactionState.READING:
             return self._in_turn(self._read(args, options))
         self._queue.append((self._session.pack(args), args, options))
@@ -140,23 +135,21 @@ class Transaction(AsyncCoreCommands):
         if self._session.error is not None:
             raise self._session.error
         if self._state is TransactionState.NEW:
-            raise TransactionMisuse(f"{what} before the beginning: `async with lease.transaction() as tx`")
+            raise TransactionMisuse.not_begun(what)
         if self._state is TransactionState.ENDED:
-            raise TransactionMisuse(f"{what} after the end: a transaction lives as long as the body it was given to")
+            raise TransactionMisuse.ended(what)
 
     def _check_reading(self, what: str) -> None:
         self._check_open(what)
         if self._state is TransactionState.QUEUING:
-            raise TransactionMisuse(
-                f"{what} after multi(): read and watch first, then call tx.multi() once, then write"
-            )
+            raise TransactionMisuse.after_multi(what)
 
     async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one command at a time: replies belong to commands by their order."""
         if self._busy or self._state is not TransactionState.READING:
             work.close()
             self._check_reading("a command that was made before")
-            raise TransactionMisuse("two commands at the same time: await one before the next, or use one like MGET")
+            raise TransactionMisuse.two_commands()
         self._busy = True
         try:
             return await work
@@ -171,9 +164,7 @@ class Transaction(AsyncCoreCommands):
     async def _read(self, words: Encodables, options: dict[str, Any]) -> Any:
         """Run one command of the body; its error comes out as from the client."""
         if not known_to_read(words) and not await self._only_reads(words):
-            raise TransactionMisuse(
-                f"{first_word(words[0])} before multi() would run in each attempt, committed or not. Call tx.multi()"
-            )
+            raise TransactionMisuse.write_before_multi(first_word(words[0]))
         session = self._session
         (reply,) = await session.send([without_effect(words)], raw=NEVER_DECODE in options)
         if isinstance(reply, redis.exceptions.ResponseError):
@@ -188,10 +179,7 @@ class Transaction(AsyncCoreCommands):
             return found
         if (error := session.transient(found)) is not None:
             raise error
-        raise TransactionMisuse(
-            f"{first_word(words[0])} before multi(), and the server does not say whether it only reads: {found}. Call "
-            "tx.multi() first; or, if it reads, let this user ask (+command|info)"
-        ) from found
+        raise TransactionMisuse.unknown_before_multi(first_word(words[0]), reply=str(found)) from found
 
     # -- its end ---------------------------------------------------------------------------------------
 
@@ -206,12 +194,9 @@ class Transaction(AsyncCoreCommands):
     def _check_commit(self) -> None:
         self._check_open("the commit")
         if self._busy:
-            raise TransactionMisuse("the body ended while a command was in flight in another task: await it before")
+            raise TransactionMisuse.ended_in_flight()
         if self._state is TransactionState.READING:
-            raise TransactionMisuse(
-                "the body ended without multi(): call tx.multi() before the writes, and also when there is nothing to "
-                "write (then it is confirmed that all that was read was true at one moment)"
-            )
+            raise TransactionMisuse.without_multi()
         self._state = TransactionState.ENDED
 
     async def _end(self, *, drop: bool) -> None:

@@ -23,10 +23,7 @@ class QueuedReply:
 
     def __await__(self) -> Generator[Any, Any, QueuedReply]:
         if self._reads:
-            raise TransactionMisuse(
-                f"{self._name} was awaited after multi(), when no reply comes before the end: read before tx.multi(). "
-                "Or leave out the `await`, and look at the replies to the transaction"
-            )
+            raise TransactionMisuse.awaited_read(self._name)
         return self
         yield
 
@@ -35,10 +32,7 @@ class QueuedReply:
 
     def _not_known(self, *_: object) -> NoReturn:
         """Raise TransactionMisuse."""
-        raise TransactionMisuse(
-            f"the reply to {self._name} is not known before EXEC, so the body cannot use it: read before tx.multi(), "
-            "or look at the replies to the transaction"
-        )
+        raise TransactionMisuse.reply_not_known(self._name)
 
     __bool__ = __str__ = __format__ = __int__ = __float__ = __index__ = __bytes__ = __len__ = _not_known
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = __getitem__ = __contains__ = _not_known

@@ -103,7 +103,7 @@ class WatchSession:
         """
         other = None if self._slot is None else next((key for key in keys if key_slot(key) != self._slot), None)
         if other is not None:
-            raise self._other_slot(f"{text(other)!r} is")
+            raise TransactionMisuse.other_slot(text(self._name), key=text(other))
         for key in keys:
             if key not in self.keys:
                 self.keys[key] = None
@@ -261,13 +261,7 @@ class WatchSession:
         for reply in replies:
             moved = isinstance(reply, SlotMoved) and reply.slot != self._slot
             if moved or isinstance(reply, redis.exceptions.ClusterCrossSlotError):
-                raise self._other_slot(f"a command of the transaction on {self.shown()} has a key")
-
-    def _other_slot(self, what: str) -> TransactionMisuse:
-        return TransactionMisuse(
-            f"{what} in another hash slot of the cluster than {text(self._name)!r}: nothing was written. Give all keys "
-            "a common hash tag, {like}:this and {like}:that"
-        )
+                raise TransactionMisuse.other_slot(text(self._name), keys=tuple(map(text, self.keys)))
 
     def shown(self) -> str:
         """Return the keys, for a message."""

@@ -140,11 +140,7 @@ class Call:
 def not_understood(name: bytes, error: Exception) -> SyncError:
     """Log that reading a reply about ``name`` raised ``error``, and return the error to raise."""
     logs.useless_answer(text(name), error)
-    found = SyncError(
-        f"Redis answered a command for {text(name)!r}, and the reply could not be used: {type(error).__name__}: "
-        f"{error}. The command may have been executed. If another program has changed the keys of that name, delete "
-        "them; otherwise this is a defect of redis_sync_aio: please report it with the traceback that was logged"
-    )
+    found = SyncError.useless_reply(text(name), error)
     found.__cause__ = error
     return found
 

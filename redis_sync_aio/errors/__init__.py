@@ -14,6 +14,7 @@ from __future__ import annotations
 from ._base import SyncError, copy_error
 from ._leases import AcquireTimeout, LimitMismatch, NotHeld, StaleFence, WouldDeadlock
 from ._loss import LeaseLost, LossReason
+from ._misuse import TransactionMisuse
 from ._recovery import StaleWriter, UndoFailed, UnknownStep
 from ._servers import (
     CommandRefused,
@@ -25,7 +26,7 @@ from ._servers import (
     WrongContext,
     WrongKeyType,
 )
-from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied, TransactionMisuse
+from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied
 
 __all__ = [
     "AcquireTimeout", "CommandRefused", "Conflict", "CoordinatorClosed", "LeaseLost", "LimitMismatch", "LossReason",

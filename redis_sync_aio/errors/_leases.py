@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ._base import SyncError
-from ._wording import listed
-from ._wording import within as shown_within
+from ._wording import listed, within
 
 _MAX_HOLDERS = 5
 """Holders that one message shows."""
@@ -23,42 +22,161 @@ class AcquireTimeout(SyncError, TimeoutError):
     ``Retry-After``. ``answered`` is False if Redis had not answered yet, so that it may be free.
     """
 
-    def __init__(
-        self,
-        failed: str,
-        *,
-        name: str,
-        within: float | None = None,
-        remaining: float | None = None,
-        answered: bool = True,
-        held_here: bool = False,
-        it: str = "it",
-        use: str = "",
-        why: str = "",
-    ) -> None:
-        """Word the message.
-
-        Args:
-            failed: what was not done.
-            name, remaining, answered: the attributes.
-            within: for how many seconds it was tried, if that is known.
-            held_here: this process holds it; else others do.
-            it: what is held, for the sentence about that.
-            use: what to do if the task waits for itself.
-            why: another reason, with advice; then nothing is said about holders.
-        """
-        longer = "wait longer, or look at statistics() for the holders"
-        if not answered:
-            why = f"Redis has not answered yet about {name!r}; allow more time"
-        elif not why and held_here:
-            itself = "If it is the very task that asks, it waits for itself"
-            why = f"this process holds {it}. {itself}{f': {use}' if use else ''}; else {longer}"
-        elif not why:
-            why = f"others hold {it} or wait for {'them' if it.endswith('them') else 'it'}; {longer}"
-        super().__init__(f"{failed}{'' if within is None else f' {shown_within(within)}'}: {why}")
+    def __init__(self, message: str, *, name: str, remaining: float | None = None, answered: bool = True) -> None:
+        super().__init__(message)
         self.name = name
         self.remaining = remaining
         self.answered = answered
+
+    @staticmethod
+    def of_lock(
+        name: str,
+        *,
+        within: float | None,
+        remaining: float | None,
+        answered: bool,
+        held_here: bool,
+        upgradable: bool | None = None,
+        data: str | None = None,
+    ) -> AcquireTimeout:
+        """Return the error for a lock, or a side of a read/write lock, that was not granted in time.
+
+        Args:
+            name, remaining, answered: the attributes.
+            within: the seconds that it was waited for.
+            held_here: this process holds it.
+            upgradable: of a read/write lock: this process reads it, and wants to write. None: it has no sides.
+            data: what its key has, if that is no lock.
+        """
+        failed = f"{name!r} was not {'free' if answered else 'granted'}{_within(within)}"
+        if not answered:
+            why = _no_answer(name)
+        elif held_here:
+            use = "use AsyncReentrantLock"
+            if upgradable is not None:
+                use = "upgrade() that lease" if upgradable else "go on with that lease"
+            why = _held_here("it", use)
+        else:
+            why = _held_elsewhere("it") if data is None else _not_a_lock(data)
+        return AcquireTimeout(f"{failed}: {why}", name=name, remaining=remaining, answered=answered)
+
+    @staticmethod
+    def of_permits(
+        name: str,
+        *,
+        within: float | None,
+        remaining: float | None,
+        answered: bool,
+        weight: int,
+        limit: int,
+        held_here: int,
+    ) -> AcquireTimeout:
+        """Return the error for permits that were not granted in time.
+
+        Args:
+            name, remaining, answered: the attributes.
+            within: the seconds that it was waited for.
+            weight: the permits that were asked for.
+            limit: all that there are, or 0 if the caller left that to the server.
+            held_here: the permits that this process holds.
+        """
+        if not answered:
+            why = f"{name!r} was not granted{_within(within)}: {_no_answer(name)}"
+        else:
+            why = f"{name!r} did not have {weight} of its {f'{limit} ' if limit else ''}permits free{_within(within)}: "
+            why += _held_here(f"{held_here} of them", "") if held_here else _held_elsewhere("them")
+        return AcquireTimeout(why, name=name, remaining=remaining, answered=answered)
+
+    @staticmethod
+    def taken(name: str, *, remaining: float | None, weight: int = 0, data: str | None = None) -> AcquireTimeout:
+        """Return the error for ``timeout=0`` and something that is not free.
+
+        ``weight`` is that of the permits that were asked for, ``data`` what the key of a lock has, if that is no lock.
+        """
+        failed = f"{name!r} did not have {weight} of its permits free" if weight else f"{name!r} is taken"
+        if data is None:
+            why = ", and timeout=0 does not wait: give it a timeout, or use try_acquire()"
+        else:
+            why = f": {_not_a_lock(data)}"
+        return AcquireTimeout(failed + why, name=name, remaining=remaining)
+
+    @staticmethod
+    def of_upgrade(name: str, *, remaining: float | None, answered: bool, read_here: bool) -> AcquireTimeout:
+        """Return the error for a reader's lease that was not upgraded in time.
+
+        ``read_here`` says that this process has another lease that reads it.
+        """
+        if not answered:
+            why = _no_answer(name)
+        elif read_here:
+            why = _held_here("another lease that reads it", "")
+        else:
+            why = "other readers hold it; wait longer, or look at statistics()"
+        return AcquireTimeout(
+            f"{name!r} could not be upgraded in time: {why}", name=name, remaining=remaining, answered=answered
+        )
+
+    @staticmethod
+    def of_several(
+        names: Collection[str], cause: AcquireTimeout, *, within: float | None, held_here: bool
+    ) -> AcquireTimeout:
+        """Return the error for several locks of which one, named by ``cause``, was not granted in time."""
+        if not cause.answered:
+            why = _no_answer(cause.name)
+        else:
+            why = _held_here(repr(cause.name), "") if held_here else _held_elsewhere(repr(cause.name))
+        return AcquireTimeout(
+            f"could not acquire all of {listed(names)}{_within(within)}: {why}",
+            name=cause.name,
+            remaining=cause.remaining,
+            answered=cause.answered,
+        )
+
+    @staticmethod
+    def by_another_owner(name: str, *, remaining: float | None) -> AcquireTimeout:
+        """Return the error for a reentrant lock that another owner in this process holds."""
+        return AcquireTimeout(
+            f"{name!r} was not granted in time: another task, or owner, of this process holds it. If that waits for "
+            "this one, let both have the same owner: acquire(owner=...); else wait longer",
+            name=name,
+            remaining=remaining,
+        )
+
+    @staticmethod
+    def of_majority(name: str, *, quorum: int, servers: int, within: float | None) -> AcquireTimeout:
+        """Return the error for a lock that was not free on ``quorum`` of so many ``servers``."""
+        return AcquireTimeout(
+            f"{name!r} was not free on {quorum} of {servers} servers{_within(within)}: {_held_elsewhere('it')}",
+            name=name,
+        )
+
+
+_LONGER = "wait longer, or look at statistics() for the holders"
+
+
+def _within(seconds: float | None) -> str:
+    return "" if seconds is None else f" {within(seconds)}"
+
+
+def _no_answer(name: str) -> str:
+    return f"Redis has not answered yet about {name!r}; allow more time"
+
+
+def _held_here(it: str, use: str) -> str:
+    """Say that this process holds ``it``, and what to do if the task waits for itself."""
+    itself = f"If it is the very task that asks, it waits for itself{f': {use}' if use else ''}"
+    return f"this process holds {it}. {itself}; else {_LONGER}"
+
+
+def _held_elsewhere(it: str) -> str:
+    return f"others hold {it} or wait for {'them' if it == 'them' else 'it'}; {_LONGER}"
+
+
+def _not_a_lock(data: str) -> str:
+    return (
+        f"its key has the value {data} and no ttl, so it will not become free by itself. If that is data, give the "
+        "lock another name; if it is a lock that another program forgot, delete the key"
+    )
 
 
 class LimitMismatch(SyncError, ValueError):

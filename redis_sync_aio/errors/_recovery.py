@@ -27,6 +27,26 @@ class UnknownStep(SyncError, LookupError):
 class UndoFailed(SyncError, ExceptionGroup[Exception]):
     """Some undo steps raised, or took too long; the others were run. ``exceptions`` are their errors, as they ran."""
 
+    @staticmethod
+    def of_steps(errors: Sequence[Exception], *, steps: int, lock: str = "", after: str = "") -> UndoFailed:
+        """Return the error for ``errors`` of so many ``steps``.
+
+        They were recorded under ``lock``, or run after an error of the type ``after``.
+        """
+        about = f"for {lock!r}" if lock else f"after {after}"
+        return UndoFailed(f"{len(errors)} of {steps} undo steps {about} failed", errors)
+
+    @staticmethod
+    def too_long(step: str, *, seconds: float, ended: bool) -> TimeoutError:
+        """Return the error for a step that took longer than ``seconds``; ``ended``: its cancellation ended it."""
+        then = " and was cancelled" if ended else ", and goes on although cancelled"
+        return TimeoutError(f"the undo step {step} took longer than {seconds:g} seconds{then}")
+
+    @staticmethod
+    def cancelled(step: str) -> SyncError:
+        """Return the error for a step that was cancelled, but not because it took too long."""
+        return SyncError(f"the undo step {step} was cancelled")
+
     def derive(self, excs: Sequence[Exception]) -> UndoFailed:  # type: ignore[override]
         """Return a part of the group, for ``except*``."""
         return UndoFailed(self.message, excs)

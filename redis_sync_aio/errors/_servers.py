@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Literal
+
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ._base import SyncError
@@ -94,6 +97,15 @@ class Unreachable(SyncError, RedisConnectionError):
         )
 
     @staticmethod
+    def of_inspection(address: str, cause: BaseException) -> Unreachable:
+        """Return the error for a server that did not answer while names were read from outside."""
+        return Unreachable(
+            f"{address} did not answer while its names were read: "
+            + f"{type(cause).__name__}: {cause}".rstrip(": .")
+            + "; check the server and the network"
+        )
+
+    @staticmethod
     def one_server(seconds: float) -> Unreachable:
         """Return the error for one of several servers that did not answer."""
         return Unreachable(f"a server did not answer within {seconds:g} seconds; check it and the network")
@@ -141,6 +153,39 @@ class CommandRefused(SyncError):
         super().__init__(message)
         self.code = code
 
+    @staticmethod
+    def answered(
+        name: str,
+        *,
+        code: str,
+        reply: str,
+        keys: Collection[str] = (),
+        lacks: Literal["", "cluster", "scripts"] = "",
+        scripts_refused: str = "",
+        repeated: bool = False,
+    ) -> CommandRefused:
+        """Return the error, of the class for ``code``, for an error reply.
+
+        Args:
+            name: the lock that the command was about; empty: the connection was refused.
+            code, reply: the first word of the reply, and all of it.
+            keys: the keys of the lock.
+            lacks: what the server does not have.
+            scripts_refused: the error reply by which the server refused scripts before.
+            repeated: the reply to an earlier copy of the command was lost.
+        """
+        kind, advice = _BY_CODE.get(code, (CommandRefused, "" if repeated else "nothing was changed"))
+        if scripts_refused and code == "NOPERM":
+            reply += f"; before that, it refused scripts: {scripts_refused}"
+        if code == "WRONGTYPE" and keys:
+            reply += f": one of {', '.join(keys)} belongs to another program"
+        if lacks:
+            advice = _LACKING[lacks]
+        if repeated:
+            advice += ("; " if advice else "") + "an earlier copy, whose reply was lost, may have been executed"
+        what = f"a command for {name!r}" if name else "the connection"
+        return kind(f"the server refused {what}: {reply} ({advice})", code=code)
+
 
 class PermissionDenied(CommandRefused):
     """The ACL user may not run a command, use a key or a channel, or its credentials are missing or wrong.
@@ -172,6 +217,25 @@ class WrongKeyType(CommandRefused):
     def of_record(name: str, *, key: str, problem: str) -> WrongKeyType:
         """Return the error for a robust lock whose record this package did not write."""
         return WrongKeyType(f"the record of {name!r} is not one of ours: {problem}; delete {key!r}", code="WRONGTYPE")
+
+
+_BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
+    "OOM": (OutOfMemory, "free memory or raise maxmemory"),
+    "NOPERM": (PermissionDenied, "extend the ACL rule of this user; docs/servers.md has the least one"),
+    "NOAUTH": (PermissionDenied, "give the client a username and password"),
+    "WRONGPASS": (PermissionDenied, "check the username and password of the client"),
+    "MOVED": (CommandRefused, "the server is a node of a cluster: use a redis.asyncio.RedisCluster"),
+    "TRYAGAIN": (
+        CommandRefused,
+        "nothing was changed; if its hash slot stays between two nodes, finish the move: redis-cli --cluster fix",
+    ),
+    "WRONGTYPE": (WrongKeyType, "choose another name, or delete what is there"),
+}
+"""The class for an error reply with this code, and what to do about it."""
+_LACKING = {
+    "cluster": "the server is not a cluster: use a redis.asyncio.Redis",
+    "scripts": 'the server has no scripts: use engine="auto" or "watch"; robust locks and fence gates need scripts',
+}
 
 
 class PushUnavailable(SyncError):

@@ -157,7 +157,3 @@ class PartiallyApplied(SyncError):
             )
         super().__init__(message)
         self.replies = replies
-
-
-class TransactionMisuse(SyncError, RuntimeError):
-    """The body of a transaction did what cannot work; the message says what to do instead. Nothing was written."""

@@ -18,13 +18,13 @@ from redis_sync_aio.errors import (
     LimitMismatch,
     NotHeld,
     OutcomeUnknown,
-    OutOfMemory,
     PartiallyApplied,
     PermissionDenied,
     PushUnavailable,
     StaleFence,
     StaleWriter,
     SyncError,
+    TransactionMisuse,
     UndoFailed,
     UnknownStep,
     Unreachable,
@@ -34,15 +34,16 @@ from redis_sync_aio.errors import (
     copy_error,
 )
 
+LATE = AcquireTimeout.of_lock("x", within=0.5, remaining=1.5, answered=True, held_here=False)
 ERRORS = [
-    AcquireTimeout("late", name="x", remaining=1.5),
+    LATE,
     LeaseLost(name="x", reason="taken", fence=7, held_for=1.5, given_back=("y",), servers=(1, 3, 2)),
     LimitMismatch(name="x", expected=2, found=3),
     StaleFence(name="x", fence=1, highest=2),
     UnknownStep(name="x", steps=("a", "b"), known=()),
-    UndoFailed("two failed", [ValueError("a"), KeyError("b")]),
-    CommandRefused("no", code="ERR"),
-    OutOfMemory("full", code="OOM"),
+    UndoFailed.of_steps([ValueError("a"), KeyError("b")], steps=3, after="ValueError"),
+    CommandRefused.answered("x", code="ERR", reply="ERR no"),
+    CommandRefused.answered("x", code="OOM", reply="OOM full"),
     Conflict(attempts=3, conflicts=2, elapsed=0.5, keys=("a",)),
     OutcomeUnknown(attempts=1, keys=("a",)),
     PartiallyApplied(replies=(1, ResponseError("no")), command="GET", index=1, failed=1),
@@ -77,6 +78,20 @@ ABOUT_A_LOCK = [
     CoordinatorClosed.without_reply("x"),
     CoordinatorClosed.not_sent("x"),
     WrongContext.no_task("x"),
+    AcquireTimeout.of_lock("x", within=None, remaining=None, answered=True, held_here=True, upgradable=False),
+    AcquireTimeout.of_permits("x", within=0.5, remaining=1.5, answered=True, weight=2, limit=3, held_here=1),
+    AcquireTimeout.taken("x", remaining=1.5, data="'value'"),
+    AcquireTimeout.of_upgrade("x", remaining=1.5, answered=True, read_here=True),
+    AcquireTimeout.of_several(("x", "y"), LATE, within=0.5, held_here=False),
+    AcquireTimeout.by_another_owner("x", remaining=1.5),
+    AcquireTimeout.of_majority("x", quorum=2, servers=3, within=0.5),
+    CommandRefused.answered("x", code="WRONGTYPE", reply="WRONGTYPE a list", keys=("x", "{x}:queue"), repeated=True),
+    SyncError.useless_reply("x", KeyError("a")),
+    UndoFailed.of_steps([ValueError("a")], steps=2, lock="x"),
+    TransactionMisuse.other_slot("x", key="y"),
+    TransactionMisuse.not_entered(("x",)),
+    TransactionMisuse.caught(("x",), "a cancellation"),
+    TransactionMisuse.several_servers("x"),
     Conflict(attempts=3, conflicts=3, elapsed=0.5, keys=("x",), more_attempts=True),
     Conflict(attempts=1, conflicts=3, elapsed=0.5, keys=(), lease="x"),
     OutcomeUnknown(attempts=1, keys=(), lease="x"),
@@ -84,6 +99,7 @@ ABOUT_A_LOCK = [
 """The situations in which an error is about one lock, or one key: "x"."""
 ABOUT_NONE = [
     NotHeld.not_entered("this hold()"),
+    Unreachable.of_inspection("localhost:6379", OSError("away")),
     Unreachable.while_connecting(),
     Unreachable.one_server(0.2),
     PermissionDenied.of_inspection("NOPERM"),
@@ -93,6 +109,28 @@ ABOUT_NONE = [
     WrongContext.forked(),
     WrongContext.other_loop(),
     WrongContext.no_loop(),
+    UndoFailed.too_long("refund", seconds=1.5, ended=True),
+    UndoFailed.cancelled("refund"),
+    TransactionMisuse.without_name(),
+    TransactionMisuse.bad_name("7"),
+    TransactionMisuse.control("WATCH"),
+    TransactionMisuse.unwatch(),
+    TransactionMisuse.changes_session("SELECT"),
+    TransactionMisuse.blocks("BLPOP"),
+    TransactionMisuse.nothing_read(),
+    TransactionMisuse.after_multi("watch()"),
+    TransactionMisuse.write_before_multi("SET"),
+    TransactionMisuse.unknown_before_multi("SET", reply="NOPERM"),
+    TransactionMisuse.awaited_read("GET"),
+    TransactionMisuse.reply_not_known("GET"),
+    TransactionMisuse.two_commands(),
+    TransactionMisuse.multi_in_flight(),
+    TransactionMisuse.ended_in_flight(),
+    TransactionMisuse.not_begun("GET"),
+    TransactionMisuse.ended("GET"),
+    TransactionMisuse.without_multi(),
+    TransactionMisuse.entered_twice(),
+    TransactionMisuse.nested(),
 ]
 
 
@@ -142,7 +180,7 @@ def test_errors_can_be_pickled_and_copied(error: SyncError) -> None:
 
 
 def test_a_copy_for_another_task_keeps_the_cause_and_shares_no_notes() -> None:
-    error = AcquireTimeout("late", name="x", remaining=None)
+    error = AcquireTimeout.taken("x", remaining=None)
     error.__cause__ = OSError("away")
     error.add_note("of both")
     twin = copy_error(error)

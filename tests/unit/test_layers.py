@@ -310,3 +310,16 @@ def test_errors_for_callers_are_defined_in_errors() -> None:
             if re.search(r"Error|Exception", " ".join(map(ast.unparse, node.bases))) and node.name not in inside
         ]
     )
+
+
+def test_errors_are_worded_in_their_classes() -> None:
+    """Nothing outside `errors` gives an error of ours its message: it names the situation, and passes facts."""
+    own = {name for name in errors.__all__ if inspect.isclass(getattr(errors, name))}
+    assert_none(
+        [
+            where(module, node)
+            for module, node in nodes()
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and room(module) != "errors"
+            if node.func.id in own and node.args
+        ]
+    )
