@@ -26,7 +26,7 @@ class ReportedGrant:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A lock that was held right after the kill."""
+    """A lock that was held when a worker was killed."""
 
     product: int
     fence: int
