@@ -24,8 +24,8 @@ from redis.asyncio import Redis, RedisCluster
 from redis_sync_aio import AsyncLock, Coordinator, SyncError, wait_until
 from redis_sync_aio._core.clock import now
 from redis_sync_aio.embedded import EmbeddedServer
-from tests.support.clusters import cluster
-from tests.support.sentinels import SOON, Group, sentinels
+from tests.support.clusters import SOON, cluster
+from tests.support.sentinels import Group, sentinels
 
 NAMES = [f"{{failover}}:{number}" for number in range(8)]
 TTL, HOLD = 2.0, 0.02
@@ -146,7 +146,7 @@ async def standalone(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
 async def planned(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
     """A failover that an operator requested from Sentinel."""
     async with sentinels(directory) as group:
-        yield group.client, group.fail_over
+        yield group.client, group.planned
 
 
 async def planned_with_min_replicas(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:
@@ -156,7 +156,7 @@ async def planned_with_min_replicas(directory: Path) -> AsyncIterator[tuple[Conn
             async with server.client() as client:
                 await client.config_set("min-replicas-to-write", 1)
                 await client.config_set("min-replicas-max-lag", 1)
-        yield group.client, group.fail_over
+        yield group.client, group.planned
 
 
 async def killed(directory: Path) -> AsyncIterator[tuple[Connect, Fault]]:

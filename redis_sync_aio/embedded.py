@@ -128,6 +128,11 @@ class EmbeddedServer:
             raise RuntimeError("the server is not running")
         return self._processes[0].pid
 
+    @property
+    def running(self) -> bool:
+        """Whether the server was started, and neither stopped nor killed by this object since."""
+        return bool(self._processes)
+
     def client(self, **kwargs: object) -> Redis:
         """Return a new client, over TCP if a port was asked for, else over the unix socket.
 
@@ -233,7 +238,7 @@ class EmbeddedServer:
 
     def _attempt(self, choose_port: bool, deadline: float) -> Generator[None, None, str]:
         """Start the server once; return why it failed, or an empty string once it answers."""
-        self._port = _free_port() if choose_port else self._port
+        self._port = free_ports(1)[0] if choose_port else self._port
         server, log = self._spawn()
         while not _answers(self._socket):
             late = time.monotonic() > deadline
@@ -255,12 +260,16 @@ class EmbeddedServer:
         options = ["--port", str(self._port or 0), "--bind", self.host, "--unixsocket", self._socket]
         options += ["--dir", str(data), "--save", "", "--appendonly", *durability, *self._args]
         with open(log, "wb") as output:
-            server = _shell(_LAUNCH, find_server(), *options, output=output)
+            server = _shell(_LAUNCH, *self._program(data), *options, output=output)
             self._processes = server, _shell(_WATCH, str(server.pid), str(self._directory), output=output)
         _started.add(self)
         with cast("IO[bytes]", server.stdin) as launch:
             launch.write(b"start\n")
         return server, log
+
+    def _program(self, data: Path) -> list[str]:
+        """Return the executable, and arguments that come before all others; ``data``: the server's directory."""
+        return [find_server()]
 
 
 def _shell(script: str, *arguments: str, output: IO[bytes]) -> Popen[bytes]:
@@ -269,12 +278,16 @@ def _shell(script: str, *arguments: str, output: IO[bytes]) -> Popen[bytes]:
     return Popen(command, stdin=PIPE, stdout=output, stderr=STDOUT, bufsize=0, start_new_session=True, env=environment)
 
 
-def _free_port() -> int:
-    for port in SystemRandom().sample(range(20000, 30000), 100):
+def free_ports(count: int) -> list[int]:
+    """Return TCP ports of 127.0.0.1 out of 20000-29999 that are free now, each with its port of a cluster's bus."""
+    found: list[int] = []
+    for port in SystemRandom().sample(range(20000, 30000), 100 + count):
         with socket.socket() as probe, socket.socket() as cluster_bus, contextlib.suppress(OSError):
             probe.bind((EmbeddedServer.host, port))
             cluster_bus.bind((EmbeddedServer.host, port + 10000))
-            return port
+            found.append(port)
+        if len(found) == count:
+            return found
     raise ServerNotStarted("no free TCP port found in 20000-29999")
 
 

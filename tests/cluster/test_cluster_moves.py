@@ -264,7 +264,7 @@ async def test_p3_a_node_that_is_cut_off_is_not_asked_for_ever(mode: str) -> Non
         slot, (a, b, c) = nodes.slot(name), nodes.primaries
         async with sync.lock(name):
             pass
-        await nodes.cut_off(a)
+        await nodes.isolate(a)
         await nodes.say(b, "CLUSTER", "BUMPEPOCH")
         for node in (b, c):
             await nodes.say(node, "CLUSTER", "SETSLOT", slot, "NODE", nodes.ids[b])

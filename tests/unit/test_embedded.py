@@ -235,8 +235,8 @@ def test_a_given_port_that_is_taken_is_an_error(base: Path) -> None:
 
 def test_a_chosen_port_that_gets_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = [embedded._free_port(), taken.getsockname()[1]]
-        monkeypatch.setattr(embedded, "_free_port", ports.pop)
+        ports = [*embedded.free_ports(1), taken.getsockname()[1]]
+        monkeypatch.setattr(embedded, "free_ports", lambda _: [ports.pop()])
         with EmbeddedServer(port=0) as server:
             assert not ports
             assert server.port != taken.getsockname()[1]

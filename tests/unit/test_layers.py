@@ -20,7 +20,7 @@ from redis_sync_aio import errors, types
 
 ROOT = Path(redis_sync_aio.__file__).parent
 PACKAGE = "redis_sync_aio"
-EDGES = ("cli", "embedded", "__main__")
+EDGES = ("cli", "embedded", "testing", "__main__")
 
 
 def module_name(path: Path) -> str:
@@ -81,12 +81,13 @@ SHIELDS = {
     "_transport.pool_executor": 1,
     "_transport.run_id": 1,
     "cli": 1,
+    "testing._proxy": 1,
 }
 """How often ``except Exception`` stands where one call, or one message, must not cost the others their connection.
 
 What is caught there ends that call, and is logged. And where the caller's client connects: it may raise anything, a
 CancelledError that nobody asked for too. That is kept, logged, and tried again.
-The program says so in one line, and exits with a code of its own.
+The program says so in one line, and exits with a code of its own. The proxy for tests keeps it for the end of the test.
 """
 
 

@@ -1,0 +1,78 @@
+"""For tests of programs that use locks: servers of one's own, faults on the wire, losses on demand.
+
+Servers, alone and in groups, are context managers, by ``with`` and by ``async with``. They take a fraction of a second
+to two seconds to start, listen on 127.0.0.1, and die with the process that started them::
+
+    from redis_sync_aio.testing import CUT_AFTER, EmbeddedServer, FaultProxy
+
+    async with EmbeddedServer() as server, FaultProxy(server) as proxy, proxy.client() as client:
+        proxy.on("EVALSHA", CUT_AFTER)  # the server executes the next script, and its answer is lost
+        async with AsyncLock(client, "orders:42"):
+            ...
+
+docs/testing.md has more, and the fixtures for pytest.
+"""
+
+from __future__ import annotations
+
+from ..embedded import EmbeddedServer
+from ._cluster import ClusterTopology
+from ._faults import (
+    CUT_AFTER,
+    CUT_AFTER_REPLY,
+    CUT_BEFORE,
+    CUT_INSIDE_REPLY,
+    DROP,
+    DUPLICATE,
+    HOLD,
+    HOLD_REPLY,
+    PASS,
+    SWALLOW_REPLY,
+    SWALLOW_REQUEST,
+    Action,
+    Fault,
+    Passage,
+    Rule,
+    answer_error,
+    delay,
+    delay_reply,
+)
+from ._proxy import FaultProxy, Match, Upstream
+from ._resp import Frame, Predicate, anything, arg, command, script
+from ._sentinel import SentinelTopology
+from ._topology import IndependentServers, Topology
+
+__all__ = [
+    "CUT_AFTER",
+    "CUT_AFTER_REPLY",
+    "CUT_BEFORE",
+    "CUT_INSIDE_REPLY",
+    "DROP",
+    "DUPLICATE",
+    "HOLD",
+    "HOLD_REPLY",
+    "PASS",
+    "SWALLOW_REPLY",
+    "SWALLOW_REQUEST",
+    "Action",
+    "ClusterTopology",
+    "EmbeddedServer",
+    "Fault",
+    "FaultProxy",
+    "Frame",
+    "IndependentServers",
+    "Match",
+    "Passage",
+    "Predicate",
+    "Rule",
+    "SentinelTopology",
+    "Topology",
+    "Upstream",
+    "answer_error",
+    "anything",
+    "arg",
+    "command",
+    "delay",
+    "delay_reply",
+    "script",
+]

@@ -1,0 +1,320 @@
+"""A TCP proxy that sees whole commands, replies and pushes, and breaks them where a test wants it.
+
+    async with FaultProxy(server) as proxy, proxy.client() as client:
+        rule = proxy.on("EVALSHA", CUT_AFTER)
+        ...                                      # work
+        await rule.fired.wait()
+
+Each direction of a connection is a lane: what comes in is handled strictly one after the other, so whatever
+delays, holds or swallows one message keeps all that follow it waiting, as on a real connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Self, TypeAlias, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import parse_url
+
+from ..embedded import EmbeddedServer
+from ._faults import PASS, Action, Passage, Rule
+from ._resp import END, Dialogue, Frame, Predicate, Socket, anything, arg, command
+
+Match: TypeAlias = Predicate | str | bytes
+"""Which commands or pushes: a name or a part, or a predicate on the arguments."""
+Upstream: TypeAlias = EmbeddedServer | tuple[str, int] | str
+"""A server: itself, host and port, a URL (its credentials are those of the client's), or the path of a unix socket."""
+
+_WAKE = Frame(b"", "wake")  # makes the downward lane look for answers that do not come from the server
+
+
+class _Lane:
+    """One direction of a link."""
+
+    def __init__(self, link: _Link, handle: Callable[[Frame], Awaitable[None]]) -> None:
+        self._link, self._handle = link, handle
+        self._queue: asyncio.Queue[tuple[float, Frame]] = asyncio.Queue()
+
+    def put(self, frame: Frame) -> None:
+        self._queue.put_nowait((asyncio.get_running_loop().time(), frame))
+
+    async def run(self) -> None:
+        while not self._link.closed:
+            arrived, frame = await self._queue.get()
+            try:
+                await self._link.proxy._passage(arrived)
+                await self._handle(frame)
+            except Exception as error:
+                self._link.failed(error)
+
+
+class _Link:
+    """A client's connection, and its one to the server. When one closes, what it sent before still arrives."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        self.proxy = proxy
+        self.closed = False
+        self.task: asyncio.Task[None] | None = None
+        self.client, self._server = Socket(self), Socket(self)
+        self._up, self._down = _Lane(self, self._from_client), _Lane(self, self._from_server)
+        self._dialogue: Dialogue[Passage] = Dialogue()
+        self._rules: set[Rule] = set()  # that act here
+
+    async def run(self) -> None:
+        try:
+            await self.proxy._connect(self._server)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._up.run())
+                group.create_task(self._down.run())
+        except OSError:
+            pass  # no server there: the client sees its connection closed
+        finally:
+            self.close()
+            await self.client.lost.wait()
+            await self._server.lost.wait()
+
+    def opened(self, socket: Socket) -> None:
+        if socket is self.client:
+            self.proxy._opened(self)
+        elif self.closed:
+            socket.abort()
+
+    def received(self, socket: Socket, frame: Frame) -> None:
+        (self._up if socket is self.client else self._down).put(frame)
+        if self.client.ended and self._server.ended:
+            self.close()
+
+    def failed(self, error: Exception) -> None:
+        self.proxy.errors.append(error)
+        self.close()
+
+    def close(self) -> None:
+        """Close both sides, after what was written to them, and pass nothing on any more."""
+        if not self.closed:
+            self.closed = True
+            self.client.close()
+            self._server.close()
+            for rule in self._rules:  # a client that gave up waits for no reply
+                rule.fired.set()
+            if self.task is not None and self.task is not asyncio.current_task():
+                self.task.cancel()
+            self.proxy._notify()
+
+    def abort(self) -> None:
+        """Close both sides, also if they have not taken everything yet."""
+        self.close()
+        self.client.abort()
+        self._server.abort()
+
+    def answer(self, it: Passage, reply: Frame) -> None:
+        """Answer a command without the server, once all before it are answered."""
+        self._dialogue.ask(it, it.frame.items, reply)
+        self._down.put(_WAKE)
+
+    async def _forward_up(self, it: Passage) -> None:
+        self._dialogue.ask(it, it.frame.items)
+        await self.proxy._write(self._server, it.frame.raw)
+        self.proxy._count(it.frame.items[0])
+
+    async def _forward_down(self, it: Passage) -> None:
+        await self.proxy._write(self.client, it.frame.raw)
+
+    async def _from_client(self, frame: Frame) -> None:
+        if frame.kind == END:
+            await self.proxy._write(self._server, frame.raw)
+            self._server.write_eof()
+        else:
+            rule = self.proxy._rule_for(frame.items)
+            self._rules.add(rule)
+            await rule.action.request(Passage(self, frame, rule, rule.action, self._forward_up))
+
+    async def _from_server(self, frame: Frame) -> None:
+        if frame.kind == END:
+            await self.proxy._write(self.client, frame.raw)
+            self.close()
+        elif self._dialogue.is_push(frame):
+            rule = self.proxy._rule_for(frame.items, push=True)
+            await rule.action.request(Passage(self, frame, rule, rule.action, self._forward_down))
+        elif frame is not _WAKE and (answered := self._dialogue.take(frame)) is not None:
+            await self._reply(*answered)
+        while (ready := self._dialogue.ready()) is not None:
+            await self._reply(*ready)
+
+    async def _reply(self, it: Passage | None, reply: Frame) -> None:
+        if it is None:
+            await self.proxy._write(self.client, reply.raw)  # what a server says before it hangs up
+        else:
+            await it.action.reply(replace(it, frame=reply, onward=self._forward_down))
+
+
+class FaultProxy:
+    """A proxy in front of a server, on a free port of 127.0.0.1, that breaks what passes where a test wants it.
+
+    It lives in the event loop of the test. Each connection to it gets one of its own to the server.
+
+    Args:
+        upstream: the server: an `EmbeddedServer`, ``(host, port)``, a URL, or the path of a unix socket.
+        tls: a context for the side of the clients; they speak TLS then. The server's side does not.
+
+    Attributes:
+        port: where it listens.
+        refuse: close new connections immediately; with `cut` a partition that clients notice.
+        black_hole: let nothing pass in any direction, and close no connection: one that they do not notice.
+        latency: seconds that everything is in flight, in each direction.
+        fragment: pass everything on in pieces of so many bytes; 0: whole.
+        commands: how many commands were passed on to the server, by name in capitals.
+        connections: how many connections were opened so far; `live`: how many are open.
+        errors: what was not RESP. The first one is raised at the end of the ``async with``.
+
+    Example:
+        async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client) as sync:
+            rule = proxy.on("EVALSHA", CUT_AFTER)  # the server grants the lock, and the answer is lost
+            async with sync.lock("orders:42"):     # it is asked again, and finds that it has it
+                assert rule.acted == 1
+    """
+
+    host: str = "127.0.0.1"
+    _server: asyncio.Server
+
+    def __init__(self, upstream: Upstream, tls: ssl.SSLContext | None = None) -> None:
+        self._upstream = _address_of(upstream)
+        self._tls = tls
+        self._links: dict[asyncio.Task[None], _Link] = {}
+        self._rules: list[Rule] = []
+        self._push_rules: list[Rule] = []
+        self._otherwise = Rule(anything, PASS)
+        self._flow, self._changed = asyncio.Event(), asyncio.Event()
+        self._flow.set()
+        self.errors: list[Exception] = []
+        self.port: int = 0
+        self.refuse: bool = False
+        self.latency: float = 0.0
+        self.fragment: int = 0
+        self.commands: Counter[str] = Counter()
+        self.connections: int = 0
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; no credentials."""
+        return f"{'rediss' if self._tls else 'redis'}://{self.host}:{self.port}"
+
+    def client(self, **kwargs: object) -> Redis:
+        """Return a new client whose connections go through the proxy; options are those of `redis.asyncio.Redis`."""
+        return Redis(host=self.host, port=self.port, **cast("dict[str, Any]", kwargs))
+
+    @property
+    def live(self) -> int:
+        """Number of connections that are open now."""
+        return sum(not link.closed for link in self._links.values())
+
+    @property
+    def black_hole(self) -> bool:
+        """Whether nothing passes, and no connection closes. Set to False, what was held flows on."""
+        return not self._flow.is_set()
+
+    @black_hole.setter
+    def black_hole(self, value: bool) -> None:
+        (self._flow.clear if value else self._flow.set)()
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Link(self).client, self.host, 0, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.refuse = True
+        self._server.close()
+        await self.cut()
+        await self._server.wait_closed()
+        if self.errors and kind is None:
+            raise self.errors[0]
+
+    def on(self, match: Match, action: Action, times: int | None = 1, skip: int = 0) -> Rule:
+        """Act on commands: so many ``times`` (None: always), after ``skip`` of them.
+
+        ``match`` is a name, as in "EVALSHA" or "CLIENT ID", or a predicate on the arguments (`arg`, `script`,
+        `anything`). Of several rules for one command, the first one made that is due acts.
+        """
+        rule = Rule(match if callable(match) else command(match), action, times, skip)
+        self._rules.append(rule)
+        return rule
+
+    def on_push(self, match: Match, action: Action, times: int | None = 1, skip: int = 0) -> Rule:
+        """Act on pushes, by a part of their payload or by a predicate: DROP, CUT_BEFORE, HOLD or `delay`.
+
+        The confirmations of SUBSCRIBE and the like are replies, not pushes.
+        """
+        rule = Rule(match if callable(match) else arg(match), action, times, skip)
+        self._push_rules.append(rule)
+        return rule
+
+    async def cut(self) -> None:
+        """Close all connections now."""
+        for link in self._links.values():
+            link.abort()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, which commands that pass, and connections, make true."""
+        while not condition():
+            await self._changed.wait()
+
+    # -- for its connections ---------------------------------------------------------------------------
+
+    def _opened(self, link: _Link) -> None:
+        if self.refuse:
+            link.abort()
+            return
+        self.connections += 1
+        link.task = asyncio.create_task(link.run(), name="redis_sync_aio testing proxy")
+        self._links[link.task] = link
+        link.task.add_done_callback(self._links.pop)
+        self._notify()
+
+    async def _connect(self, side: Socket) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(self._upstream, str):
+            await loop.create_unix_connection(lambda: side, self._upstream)
+        else:
+            await loop.create_connection(lambda: side, *self._upstream)
+
+    def _rule_for(self, items: list[bytes], *, push: bool = False) -> Rule:
+        rules = self._push_rules if push else self._rules
+        return next((rule for rule in rules if rule.takes(items)), self._otherwise)
+
+    def _count(self, name: bytes) -> None:
+        self.commands[name.upper().decode(errors="replace")] += 1
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()  # wakes all who wait now
+        self._changed.clear()
+
+    async def _passage(self, arrived: float) -> None:
+        """Wait for as long as something is in flight."""
+        await asyncio.sleep(max(0.0, arrived + self.latency - asyncio.get_running_loop().time()))
+        await self._flow.wait()
+
+    async def _write(self, side: Socket, data: bytes) -> None:
+        size = self.fragment or len(data) or 1
+        for at in range(0, len(data), size):
+            if at:
+                await asyncio.sleep(0)  # one turn for the bytes to get there,
+                await asyncio.sleep(0)  # one for a reader in this loop to take them
+            await self._flow.wait()
+            side.write(data[at : at + size])
+
+
+def _address_of(upstream: Upstream) -> tuple[str, int] | str:
+    if isinstance(upstream, EmbeddedServer):
+        return upstream.unix_socket
+    if isinstance(upstream, str) and "://" in upstream:
+        options: dict[str, Any] = dict(parse_url(upstream))
+        return options.get("path") or (options.get("host", "127.0.0.1"), options.get("port", 6379))
+    return upstream

@@ -1,0 +1,187 @@
+"""A primary and its replica that sentinels watch."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.sentinel import Sentinel
+
+from .._core.backoff import wait_until
+from ..embedded import EmbeddedServer, ServerNotStarted, free_ports
+from ._topology import SOON, Topology, has_what, link_is_up, start_all
+
+QUICKLY: Final = ("--repl-diskless-sync-delay", "0")
+ATTEMPTS: Final = 5
+
+
+class SentinelServer(EmbeddedServer):
+    """A sentinel whose configuration says who is who, so that it has nothing to discover."""
+
+    def __init__(self, port: int, lines: Iterable[str]) -> None:
+        super().__init__(port=port, args=["--sentinel"])
+        self._lines = tuple(lines)
+
+    def _program(self, data: Path) -> list[str]:
+        configuration = data / "sentinel.conf"  # which the sentinel goes on writing
+        if not configuration.exists():
+            configuration.write_text("\n".join(self._lines) + "\n")
+        return [*super()._program(data), str(configuration)]
+
+
+class PrimaryClient(Redis):
+    """A client of the present primary, with connections to the sentinels of its own."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Close it, and what it asks the sentinels with."""
+        await super().aclose(close_connection_pool)
+        pool: Any = self.connection_pool
+        for one in pool.sentinel_manager.sentinels:
+            await one.aclose()
+
+
+class SentinelTopology(Topology):
+    """A primary, a replica and sentinels: what a highly available Redis is. It is up in a second.
+
+    Args:
+        sentinels: number of sentinels; more than half of them decide.
+        group: name of the primary at the sentinels.
+        down_after: seconds of silence after which the primary counts as dead. Less than one is too short for a busy
+            machine.
+        args: further options of the primary and the replica.
+
+    Attributes:
+        primary, replica: as they were at the start.
+        sentinels: the sentinels, as servers.
+
+    Example:
+        async with SentinelTopology() as group, group.client() as client, Coordinator(client) as sync:
+            async with sync.lock("orders:42"):
+                await group.fail_over()
+    """
+
+    primary: EmbeddedServer
+    replica: EmbeddedServer
+
+    def __init__(
+        self, sentinels: int = 3, *, group: str = "main", down_after: float = 1.0, args: Iterable[str] = ()
+    ) -> None:
+        if sentinels < 1:
+            raise ValueError(f"sentinels is at least 1, not {sentinels}")
+        self._count, self._down_after, self._args = sentinels, down_after, (*QUICKLY, *args)
+        self.group: str = group
+        self._forget()
+
+    def _forget(self) -> None:
+        self._servers: tuple[EmbeddedServer, ...] = ()
+        self.sentinels: tuple[EmbeddedServer, ...] = ()
+
+    @property
+    def servers(self) -> tuple[EmbeddedServer, ...]:
+        """The primary, the replica and the sentinels; each has `kill`, `pause`, `resume` and `restart`."""
+        return *self._servers, *self.sentinels
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports of the sentinels, at 127.0.0.1."""
+        return [sentinel.port or 0 for sentinel in self.sentinels]
+
+    def client(self, **options: Any) -> Redis:
+        """Return a new client of the primary, whichever server that is; options are those of `master_for`."""
+        sentinel: Any = Sentinel([(self.primary.host, port) for port in self.ports])  # type: ignore[no-untyped-call]
+        client: Redis = sentinel.master_for(self.group, redis_class=PrimaryClient, **options)
+        return client
+
+    async def replicated(self) -> None:
+        """Wait until the replica has all that was written to the primary so far."""
+        await wait_until(lambda: has_what(self.primary, self.replica), SOON, timeout=20)
+
+    async def cut_replication(self) -> None:
+        """Pause the replica and drop its connection: the primary goes on, and what it writes now is not replicated.
+
+        Kill the primary and `resume` the replica, and all that was written meanwhile is lost.
+        """
+        self.replica.pause()
+        await self.call(self.primary, "CLIENT", "KILL", "TYPE", "replica")
+
+    async def fail_over(self) -> EmbeddedServer:
+        """Let the sentinels make the replica the primary, as planned: nothing is lost. Return the replica.
+
+        The old primary takes writes for about eight seconds more, from clients that still ask it.
+        """
+        await self.replicated()
+        await self.call(self.sentinels[0], "SENTINEL", "FAILOVER", self.group)
+        return await self.promoted()
+
+    async def promoted(self, *, any_sentinel: bool = False) -> EmbeddedServer:
+        """Wait until the first sentinel (or any) names the replica as the primary; return the replica."""
+
+        async def named() -> bool:
+            asked = self.sentinels if any_sentinel else self.sentinels[:1]
+            return any([int((await self._primary_at(one))[1]) == self.replica.port for one in asked])
+
+        await wait_until(named, SOON, timeout=20)
+        return self.replica
+
+    async def _primary_at(self, sentinel: EmbeddedServer) -> Any:
+        return await self.call(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.group)
+
+    # -- the start -------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self.primary, self.replica = self._servers = (
+            EmbeddedServer(port=0, args=self._args),
+            EmbeddedServer(port=0, args=self._args),
+        )
+        await start_all(self._servers)
+        async with self.replica.client() as client:
+            await client.replicaof(self.primary.host, str(self.primary.port))
+        await wait_until(lambda: link_is_up(self.replica), SOON, timeout=20)
+        await self._start_sentinels()
+        for one in self.sentinels:
+            await wait_until(lambda one=one: self._agrees(one), SOON, timeout=20)  # type: ignore[misc]
+
+    async def _start_sentinels(self) -> None:
+        # Each has to know the ports of the others before it starts, so they are chosen here, and others may be faster.
+        for attempt in range(1, ATTEMPTS + 1):
+            ports = free_ports(self._count)
+            ids = [secrets.token_hex(20) for _ in ports]
+            self.sentinels = tuple(
+                SentinelServer(port, self._configuration(own, dict(zip(ids, ports, strict=True))))
+                for port, own in zip(ports, ids, strict=True)
+            )
+            try:
+                return await start_all(self.sentinels)
+            except ServerNotStarted as error:
+                for one in self.sentinels:
+                    one.stop()
+                if attempt == ATTEMPTS or "Address already in use" not in str(error):
+                    raise
+
+    def _configuration(self, own: str, ports: dict[str, int]) -> list[str]:
+        host, group = self.primary.host, self.group
+        lines = [
+            f"sentinel myid {own}",
+            f"sentinel monitor {group} {host} {self.primary.port} {self._count // 2 + 1}",
+            f"sentinel down-after-milliseconds {group} {self._down_after * 1000:.0f}",
+            f"sentinel failover-timeout {group} 10000",
+            f"sentinel known-replica {group} {host} {self.replica.port}",
+        ]
+        return lines + [
+            f"sentinel known-sentinel {group} {host} {port} {of}" for of, port in ports.items() if of != own
+        ]
+
+    async def _agrees(self, sentinel: EmbeddedServer) -> bool:
+        """Return whether a sentinel sees the others, the primary and the replica."""
+        found = await self.call(sentinel, "SENTINEL", "MASTER", self.group)
+        known = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+        about = {_word(key): _word(value) for key, value in known.items()}
+        others = int(about["num-other-sentinels"]) == self._count - 1 and int(about["num-slaves"]) == 1
+        return others and "disconnected" not in about["flags"]
+
+
+def _word(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

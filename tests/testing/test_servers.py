@@ -1,0 +1,181 @@
+"""Groups of servers: how they start, stop, fail, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from redis_sync_aio import AsyncRedlock, Coordinator, wait_until
+from redis_sync_aio.embedded import ServerNotStarted
+from redis_sync_aio.testing import (
+    ClusterTopology,
+    EmbeddedServer,
+    FaultProxy,
+    IndependentServers,
+    SentinelTopology,
+    Topology,
+    Upstream,
+)
+
+from ..support.body import FAST
+from ..support.embedded import alive, base, eventually
+
+__all__ = ["base"]
+
+TOPOLOGIES: dict[str, Callable[[], Topology]] = {
+    "independent": lambda: IndependentServers(3),
+    "sentinel": SentinelTopology,
+    "cluster": ClusterTopology,
+}
+
+
+GROUPS = ["independent", *(pytest.param(kind, marks=pytest.mark.ci) for kind in ("sentinel", "cluster"))]
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_group_starts_without_an_event_loop_and_leaves_nothing(kind: str, base: Path) -> None:
+    group = TOPOLOGIES[kind]()
+    with group as entered:
+        assert entered is group
+        servers = group.servers
+        pids = [server.pid for server in servers]
+        assert len(set(pids)) == len(servers) >= 3
+        assert all(len(os.fsencode(server.unix_socket)) < 104 for server in servers)
+    assert [*group.servers] == []
+    assert not any(alive(pid) for pid in pids)
+    assert eventually(lambda: not list(base.iterdir()))
+    with group:  # it may be started again
+        assert all(alive(server.pid) for server in group.servers)
+
+
+async def test_where_a_loop_runs_a_group_asks_for_async_with() -> None:
+    with pytest.raises(RuntimeError, match="use `async with IndependentServers"), IndependentServers(1):
+        raise AssertionError("it was entered")
+
+
+async def test_a_group_that_cannot_start_leaves_nothing(base: Path) -> None:
+    with pytest.raises(ServerNotStarted, match="nonsense"):
+        async with IndependentServers(2, args=["--nonsense", "yes"]):
+            raise AssertionError("it was entered")
+    assert eventually(lambda: not list(base.iterdir()))
+
+
+async def test_a_group_is_started_once() -> None:
+    async with IndependentServers(1) as group:
+        pid = group.servers[0].pid
+        with pytest.raises(RuntimeError, match="started already"):
+            await group.__aenter__()
+        assert group.servers[0].pid == pid
+
+
+def test_numbers_of_servers_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="count"):
+        IndependentServers(0)
+    with pytest.raises(ValueError, match="sentinels"):
+        SentinelTopology(0)
+    with pytest.raises(ValueError, match="shards"):
+        ClusterTopology(2)
+    with pytest.raises(ValueError, match="replicas"):
+        ClusterTopology(3, 2)
+
+
+async def test_a_minority_of_independent_servers_may_die() -> None:
+    async with IndependentServers(3, persistent=True) as group:
+        clients = group.clients()
+        lock = AsyncRedlock(clients, "orders:42")
+        group.servers[1].kill()
+        async with lock:
+            assert await clients[0].exists("orders:42")
+        group.servers[1].restart(keep_data=True)
+        assert await clients[1].ping()
+        for client in clients:
+            await client.aclose()
+
+
+async def test_a_planned_failover_of_sentinel_leads_clients_to_the_replica() -> None:
+    """The lock is held by the new primary, too; the client follows by itself."""
+    async with (
+        SentinelTopology() as group,
+        group.client() as client,
+        Coordinator(client) as sync,
+        sync.lock("orders:42") as lease,
+    ):
+        new = await group.fail_over()
+        assert new is group.replica
+        async with new.client() as direct:
+            assert await direct.get("orders:42") == lease.token.encode()
+
+
+@pytest.mark.ci
+async def test_what_sentinel_did_not_replicate_is_lost_with_the_primary() -> None:
+    async with SentinelTopology() as group, group.replica.client() as copy, group.primary.client() as client:
+        await client.set("before", 1)
+        await group.replicated()
+        await group.cut_replication()
+        await client.set("after", 1)
+        group.primary.kill()
+        group.replica.resume()
+        await group.promoted()
+        assert (await copy.get("before"), await copy.get("after")) == (b"1", None)
+
+
+@pytest.mark.ci
+async def test_a_cluster_fails_over_and_moves_slots() -> None:
+    async with ClusterTopology(replicas=1, isolation=True) as group, group.client() as client:
+        name = group.name_at(0, like="order")
+        assert group.owner(name) is group.primaries[0]
+        await client.set(name, "here")
+        new = await group.fail_over(group.primaries[0])
+        assert new is group.replicas[0]
+        assert await client.get(name) == b"here"
+        await group.move(group.slot(name), new, group.primaries[1])
+        assert group.slot(name) in await group.slots(group.primaries[1])
+        assert await client.get(name) == b"here"
+        await group.healthy()
+        await group.isolate(group.primaries[2])
+        assert await group.call(group.primaries[2], "PING")  # clients reach it
+
+
+async def test_a_cluster_says_what_it_lacks() -> None:
+    group = ClusterTopology()
+    with pytest.raises(RuntimeError, match=r"replicas=1"):
+        await group.fail_over(EmbeddedServer())
+    with pytest.raises(RuntimeError, match=r"isolation=True"):
+        await group.isolate(EmbeddedServer())
+
+
+async def test_the_proxy_finds_its_server_in_every_way_to_name_one() -> None:
+    async with IndependentServers(1) as group:
+        (server,) = group.servers
+        assert server.port is not None
+        path = server.unix_socket
+        ways: list[Upstream] = [server, (server.host, server.port), server.url, f"unix://{path}", path]
+        for upstream in ways:
+            async with FaultProxy(upstream) as proxy, proxy.client() as client:
+                assert await client.ping()
+                assert proxy.commands["PING"] == 1
+                assert proxy.url == f"redis://127.0.0.1:{proxy.port}"
+
+
+async def test_a_partition_that_refuses_and_one_that_is_silent() -> None:
+    async with EmbeddedServer() as server, FaultProxy(server) as proxy, proxy.client(retry=None) as client:
+        assert await client.ping()
+        proxy.refuse = True
+        await proxy.cut()
+        with pytest.raises(RedisConnectionError):
+            await client.ping()
+        proxy.refuse, proxy.black_hole = False, True
+        pinging = asyncio.ensure_future(client.ping())
+        await proxy.until(lambda: proxy.live == 1)
+        proxy.black_hole = False
+        assert await pinging
+
+        async def counted() -> bool:
+            return proxy.commands["PING"] >= 2
+
+        await wait_until(counted, FAST, timeout=20)
