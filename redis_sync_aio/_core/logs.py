@@ -260,6 +260,15 @@ def observer_failed(observer: str, error: Exception) -> None:
     _log(logging.ERROR, "observer_failed", message, error, observer=observer)
 
 
+# -- requests of web frameworks ----------------------------------------------------------------------------
+
+
+def request_not_served(method: str, path: str, error: Exception) -> None:
+    """Log why a request was answered with 503, which the answer does not say."""
+    message = "%(method)s %(path)s: %(kind)s: %(why)s"
+    _warn("request_not_served", message, method=method, path=path, kind=type(error).__name__, why=error)
+
+
 # -- undo steps --------------------------------------------------------------------------------------------
 
 

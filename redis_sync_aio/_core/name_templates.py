@@ -18,7 +18,7 @@ def check_template(template: object, what: str) -> str:
     if not isinstance(template, str):
         raise TypeError(f"{what} must be str, not {shown(template)}")
     try:
-        _fields(template)
+        fields_of(template)
     except ValueError as error:
         raise ValueError(
             f"{what} {template!r} is not a template: {error}; write a field as {{argument}}, and double other braces"
@@ -41,7 +41,7 @@ def names_from(function: Callable[..., Any], templates: Sequence[str], *, given:
         raise TypeError(f"{function!r} is not a coroutine function")
     signature = signature_without_first(function) if given else inspect.signature(function)
     for template in templates:
-        unknown = _fields(template) - set(signature.parameters)
+        unknown = fields_of(template) - set(signature.parameters)
         if unknown:
             taken = ", ".join(map(repr, signature.parameters)) or "none"
             raise ValueError(
@@ -51,7 +51,7 @@ def names_from(function: Callable[..., Any], templates: Sequence[str], *, given:
     def names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return tuple(_filled(template, bound.arguments) for template in templates)
+        return tuple(filled(template, bound.arguments) for template in templates)
 
     return names
 
@@ -73,7 +73,8 @@ def signature_without_first(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _filled(template: str, arguments: Mapping[str, Any]) -> str:
+def filled(template: str, arguments: Mapping[str, Any]) -> str:
+    """Return the name that the template makes of arguments; their errors get a note that says where."""
     try:
         return template.format(**arguments)
     except BaseException as error:  # whatever the attributes and formats of the arguments raise
@@ -81,7 +82,7 @@ def _filled(template: str, arguments: Mapping[str, Any]) -> str:
         raise
 
 
-def _fields(template: str) -> set[str]:
+def fields_of(template: str) -> set[str]:
     """Return the arguments that the template refers to, those in its format specifications included.
 
     Raises ValueError for everything in the template that would fail whatever the arguments are.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import ANY
@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, Coordinator, wait_until
+from redis_sync_aio.contrib.fastapi import hold_lock
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.examples import load
@@ -43,17 +44,28 @@ async def waiters(lock: AsyncLock, count: int) -> None:
 
 
 @asynccontextmanager
-async def started(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an app whose lifespan runs."""
-    transport = httpx.ASGITransport(app)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        yield client
+async def started(
+    app: FastAPI, patience: float | None = None, send_by: Callable[[Any], Any] = lambda send: send
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an app whose lifespan runs. ``patience``: how long it waits, instead of the example's own time."""
+    if patience is not None:
+        other = hold_lock("lock:order:{order_id:int}", timeout=patience, ttl=10, leave_when_gone=True)
+        assert other.dependency is not None
+        app.dependency_overrides[fastapi_service.order_lock.dependency] = other.dependency
+    async with app.router.lifespan_context(app) as state:
+        assert state is not None
+
+        async def with_state(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope | {"state": dict(state)}, receive, send_by(send))
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(with_state), base_url="http://x") as client:
+            yield client
 
 
 async def test_fastapi_concurrent_requests_to_two_instances_lose_no_item(server: EmbeddedServer, redis: Redis) -> None:
     async with (
-        started(fastapi_service.create_app(server.url, patience=30)) as one,
-        started(fastapi_service.create_app(server.url, patience=30)) as two,
+        started(fastapi_service.create_app(server.url), 30) as one,
+        started(fastapi_service.create_app(server.url), 30) as two,
     ):
         answers = await asyncio.gather(
             *(client.post("/orders/1/items?price=3") for _ in range(40) for client in (one, two))
@@ -79,7 +91,7 @@ async def test_fastapi_without_the_lock_items_would_be_lost(
         await all_have_read.wait()
         return fastapi_service.Order()
 
-    app.dependency_overrides[fastapi_service.order_lease] = NoLease
+    app.dependency_overrides[fastapi_service.order_lock.dependency] = NoLease
     async with started(app) as client:
         with monkeypatch.context() as patch:
             patch.setattr(fastapi_service.Orders, "load", load_before_any_saves)
@@ -91,13 +103,13 @@ async def test_fastapi_busy_order_is_423_with_retry_after(
     server: EmbeddedServer, redis: Redis, rival: Coordinator
 ) -> None:
     lock = AsyncLock(rival, "lock:order:1", ttl=7, auto_renew=False)
-    async with started(fastapi_service.create_app(server.url, patience=NO_PATIENCE)) as client:
+    async with started(fastapi_service.create_app(server.url), NO_PATIENCE) as client:
         async with lock:
             answer = await client.post("/orders/1/items?price=3")
             assert (await lock.statistics()).waiters == 0, "who gave up has left the queue"
             assert (await client.post("/orders/2/items?price=3")).status_code == 200, "other orders are free"
         assert answer.status_code == 423
-        assert answer.json() == {"detail": "this order is being changed"}
+        assert answer.json() == {"detail": "other requests are at work on this: try again later"}
         assert answer.headers["Retry-After"] in ("6", "7")  # what remained of the lease, rounded up
         assert (await client.get("/orders/1")).json()["items"] == 0
         assert (await client.post("/orders/1/items?price=3")).status_code == 200
@@ -105,7 +117,7 @@ async def test_fastapi_busy_order_is_423_with_retry_after(
 
 async def test_fastapi_waits_its_turn(server: EmbeddedServer, redis: Redis, rival: Coordinator) -> None:
     lock = rival.lock("lock:order:1")
-    async with started(fastapi_service.create_app(server.url, patience=30)) as client:
+    async with started(fastapi_service.create_app(server.url), 30) as client:
         async with lock:
             request = asyncio.create_task(client.post("/orders/1/items?price=3"))
             await waiters(lock, 1)
@@ -116,18 +128,16 @@ async def test_fastapi_waits_its_turn(server: EmbeddedServer, redis: Redis, riva
 async def test_fastapi_releases_before_the_response_is_sent(
     server: EmbeddedServer, redis: Redis, rival: Coordinator
 ) -> None:
-    app = fastapi_service.create_app(server.url)
     held: list[bool] = []
 
-    async def watched(scope: Any, receive: Any, send: Any) -> None:
+    def looking(send: Any) -> Any:
         async def look_and_send(message: Any) -> None:
             held.append(await rival.lock("lock:order:1").locked())
             await send(message)
 
-        await app(scope, receive, look_and_send)
+        return look_and_send
 
-    transport = httpx.ASGITransport(watched)
-    async with started(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with started(fastapi_service.create_app(server.url), send_by=looking) as client:
         assert (await client.post("/orders/1/items?price=3")).status_code == 200
     assert held == [False, False]  # the start of the response, its body
 
@@ -142,7 +152,7 @@ async def test_fastapi_lost_lease_ends_the_endpoint_with_503(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(fastapi_service.Orders, "load", slow_load)
-    async with started(fastapi_service.create_app(server.url, patience=30)) as client:
+    async with started(fastapi_service.create_app(server.url), 30) as client:
         async with lock:
             request = asyncio.create_task(client.post("/orders/1/items?price=3"))
             await waiters(lock, 1)
@@ -165,7 +175,7 @@ async def test_fastapi_fence_keeps_a_late_write_out(server: EmbeddedServer, redi
 async def test_fastapi_unreachable_redis_is_503_until_it_is_back() -> None:
     async with (
         EmbeddedServer() as server,
-        started(fastapi_service.create_app(server.url, patience=0.3)) as client,
+        started(fastapi_service.create_app(server.url), 0.3) as client,
     ):
         assert (await client.post("/orders/1/items?price=3")).status_code == 200
         server.kill()
@@ -205,8 +215,8 @@ async def test_fastapi_an_inner_lock_that_is_busy_is_not_taken_for_the_order(
 ) -> None:
     inner = rival.lock("inner")
 
-    async def load(orders: Any, _: int) -> None:
-        async with orders.sync.lock("inner").hold(timeout=0):
+    async def load(*_: object) -> None:
+        async with inner.hold(timeout=0):
             raise AssertionError
 
     monkeypatch.setattr(fastapi_service.Orders, "load", load)

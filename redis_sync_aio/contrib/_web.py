@@ -1,0 +1,176 @@
+"""What the integrations with web frameworks share: names made of requests, waiting clients, answers to errors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import string
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypedDict, TypeVar, cast
+from uuid import UUID
+
+import anyio
+
+from .._acquire.implicit import client_of
+from .._client.settings import Client
+from .._core.arguments import is_async
+from .._core.keys import lock_keys
+from .._core.name_templates import check_template, fields_of, filled, without_fields
+from .._leases.hold import Face, Hold
+from ..coordinator import Coordinator
+from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, Unreachable
+
+L = TypeVar("L", bound=Face)
+
+# -- answers -----------------------------------------------------------------------------------------------
+
+LOCKED = 423
+"""The status for a resource that others are working on: send the same request again later."""
+UNAVAILABLE = 503
+GONE = 499
+"""The status that logs show for a client that has disconnected; nobody gets it."""
+BUSY_TEXT = "other requests are at work on this: try again later"
+UNAVAILABLE_TEXT = "the service is not available: try again"
+GONE_TEXT = "the client has gone"
+RETRY_AFTER = "1"
+TRY_AGAIN_LATER = 1013
+"""The code that closes a websocket for one of these reasons."""
+
+NOT_SERVED: tuple[type[Exception], ...] = (AcquireTimeout, Unreachable, CoordinatorClosed, LeaseLost, OutOfMemory)
+"""Errors after which the outcome of a request is unknown, or nothing was done, and a later one may succeed."""
+
+
+def seconds_until_free(busy: AcquireTimeout) -> str:
+    """Return the value of Retry-After: whole seconds until the holder's lease ends unless it is renewed."""
+    return str(max(1, math.ceil(busy.remaining or 0)))
+
+
+# -- what an application has -------------------------------------------------------------------------------
+
+
+class SyncState(TypedDict):
+    """What an application has while it runs: ``redis``, the client, and ``sync``, its coordinator."""
+
+    redis: Client
+    sync: Coordinator
+
+
+Source = Client | Coordinator | Callable[[], Client | Coordinator]
+
+
+def check_source(source: Source) -> Source:
+    """Return ``source``; raise TypeError unless it is a client, a coordinator, or a function that may return one."""
+    if not callable(source):
+        client_of(source)
+    elif isinstance(source, type) or is_async(source):
+        raise TypeError(
+            "expected a client, a Coordinator, or a function without arguments that returns one, not "
+            f"{'the class' if isinstance(source, type) else 'the coroutine function'} {source!r}"
+        )
+    return source
+
+
+@asynccontextmanager
+async def running(source: Source) -> AsyncIterator[SyncState]:
+    """Yield client and coordinator, and close at the end what was made here."""
+    async with AsyncExitStack() as stack:
+        made = source() if callable(source) else source
+        client = client_of(made)
+        if callable(source):
+            stack.push_async_callback(client.aclose)
+        sync = made if isinstance(made, Coordinator) else Coordinator(client)
+        if sync is not source:
+            await stack.enter_async_context(sync)
+        yield SyncState(redis=client, sync=sync)
+
+
+# -- names -------------------------------------------------------------------------------------------------
+
+TYPES: Mapping[str, type] = {"": str, "str": str, "int": int, "uuid": UUID}
+
+
+class RequestName:
+    """A template for the name of a lock, with the types of the values that come from the request.
+
+    Raises TypeError or ValueError for what is wrong with the template, whatever the request is. ``others``: fields
+    whose values do not come from the request.
+    """
+
+    def __init__(self, template: str, what: str, others: Collection[str] = ()) -> None:
+        self.template = check_template(template, what)
+        lock_keys(without_fields(template).encode())
+        if unused := set(others) - fields_of(template):
+            raise ValueError(f"{what} {template!r} does not refer to {', '.join(sorted(map(repr, unused)))}")
+        self.types: dict[str, type] = {}
+        parts = []
+        for literal, field, spec, conversion in string.Formatter().parse(template):
+            parts.append(literal.replace("{", "{{").replace("}", "}}"))
+            if field is None:
+                continue
+            if field in others or not field.isidentifier():
+                self._check_value(field, what, others)
+                parts.append(f"{{{field}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}}}")
+                continue
+            if spec is None or spec not in TYPES or conversion:
+                raise ValueError(
+                    f"{what} {template!r}: expected {{{field}}} or {{{field}:TYPE}} for a value of the request, with "
+                    f"int, str or uuid as TYPE, not {f'!{conversion}' if conversion else spec!r}"
+                )
+            if self.types.setdefault(field, TYPES[spec]) is not TYPES[spec]:
+                raise ValueError(f"{what} {template!r} gives {field!r} two types")
+            parts.append(f"{{{field}}}")
+        self._format = "".join(parts)
+
+    def _check_value(self, field: str, what: str, others: Collection[str]) -> None:
+        """Raise ValueError for attributes and items of a value of the request, which is text or a number."""
+        if missing := fields_of(f"{{{field}}}") - set(others):
+            raise ValueError(
+                f"{what} {self.template!r}: {field!r} looks into {missing.pop()!r}, a value of the request, which has "
+                "no attributes or items here: say where it comes from (values=)"
+            )
+
+    def of(self, values: Mapping[str, object]) -> str:
+        """Return the name for a request."""
+        return filled(self._format, values)
+
+
+# -- waiting -----------------------------------------------------------------------------------------------
+
+
+async def enter_unless_gone(hold: Hold[L], gone: Callable[[], Coroutine[Any, Any, None]]) -> L | None:
+    """Enter ``hold``, or return None, with nothing held or queued, if ``gone()`` returns before that.
+
+    The hold is entered in the task that calls this, so a loss cancels that one. On cancellation nothing is held. What
+    ``gone()`` raises is raised.
+    """
+    lease: L | None = None
+    watcher = asyncio.create_task(gone(), name="redis_sync_aio waits for a disconnect")
+    try:
+        with anyio.CancelScope() as scope:
+            watcher.add_done_callback(lambda _: scope.cancel())
+            lease = await hold.__aenter__()
+    finally:
+        watcher.cancel()
+    if lease is None:
+        watcher.result()
+        return None
+    try:  # nothing else may read from the client until this has ended
+        await asyncio.wait([watcher])
+        if not watcher.cancelled():
+            watcher.result()
+    except BaseException as error:
+        await hold.__aexit__(type(error), error, error.__traceback__)
+        raise
+    return lease
+
+
+def coordinator_in(state: object, where: str) -> Coordinator:
+    """Return the coordinator of an application's ``state``; raise RuntimeError with advice if there is none."""
+    sync = cast("Mapping[str, object]", state).get("sync") if isinstance(state, Mapping) else None
+    if not isinstance(sync, Coordinator):
+        raise RuntimeError(
+            f"there is no Coordinator in the state of {where}. In tests, let the lifespan run: the server does that, "
+            "`with TestClient(app)` does, httpx.ASGITransport does not"
+        )
+    return sync

@@ -1,0 +1,296 @@
+"""Locks and permits as dependencies of FastAPI; needs the extra ``fastapi``.
+
+    from redis_sync_aio.contrib.fastapi import answer_errors, hold_lock, lifespan_of
+
+    OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=2, leave_when_gone=True)]
+
+    app = FastAPI(lifespan=lifespan_of(redis))
+    answer_errors(app)
+
+    @app.post("/orders/{order_id}")
+    async def change(order_id: int, lease: OrderLease) -> None: ...
+
+docs/web.md explains it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any, Literal, cast, get_args
+
+from fastapi import FastAPI, Request, WebSocket
+from fastapi.exceptions import HTTPException, RequestValidationError
+from fastapi.params import Depends
+from fastapi.requests import HTTPConnection
+from fastapi.responses import JSONResponse, Response
+from fastapi.websockets import WebSocketState
+
+from .._core import logs
+from .._core.arguments import Seconds, one_of, permits, require_bool, timeout_seconds, ttl_ms
+from .._leases.hold import Hold
+from .._leases.lease import Lease
+from ..coordinator import Coordinator
+from ..errors import AcquireTimeout
+from . import _web
+from ._fastapi_routes import check_annotations, describe_answers
+from ._web import RequestName, Source, SyncState
+
+__all__ = ["Scope", "Source", "Sync", "SyncState", "answer_errors", "hold_lock", "hold_permit", "lifespan_of"]
+
+Scope = Literal["function", "request"]
+"""When a lease is released: "function": before the response is sent; "request": after that."""
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, object] | None]]
+
+
+def lifespan_of(source: Source, *others: Lifespan) -> Callable[[FastAPI], AbstractAsyncContextManager[SyncState]]:
+    """Return a lifespan that puts a client and its coordinator into the state: ``request.state.redis`` and ``.sync``.
+
+    Args:
+        source: a client: a coordinator of its own is made at the start and closed at the end. Or a function without
+            arguments that returns a client, or a `Coordinator`: it is called at each start, and at the end what it
+            returned is closed, with the client of a coordinator. Or a `Coordinator`, which is not closed.
+        others: other lifespans. They are entered in this order, after the coordinator was made, and left before it is
+            closed. What they yield is added to the state.
+
+    Raises TypeError for any other source. At its start the lifespan raises TypeError if a route has a parameter whose
+    annotation is text that names nothing in its module, as that would always be answered with 422.
+
+    It may be entered inside a lifespan of your own, which yields its state, too::
+
+        @asynccontextmanager
+        async def lifespan(app):
+            async with lifespan_of(redis)(app) as state, pool_of(app) as pool:
+                yield {**state, "pool": pool}
+    """
+    _web.check_source(source)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[SyncState]:
+        check_annotations(app)
+        async with AsyncExitStack() as stack:
+            state = await stack.enter_async_context(_web.running(source))
+            for other in others:
+                state |= cast("SyncState", await stack.enter_async_context(other(app)) or {})
+            yield state
+
+    return lifespan
+
+
+def _sync_of(connection: HTTPConnection) -> Coordinator:
+    """Return the coordinator that the lifespan made."""
+    return _web.coordinator_in(connection.scope.get("state"), "the lifespan: use FastAPI(lifespan=lifespan_of(redis))")
+
+
+Sync = Annotated[Coordinator, Depends(_sync_of)]
+"""The type of a parameter that gets the coordinator."""
+
+
+class _LeaseDependency:
+    """A dependency that holds a lease while an endpoint runs."""
+
+    def __init__(
+        self,
+        name: RequestName,
+        values: Mapping[str, Callable[..., object] | Depends],
+        hold: Callable[[Coordinator, str], Hold[Lease]],
+        leave_when_gone: bool,
+    ) -> None:
+        self._name = name
+        self._hold = hold
+        self._leave_when_gone = require_bool(leave_when_gone, "leave_when_gone")
+        annotations: dict[str, Any] = {"connection_": HTTPConnection, "sync_": Sync, **name.types}
+        for field, value in values.items():
+            depends = value if isinstance(value, Depends) else Depends(_callable(value, field))
+            annotations[field] = Annotated[object, depends]
+        # What FastAPI reads: each field of the template is a parameter.
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, annotation=it)
+                for field, it in annotations.items()
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return f"<dependency on a lease of {self._name.template!r}>"
+
+    async def __call__(
+        self, *, connection_: HTTPConnection, sync_: Coordinator, **values: object
+    ) -> AsyncIterator[Lease]:
+        """Hold it: FastAPI calls this for each request."""
+        hold = self._hold_for(connection_, sync_, values)
+        try:
+            lease = await self._entered(hold, connection_)
+        except AcquireTimeout as error:
+            if error.answered:
+                connection_.scope[_BUSY] = error
+            raise
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(hold)
+            yield lease
+
+    def _hold_for(self, connection: HTTPConnection, sync: Coordinator, values: dict[str, object]) -> Hold[Lease]:
+        try:
+            return self._hold(sync, self._name.of(values))
+        except ValueError:  # all else was checked when it was declared
+            errors = [
+                {
+                    "type": "value_error",
+                    "loc": ("path" if field in connection.path_params else "query", field),
+                    "msg": "the value cannot be part of a name",
+                    "input": str(values[field]),
+                }
+                for field in self._name.types
+            ]
+            raise RequestValidationError(errors) from None
+
+    async def _entered(self, hold: Hold[Lease], connection: HTTPConnection) -> Lease:
+        if not self._leave_when_gone or not isinstance(connection, Request):
+            return await hold.__aenter__()
+        try:
+            await (
+                connection.body()
+            )  # kept for the endpoint; then the server has nothing to say but that the client went
+        except RuntimeError:
+            pass  # FastAPI has read it as a form
+        receive = connection.receive
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        lease = await _web.enter_unless_gone(hold, gone)
+        if lease is None:
+            raise HTTPException(_web.GONE, _web.GONE_TEXT)
+        return lease
+
+
+_BUSY = "redis_sync_aio.busy"
+"""The key, in the scope of a request, of the error of its own lease, as opposed to those of locks in the endpoint."""
+
+
+def _callable(value: object, field: str) -> Callable[..., object]:
+    if not callable(value):
+        raise TypeError(f"values[{field!r}] must be a dependency: a function, or Depends(...), not {value!r}")
+    return value
+
+
+def hold_lock(
+    name: str,
+    *,
+    timeout: Seconds | None,
+    ttl: Seconds = 30.0,
+    leave_when_gone: bool = False,
+    scope: Scope = "function",
+    values: Mapping[str, Callable[..., object] | Depends] | None = None,
+) -> Depends:
+    """Return a dependency that holds a lock while an endpoint runs, and gives it the `Lease`.
+
+    Use it in an annotation, ``OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=2)]``, or in
+    ``dependencies=[...]`` of a route or router. The endpoint is cancelled if the lease is lost.
+
+    Args:
+        name: the lock's; its fields are parameters of the path or the query, as text, or with a type: ``{order_id}``,
+            ``{order_id:int}``, ``{order_id:uuid}``. Give numbers their type: "42" and "042" are two names.
+        timeout: seconds or timedelta a request waits at most; 0: it does not wait; None: no limit.
+        ttl: of the lease, which is renewed while it is held: seconds or timedelta, 0.01 to ten years.
+        leave_when_gone: a client that disconnects while its request waits leaves the queue, and the endpoint is not
+            called. The body is read before that, into memory.
+        scope: "function" (default): released before the response is sent; "request": after that, with streams.
+        values: for fields that are not parameters, where their value comes from: a function, as `fastapi.Depends` takes
+            it, or what ``Depends(...)`` returned: ``hold_lock("t:{user.tenant}", values={"user": current_user})``.
+
+    Raises TypeError or ValueError when it is declared wrongly. A request raises, before its endpoint is called, what
+    `AsyncLock.acquire` does; and after it what `AsyncLock.hold` does. `answer_errors` answers both.
+    """
+    milliseconds = ttl_ms(ttl)
+
+    def hold(sync: Coordinator, own: str) -> Hold[Lease]:
+        lock = sync.lock(own, ttl=milliseconds / 1000)
+        lock._pattern = name
+        return lock.hold(timeout=within)
+
+    within = timeout_seconds(timeout)
+    return _depends(RequestName(name, "name", values or {}), values or {}, hold, leave_when_gone, scope)
+
+
+def hold_permit(
+    key: str,
+    *,
+    limit: int,
+    timeout: Seconds | None,
+    ttl: Seconds = 30.0,
+    leave_when_gone: bool = False,
+    scope: Scope = "function",
+    values: Mapping[str, Callable[..., object] | Depends] | None = None,
+) -> Depends:
+    """Return a dependency that holds a permit of a semaphore while an endpoint runs, and gives it the `Lease`.
+
+    Args:
+        key: the semaphore's name, a template as that of `hold_lock`.
+        limit: how many permits there are. While others use another limit, as in a rolling deployment, theirs counts.
+        timeout, ttl, leave_when_gone, scope, values: as `hold_lock`.
+
+    Errors are those of `hold_lock`.
+
+    Example:
+        Export = Annotated[Lease, hold_permit("export:{tenant}", limit=3, timeout=0)]
+    """
+    milliseconds, most = ttl_ms(ttl), permits(limit, "limit")
+
+    def hold(sync: Coordinator, own: str) -> Hold[Lease]:
+        semaphore = sync.semaphore(own, limit=most, on_mismatch="keep", ttl=milliseconds / 1000)
+        semaphore._pattern = key
+        return semaphore.hold(timeout=within)
+
+    within = timeout_seconds(timeout)
+    return _depends(RequestName(key, "key", values or {}), values or {}, hold, leave_when_gone, scope)
+
+
+def _depends(
+    name: RequestName,
+    values: Mapping[str, Callable[..., object] | Depends],
+    hold: Callable[[Coordinator, str], Hold[Lease]],
+    leave_when_gone: bool,
+    scope: Scope,
+) -> Depends:
+    one_of(scope, get_args(Scope), "scope")
+    return Depends(_LeaseDependency(name, values, hold, leave_when_gone), scope=scope)
+
+
+def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> None:
+    """Let ``app`` answer errors of locks: 423 when the lock or permit of an endpoint is busy, 503 for the others.
+
+    423 has a Retry-After: the seconds until the holder's lease ends unless it is renewed. 503 is for no answer of
+    Redis, a lost lease, a closed coordinator, and a timeout of a lock inside the endpoint: the endpoint may have done
+    its work or not. No answer says more than that; the log does (``request_not_served``). A websocket that is open is
+    closed with 1013. Both answers are described in the OpenAPI document, for the routes that hold something.
+
+    ``also``: more errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from the application's own
+    commands. Raises TypeError for what is no class of exceptions.
+    """
+    for kind in (*_web.NOT_SERVED, *also):
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(f"also must be classes of exceptions, not {kind!r}")
+        app.add_exception_handler(kind, _answer)  # type: ignore[arg-type]  # or of a WebSocket: None
+    describe_answers(app, _LeaseDependency)
+
+
+async def _answer(connection: Request | WebSocket, error: Exception) -> Response | None:
+    """Answer an error of a request."""
+    if isinstance(error, AcquireTimeout) and connection.scope.get(_BUSY) is error:
+        status, text, after = _web.LOCKED, _web.BUSY_TEXT, _web.seconds_until_free(error)
+    else:
+        method = connection.scope.get("method", "WEBSOCKET")
+        logs.request_not_served(method, connection.url.path, error)
+        status, text, after = _web.UNAVAILABLE, _web.UNAVAILABLE_TEXT, _web.RETRY_AFTER
+    if isinstance(connection, WebSocket):
+        if connection.application_state is WebSocketState.CONNECTED:
+            await connection.close(_web.TRY_AGAIN_LATER, text)
+            return None
+        if "websocket.http.response" not in connection.scope.get("extensions", {}):
+            await connection.close()
+            return None
+    return JSONResponse({"detail": text}, status, headers={"Retry-After": after})
