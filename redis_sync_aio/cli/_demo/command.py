@@ -207,7 +207,7 @@ class Floor:
 
     async def _kill_holder(self, worker: Worker, grant: ReportedGrant) -> None:
         """Kill a worker that waits in the middle of a section, and look which locks it took with it."""
-        # Look at its own lock before: on a slow machine the lease may have ended when the later looks are answered.
+        # Look at its own lock first: on a slow machine the lease may have ended when the later looks are answered.
         held = await self._look(grant.product)
         if held is None or held.fence != grant.fence:
             raise DemoFailed(f"worker {worker.number} did not hold product {grant.product} when it was to be killed")
