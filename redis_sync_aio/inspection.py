@@ -8,9 +8,9 @@ It reads what stands on the server, so it needs no process of the application, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
@@ -23,10 +23,10 @@ from ._client.settings import Client, encode, response_timeout_of
 from ._client.topology import servers_of
 from ._core.arguments import Name, count, require_bool
 from ._core.keys import Keys, lock_keys, permit_keys
-from ._inspection.patterns import compiled, exact, literal
+from ._inspection.patterns import check, compiled, exact, literal
 from ._inspection.problems import TRANSIENT
 from ._inspection.reading import reading_of
-from ._inspection.server import Server, batches, opened, reading
+from ._inspection.server import Server, batches, heard, opened, reading
 from ._inspection.views import Access, HolderView, Kind, NameView, Problem, ProblemCode, WaiterView
 
 __all__ = ["Access", "HolderView", "Kind", "NameView", "Problem", "ProblemCode", "WaiterView", "escape", "inspect"]
@@ -60,7 +60,8 @@ async def inspect(
     Args:
         client: a `redis.asyncio.Redis` (also of Sentinel: the primary is asked), a `RedisCluster` (all primaries are),
             or a `Coordinator`.
-        pattern: of the names, as in the KEYS command; a backslash takes its meaning from the next character.
+        pattern: of the names, as in the KEYS command; a backslash takes its meaning from the next character. A ``[``
+            needs its ``]``.
         limit: how many names to return at most, at least 1. If there are as many, there may be more.
         shown: how many holders and waiters of each name to list, at least 1. All are counted.
         idle: also return names that nobody holds or waits for, and that are remembered.
@@ -83,20 +84,23 @@ async def inspect(
     source = client_of(client)
     wanted, limit, shown = encode(source, pattern, "pattern"), count(limit, "limit", 1), count(shown, "shown", 1)
     require_bool(idle, "idle")
+    check(wanted)
     servers = servers_of(source)
     found: list[NameView] = []
     name, timeout = exact(wanted), response_timeout_of(source, None)
     async with reading(source):
         if isinstance(servers, Cluster):
             await servers.refresh()
-        clients = servers.clients() if name is None else [servers.client_of(name)]
-        for one in clients:
+        every = servers.clients()
+        for one in every if name is None else [servers.client_of(name)]:
+            others = [partial(checkout, other, timeout) for other in every if other is not one]
+            look = _Look(shown, idle, partial(heard, others))
             async with (
-                opened(partial(checkout, one, timeout), one.connection_pool.disconnect) as server,
+                opened(partial(checkout, one, timeout)) as server,
                 aclosing(_searched(server, wanted) if name is None else _named(name)) as search,
             ):
                 async for names in search:
-                    found += await _look(server, names, shown, idle)
+                    found += await look.at(server, names)
                     if len(found) >= limit:
                         return _sorted(found[:limit])
     return _sorted(found)
@@ -119,33 +123,45 @@ async def _searched(server: Server, pattern: bytes) -> AsyncGenerator[Sequence[K
             yield batch
 
 
-async def _look(server: Server, names: Sequence[Keys], shown: int, idle: bool) -> list[NameView]:
-    found = await _read(server, names, shown, idle)
-    doubtful = {keys: view for keys, view in found.items() if any(it.code in TRANSIENT for it in view.problems)}
-    if not doubtful:
+@dataclass(frozen=True)
+class _Look:
+    """How names are looked at."""
+
+    shown: int
+    idle: bool
+    elsewhere: Callable[[set[bytes]], Awaitable[dict[bytes, bool]]]
+    """Asks the other shards who listens: a process may hold a name of a shard to which it has not connected yet."""
+
+    async def at(self, server: Server, names: Sequence[Keys]) -> list[NameView]:
+        """Return what is to be told of ``names``; look twice at problems that may be just a moment."""
+        found = await self._read(server, names)
+        doubtful = {keys: view for keys, view in found.items() if any(it.code in TRANSIENT for it in view.problems)}
+        if not doubtful:
+            return list(found.values())
+        await anyio.sleep(SECOND_LOOK)
+        again = await self._read(server, list(doubtful))
+        for keys, before in doubtful.items():
+            del found[keys]
+            if keys in again:
+                seen = {it.code for it in before.problems}
+                view = again[keys]
+                real = [it for it in view.problems if it.code in seen or it.code not in TRANSIENT]
+                view = replace(view, problems=tuple(real))
+                if self.idle or not view.idle:
+                    found[keys] = view
         return list(found.values())
-    await anyio.sleep(SECOND_LOOK)
-    again = await _read(server, list(doubtful), shown, idle)
-    for keys, before in doubtful.items():
-        del found[keys]
-        if keys in again:
-            seen = {it.code for it in before.problems}
-            view = again[keys]
-            real = [it for it in view.problems if it.code in seen or it.code not in TRANSIENT]
-            view = replace(view, problems=tuple(real))
-            if idle or not view.idle:
-                found[keys] = view
-    return list(found.values())
 
-
-async def _read(server: Server, names: Sequence[Keys], shown: int, idle: bool) -> dict[Keys, NameView]:
-    readings = [(keys, reading_of(keys, shown)) for keys in names]
-    replies = await server.ask([it.first_asked(server.time) for _, it in readings])
-    told = [(keys, it) for (keys, it), reply in zip(readings, replies, strict=True) if it.first(reply) or idle]
-    told = [(keys, it) for keys, it in told if it.known]
-    if not told:
-        return {}
-    listening = await server.listening(inbox for _, it in told for inbox in it.inboxes())
-    replies = await server.ask([it.then_asked() for _, it in told])
-    views = {keys: it.view(reply, server, listening) for (keys, it), reply in zip(told, replies, strict=True)}
-    return {keys: view for keys, view in views.items() if idle or not view.idle}
+    async def _read(self, server: Server, names: Sequence[Keys]) -> dict[Keys, NameView]:
+        readings = [(keys, reading_of(keys, self.shown)) for keys in names]
+        replies = await server.ask([it.first_asked(server.time) for _, it in readings])
+        told = [(keys, it) for (keys, it), reply in zip(readings, replies, strict=True) if it.first(reply) or self.idle]
+        told = [(keys, it) for keys, it in told if it.known]
+        if not told:
+            return {}
+        listening = await server.listening(channel for _, it in told for channel in it.channels())
+        if absent := {presence for _, it in told for presence in it.absent(listening)}:
+            here = {channel: heard for channel, heard in listening.items() if channel not in absent}
+            listening = here | await self.elsewhere(absent)
+        replies = await server.ask([it.then_asked() for _, it in told])
+        views = {keys: it.view(reply, server, listening) for (keys, it), reply in zip(told, replies, strict=True)}
+        return {keys: view for keys, view in views.items() if self.idle or not view.idle}

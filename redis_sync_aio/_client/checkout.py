@@ -206,13 +206,14 @@ def packer(client: Redis) -> Pack:
 MULTI, EXEC, UNWATCH = (resp.pack((word,)) for word in (b"MULTI", b"EXEC", b"UNWATCH"))
 
 
-async def checkout(client: Redis, response_timeout: float | None = None) -> CheckedOut:
+async def checkout(client: Redis, response_timeout: float | None = None, *, fresh: bool = False) -> CheckedOut:
     """Return a connection of the client's pool, on which an exchange takes at most ``response_timeout`` seconds.
 
-    None means as long as the client waits for a reply, which may be without a limit. Raise OUT_OF_REACH. On
-    cancellation, a connection that is still being opened goes back to the pool by itself.
+    None means as long as the client waits for a reply, which may be without a limit. With ``fresh`` the connection has
+    just been opened. Raise OUT_OF_REACH. On cancellation, a connection that is still being opened goes back to the pool
+    by itself.
     """
-    connecting = _start(pooled(client), "connect")
+    connecting = _start(pooled(client, fresh), "connect")
     try:
         await asyncio.wait([connecting])
     except asyncio.CancelledError:

@@ -60,15 +60,17 @@ def bare(error: BaseException) -> BaseException:
     return cause if isinstance(cause, redis.exceptions.RedisError) or error.args[:1] == (cause,) else error
 
 
-async def pooled(client: Redis) -> Any:
+async def pooled(client: Redis, fresh: bool = False) -> Any:
     """Return a connection of the client's pool; raise what redis-py raises, unwrapped by `bare`.
 
-    A connection that was in use when Sentinel named another primary still leads to the old one, so it is opened again.
+    With ``fresh`` it has just been opened. A connection that was in use when Sentinel named another primary still leads
+    to the old one, so it is opened again, too.
     """
     pool: Any = client.connection_pool
     connection = await _from_pool(client)
     primary = getattr(pool, "master_address", None) if getattr(pool, "is_master", False) else None
-    if primary is not None and stream(connection) is not None and (connection.host, connection.port) != primary:
+    outdated = primary is not None and (connection.host, connection.port) != primary
+    if (fresh or outdated) and stream(connection) is not None:
         try:
             await connection.disconnect(nowait=True)
             await bared(connection.connect())

@@ -13,7 +13,7 @@
       …:queue, …:polls        as above
     {KEY}:turn      string    lock of the transactions on KEY that take turns; with queue, fence and polls
     {KEY}:commit:…  string    whether one transaction on KEY was committed: "done" or "void"
-    rsa:…           channel   inbox of one coordinator; in a cluster, of one at one shard
+    rsa:…           channel   inbox of one coordinator; in a cluster, of one at one shard; and its presence
 
 All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
 """
@@ -31,6 +31,10 @@ INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
 """In the inboxes of a cluster (the rest is in small letters): see `Endpoint.at`, and include/publish.lua."""
+POLLING_MARK = b"D"
+"""In the tokens of a process that has no inbox, since it polls. It is hexadecimal, too, like what is around it."""
+PRESENCE_DIGITS = 8
+"""Hexadecimal digits at the beginning of an inbox that stay the same for as long as its coordinator lives."""
 SHARING_MARK = b"~"
 """The end of a token under which the tasks of a process share a lease: see include/sharing_token.lua."""
 
@@ -55,6 +59,18 @@ class Endpoint(NamedTuple):
         process = b":".join(self.token_prefix.split(b":")[:-2])
         return b"redis_sync_aio:" + re.sub(rb"[^!-~]", b"?", process)
 
+    @property
+    def presence(self) -> bytes:
+        """The channel that each connection of this process listens to, whatever its inbox is called now.
+
+        Nothing is published to it. That it has a listener says that the process is connected: see `Maker`.
+        """
+        return _presence(self.inbox)
+
+    def polling(self) -> Endpoint:
+        """Return the endpoint of a process that has no inbox."""
+        return Endpoint(b"", self.token_prefix[:-1] + POLLING_MARK + b":")
+
     def at(self, shard: int) -> Endpoint:
         """Return the endpoint by which this shard of a cluster knows us.
 
@@ -68,13 +84,19 @@ class Endpoint(NamedTuple):
         """Return a new endpoint for the same server: the former inbox has no listener any more."""
         former = self.inbox.removeprefix(INBOX_PREFIX)
         unique, mark, shard = former.partition(CLUSTER_MARK)
-        now = secrets.token_hex(len(unique) // 2).encode() + mark + shard
+        stays = unique[:PRESENCE_DIGITS]
+        now = stays + secrets.token_hex((len(unique) - len(stays)) // 2).encode() + mark + shard
         return Endpoint(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
 
 
 _MAKER = re.compile(
-    rb"([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?):\d+(?:%b)?" % (CLUSTER_MARK, SHARING_MARK)
+    rb"([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?)(%b)?:\d+(?:%b)?"
+    % (CLUSTER_MARK, POLLING_MARK, SHARING_MARK)
 )
+
+
+def _presence(inbox: bytes) -> bytes:
+    return inbox[: len(INBOX_PREFIX) + PRESENCE_DIGITS]
 
 
 class Maker(NamedTuple):
@@ -83,13 +105,19 @@ class Maker(NamedTuple):
     host: str
     pid: int
     inbox: bytes
+    presence: bytes
+    """As `Endpoint.presence`."""
+    polls: bool
+    """Whether it listened to nothing when it made the token."""
 
     @classmethod
     def of(cls, token: bytes) -> Maker | None:
         """Return the process that made ``token``; None for an identity, and for a token of another package."""
         if (found := _MAKER.fullmatch(token)) is None:
             return None
-        return cls(found[1].decode("utf-8", "backslashreplace"), int(found[2]), INBOX_PREFIX + found[3])
+        inbox = INBOX_PREFIX + found[3]
+        host = found[1].decode("utf-8", "backslashreplace")
+        return cls(host, int(found[2]), inbox, _presence(inbox), found[4] is not None)
 
 
 def of_cluster(inbox: bytes) -> bool:

@@ -13,7 +13,7 @@ from .._scripts.constants import POLLERS_TICKET, WRITER_WEIGHT
 from .views import Access, HolderView, WaiterView
 
 Listening: TypeAlias = Mapping[bytes, bool]
-"""Of each inbox whether anybody listens; without those that are not known."""
+"""Of each channel whether anybody listens; without those that are not known."""
 
 FIRST_TIME = 10**15
 """Microseconds; a score below it is a place in a queue, not the time when a ticket came."""
@@ -38,10 +38,26 @@ def queued(members: Iterable[tuple[bytes, float]], of_lock: bool) -> list[Queued
     ]
 
 
-def inboxes(tokens: Iterable[bytes], tickets: Iterable[Queued]) -> set[bytes]:
-    """Return the inboxes of the processes that hold and wait."""
-    makers = {maker.inbox for token in tokens if (maker := Maker.of(token)) is not None}
-    return makers | {one.ticket.inbox for one in tickets if one.ticket.inbox}
+def channels(tokens: Iterable[bytes], tickets: Iterable[Queued]) -> set[bytes]:
+    """Return what the processes that hold and wait listen to if they are connected."""
+    found = {one.ticket.inbox for one in tickets if one.ticket.inbox}
+    for maker in map(Maker.of, tokens):
+        if maker is not None and not maker.polls:
+            found |= {maker.inbox, maker.presence}
+    return found
+
+
+def absent(tokens: Iterable[bytes], listening: Listening) -> set[bytes]:
+    """Return the presences of the processes that hold and are not connected to this server."""
+    makers = [maker for token in tokens if (maker := Maker.of(token)) is not None]
+    return {maker.presence for maker in makers if _connected(maker, listening) is False}
+
+
+def _connected(maker: Maker, listening: Listening) -> bool | None:
+    """Return whether the process listens to its inbox of then, or has another one now; None if nothing tells."""
+    if maker.polls or maker.presence not in listening:
+        return None
+    return listening.get(maker.inbox, False) or listening[maker.presence]
 
 
 def waiter(one: Queued, now: int, permits: int, polls_until: Reply, listening: Listening) -> WaiterView:
@@ -88,7 +104,7 @@ def holder(
         weight=1 if side else weight,
         access=side,
         foreign=foreign,
-        connected=listening.get(maker.inbox) if maker else None,
+        connected=_connected(maker, listening) if maker else None,
     )
 
 

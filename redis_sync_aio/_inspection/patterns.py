@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import re
 
+from .._core.display import shown, text
+
+_UNFINISHED = re.compile(rb"(?:[^\[\\]|\\.|\[(?:\\.|[^\]\\])*\])*", re.DOTALL)
+"""Everything before an opening bracket without its end, or before a backslash at the end."""
 _PARTS = re.compile(rb"(\*+)|(\?)|\[(\^?)((?:\\.|[^\]\\])*)\]?|\\(.)|(.)", re.DOTALL)
 _ESCAPED = re.compile(r"([*?\[\]\\])")
 _IN_CLASS = re.compile(rb"\\(.)|([^\\])-([^\\])|([^\\])", re.DOTALL)
+
+
+def check(pattern: bytes) -> None:
+    """Raise ValueError for a pattern that has no end: keys behind the name could not be told from it."""
+    finished = _UNFINISHED.match(pattern)
+    if finished is None or finished.end() == len(pattern):
+        return
+    wrong = "a [ without its ]" if pattern[finished.end() :].startswith(b"[") else "a single backslash at its end"
+    raise ValueError(
+        f"the pattern {shown(text(pattern))} has {wrong}, and would match nothing: if that character belongs to "
+        "the name, put a backslash before it"
+    )
 
 
 def literal(name: str) -> str:

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import shlex
+
 from .._core.display import shown, text
 from .views import HolderView, Problem, ProblemCode, WaiterView
 
 CLOCK = 1_000_000
 """Microseconds by which a fence may be ahead of the server's clock: a range of fences, or many grants in a row."""
 
-TRANSIENT: frozenset[ProblemCode] = frozenset({"queue_without_holder", "fence_lost", "permits_lost", "dead_waiters"})
+TRANSIENT: frozenset[ProblemCode] = frozenset(
+    {"holder_disconnected", "queue_without_holder", "fence_lost", "permits_lost", "dead_waiters"}
+)
 """Problems that may only be the moment between two reads: they are looked at twice."""
 
 
-def foreign_without_ttl(value: bytes) -> Problem:
+def foreign_without_ttl(name: bytes, value: bytes) -> Problem:
     """Describe a key with a value of another program that will not end."""
     return Problem(
         "foreign_without_ttl",
         f"its key has the value {shown(text(value))} and no ttl, and this package did not write it, so it will not "
         "become free by itself. If it is data, give the lock another name; if it is a lock that another program "
-        "forgot, delete it: redis-sync-aio release NAME --force",
+        f"forgot, delete it: {_release(name)} --force",
     )
 
 
-def held_by_the_dead(holder: HolderView) -> Problem:
+def holder_disconnected(name: bytes, holder: HolderView) -> Problem:
     """Describe a lock without a ttl whose process is not connected."""
     return Problem(
-        "held_by_the_dead",
-        f"{holder.token!r} holds it without a ttl, and its process is not connected (it has ended, is cut off, "
-        f"polls, or has reconnected after a failover). If process {holder.pid} on {holder.host} has ended, release it: "
-        "redis-sync-aio release NAME --token TOKEN",
+        "holder_disconnected",
+        f"process {holder.pid} on {holder.host} holds it without a ttl, and is not connected to the server: it has "
+        "ended or is cut off. Look there; if it has ended, nobody else will release the lock, so do: "
+        f"{_release(name)} --token {shlex.quote(holder.token)}",
     )
+
+
+def _release(name: bytes) -> str:
+    return f"redis-sync-aio release {shlex.quote(text(name))}"
 
 
 def dead_waiters(waiters: list[WaiterView]) -> Problem:

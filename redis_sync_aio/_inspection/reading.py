@@ -16,7 +16,7 @@ from .._core.keys import Keys, LockKeys, PermitKeys, robust_keys
 from .._engine.watch_dialogue import pairs
 from .._scripts.constants import WRITER_WEIGHT
 from . import problems
-from .parties import Listening, Queued, holder, inboxes, queued, waiter
+from .parties import Listening, Queued, absent, channels, holder, queued, waiter
 from .server import Replies, Server
 from .views import HolderView, Kind, NameView, Problem, WaiterView
 
@@ -44,8 +44,12 @@ class Reading(Protocol):
         """Return the commands of the second round."""
         ...
 
-    def inboxes(self) -> set[bytes]:
-        """Return the inboxes of all processes in it."""
+    def channels(self) -> set[bytes]:
+        """Return what all processes in it listen to if they are connected."""
+        ...
+
+    def absent(self, listening: Listening) -> set[bytes]:
+        """Return the presences of the processes that hold it and are not connected to this server."""
         ...
 
     def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
@@ -100,6 +104,18 @@ class _Reading:
         elif code not in ("MOVED", "ASK", "TRYAGAIN") and not any(it.code == "unreadable" for it in self.problems):
             self.problems.append(problems.unreadable(str(reply)))  # the others: another shard tells
         return otherwise
+
+    def _tokens(self) -> set[bytes]:
+        """Return the tokens of the holders."""
+        raise NotImplementedError
+
+    def channels(self) -> set[bytes]:
+        """See `Reading`."""
+        return channels(self._tokens(), self.tickets)
+
+    def absent(self, listening: Listening) -> set[bytes]:
+        """See `Reading`."""
+        return absent(self._tokens(), listening)
 
     def _queue_asked(self) -> Words:
         return (b"ZRANGE", self._queue, 0, self.shown - 1, b"WITHSCORES")
@@ -162,21 +178,19 @@ class LockReading(_Reading):
         self._found = self._holder is not None
         return self._active
 
+    def _tokens(self) -> set[bytes]:
+        return set() if self._holder is None else {self._holder}
+
     def then_asked(self) -> list[Words]:
         """See `Reading`."""
         return [(b"HGET", self._record, b"fence"), *self._about_queue()]
-
-    def inboxes(self) -> set[bytes]:
-        """See `Reading`."""
-        return inboxes([] if self._holder is None else [self._holder], self.tickets)
 
     def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
         """See `Reading`."""
         now = server.time
         robust = isinstance(replies[0], bytes)
         holders = () if self._holder is None else (self._holder_view(self._holder, now, listening),)
-        tokens = set() if self._holder is None else {self._holder}
-        waiters, waiting = self._waiters(replies[1:], now, 0, listening, tokens)
+        waiters, waiting = self._waiters(replies[1:], now, 0, listening, self._tokens())
         for one in holders:
             self._judge_holder(one)
         if not holders and any(it.alive is not False for it in waiters):
@@ -206,9 +220,9 @@ class LockReading(_Reading):
         if one.foreign and one.host is not None:
             self.problems.append(problems.fence_lost())
         elif one.foreign and self._left == -1:
-            self.problems.append(problems.foreign_without_ttl(self._holder or b""))
+            self.problems.append(problems.foreign_without_ttl(self.name, self._holder or b""))
         if self._left == -1 and one.connected is False:
-            self.problems.append(problems.held_by_the_dead(one))
+            self.problems.append(problems.holder_disconnected(self.name, one))
 
 
 class PermitReading(_Reading):
@@ -257,14 +271,13 @@ class PermitReading(_Reading):
         self._found = bool(self._live)
         return self._active
 
+    def _tokens(self) -> set[bytes]:
+        return {token for token, _ in self._live}
+
     def then_asked(self) -> list[Words]:
         """See `Reading`."""
         fields = [b"=" + token for token, _ in self._live] or [b"="]
         return [(b"HMGET", self._state, *fields), *self._about_queue()]
-
-    def inboxes(self) -> set[bytes]:
-        """See `Reading`."""
-        return inboxes((token for token, _ in self._live), self.tickets)
 
     def view(self, replies: Replies, server: Server, listening: Listening) -> NameView:
         """See `Reading`."""
@@ -281,8 +294,7 @@ class PermitReading(_Reading):
             )
             holders.append(it)
         shared = self._limit == WRITER_WEIGHT
-        tokens = {token for token, _ in self._live}
-        waiters, waiting = self._waiters(replies[1:], now, self._limit, listening, tokens)
+        waiters, waiting = self._waiters(replies[1:], now, self._limit, listening, self._tokens())
         held = weights if self._all_shown else self._used  # which also counts those that have ended unnoticed
         if held >= WRITER_WEIGHT:
             held = 1

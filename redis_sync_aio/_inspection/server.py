@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeAlias
 
@@ -20,10 +20,10 @@ BATCH = 250
 """Names that are read in one round trip."""
 
 
-class CloseIdle(Protocol):
-    """Closes the idle connections of a pool."""
+class CheckOut(Protocol):
+    """Checks out a connection; with ``fresh`` it opens one."""
 
-    async def __call__(self, *, inuse_connections: bool) -> None: ...
+    async def __call__(self, *, fresh: bool = False) -> CheckedOut: ...
 
 
 Replies: TypeAlias = list[Reply]
@@ -67,16 +67,16 @@ class Server:
         self._cursor = None if cursor == b"0" else cursor
         return list(dict.fromkeys(found for key in keys if (found := keys_around(key)) is not None))
 
-    async def listening(self, inboxes: Iterable[bytes]) -> dict[bytes, bool]:
-        """Return of each inbox whether anybody listens; nothing if the user may not ask that."""
-        asked = sorted(set(inboxes))
+    async def listening(self, channels: Iterable[bytes]) -> dict[bytes, bool]:
+        """Return of each channel whether anybody listens; nothing if the user may not ask that."""
+        asked = sorted(set(channels))
         if not asked:
             return {}
         ((reply,),) = await self.ask([[(b"PUBSUB", b"NUMSUB", *asked)]])
         if isinstance(reply, ReplyError):
             return {}
         numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        return {inbox: int(number) > 0 for inbox, number in numbers}
+        return {channel: int(number) > 0 for channel, number in numbers}
 
 
 def _checked(reply: Reply) -> Reply:
@@ -86,19 +86,18 @@ def _checked(reply: Reply) -> Reply:
 
 
 @asynccontextmanager
-async def opened(check_out: Callable[[], Awaitable[CheckedOut]], close_idle: CloseIdle) -> AsyncIterator[Server]:
+async def opened(check_out: CheckOut) -> AsyncIterator[Server]:
     """Use a connection, and give it back in the end; raise OUT_OF_REACH.
 
-    An idle connection may have been closed by a server that was restarted, so it is tried first. If it is of no use,
-    the other idle ones are closed, too, and a new one is opened.
+    An idle connection may have been closed by a server that was restarted, so it is tried first. If it is of no use, a
+    new one is opened in its place.
     """
     server = Server(await check_out())
     try:
         await server.ask([])
     except OUT_OF_REACH:
         await server.give_up()
-        await close_idle(inuse_connections=False)
-        server = Server(await check_out())
+        server = Server(await check_out(fresh=True))
     except BaseException:
         await server.give_up()
         raise
@@ -108,6 +107,19 @@ async def opened(check_out: Callable[[], Awaitable[CheckedOut]], close_idle: Clo
         await server.give_up()
         raise
     await server.give_back()
+
+
+async def heard(servers: Iterable[CheckOut], channels: set[bytes]) -> dict[bytes, bool]:
+    """Return of each channel whether anybody listens at one of ``servers``; only of those that all of them told."""
+    found = dict.fromkeys(channels, False)
+    for check_out in servers:
+        try:
+            async with opened(check_out) as server:
+                here = await server.listening(found)
+        except OUT_OF_REACH:
+            here = {}
+        found = {channel: found[channel] or here[channel] for channel in here}
+    return found
 
 
 @asynccontextmanager

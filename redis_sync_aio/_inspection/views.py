@@ -13,7 +13,7 @@ Access: TypeAlias = Literal["read", "write"]
 
 ProblemCode: TypeAlias = Literal[
     "foreign_without_ttl",
-    "held_by_the_dead",
+    "holder_disconnected",
     "dead_waiters",
     "queue_without_holder",
     "fence_lost",
@@ -57,8 +57,8 @@ class HolderView:
         weight: how many permits; 1 for locks, and for both sides of a read/write lock.
         access: "read" or "write" of a read/write lock; None for others.
         foreign: it was not granted by this package.
-        connected: whether the process listens for grants now. False: it has ended, is disconnected, or polls. None: the
-            token does not name a process, or the server does not tell.
+        connected: whether the process is connected to the server (in a cluster: to any shard). False: it has ended, or
+            is cut off at the moment. None: it polls, the token does not name a process, or the server does not tell.
     """
 
     token: str

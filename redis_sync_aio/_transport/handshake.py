@@ -69,6 +69,7 @@ class Handshake:
         self._heard = asyncio.get_running_loop().create_future()
         subscribed = connection.ask((b"SUBSCRIBE", self.inbox))
         published = connection.ask((b"PUBLISH", self.inbox, b""))
+        _ignored(connection.ask((b"SUBSCRIBE", self.endpoint.presence)))
         rights = f"SUBSCRIBE and PUBLISH on {text(INBOX_PREFIX)}*"
         for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (published, rights)):
             try:

@@ -44,7 +44,7 @@ class PoolExecutor:
 
     def __init__(self, servers: Topology, endpoint: Endpoint, response_timeout: float, converse: Converse) -> None:
         self._servers = servers
-        self._endpoint = endpoint._replace(inbox=b"")
+        self._endpoint = endpoint.polling()
         self._response_timeout = response_timeout
         self._attempt = PoolAttempt(servers, response_timeout, converse)
         self._silent = False  # the latest attempt of all ended without a sign of the server

@@ -54,7 +54,17 @@ def test_findings_in_a_terminal_are_coloured_unless_that_is_declined(server: Emb
             assert max(map(len, it.text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("words", [["nope"], ["doctor", "--nope"], ["doctor", "extra"], ["demo", "--items", "0"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nope"],
+        ["doctor", "--nope"],
+        ["doctor", "extra"],
+        ["demo", "--items", "0"],
+        ["ls", "orders:["],
+        ["watch", "a*\\"],
+    ],
+)
 def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
     done = command(*words)
     assert (done.returncode, done.stdout) == (2, "")

@@ -17,6 +17,7 @@ from redis_sync_aio.inspection import Kind, NameView, inspect
 from tests.conftest import MakeClient
 from tests.support.body import FAST
 from tests.support.inspecting import seen
+from tests.support.proxy import CUT_BEFORE, FaultProxy
 
 HERE = socket.gethostname()[:32], os.getpid()
 READS = {"SCAN", "TIME", "GET", "PTTL", "ZRANGE", "ZCARD", "ZRANGEBYSCORE", "ZSCORE", "HMGET", "HGET", "PUBSUB"}
@@ -202,6 +203,28 @@ async def test_connections_that_a_restarted_server_has_closed_are_replaced() -> 
         await asyncio.to_thread(restarted.restart, keep_data=False)
         assert await inspect(client) == ()
         await client.aclose()
+
+
+async def test_other_connections_of_the_client_stay_open(server: EmbeddedServer) -> None:
+    """One that is of no use is replaced; the others of its pool are the caller's."""
+    async with FaultProxy(server.unix_socket) as proxy, Redis(host=proxy.host, port=proxy.port) as looker:
+
+        async def connections() -> set[int]:
+            return set(await asyncio.gather(*(looker.client_id() for _ in range(3))))
+
+        before = await connections()
+        rule = proxy.on("TIME", CUT_BEFORE)
+        await inspect(looker)
+        assert rule.fired.is_set()
+        assert len(before) == 3
+        assert len(before & await connections()) == 2
+
+
+@pytest.mark.parametrize("pattern", ["orders:[", "orders:*[ab", r"orders:[a\]", "orders:*\\"])
+async def test_a_pattern_without_an_end_is_refused(redis: Redis, pattern: str) -> None:
+    """What a search appends to it would belong to the bracket, or to the backslash, so it would find nothing."""
+    with pytest.raises(ValueError, match=r"the pattern '.*' has a .*: if that character belongs to the name"):
+        await inspect(redis, pattern)
 
 
 async def test_bad_arguments_are_refused(redis: Redis) -> None:

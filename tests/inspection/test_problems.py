@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 
 import pytest
 from redis.asyncio import Redis
@@ -29,7 +31,9 @@ async def problem(client: Client, code: ProblemCode, name: str = "x") -> str:
 
 async def test_a_value_of_another_program_without_a_ttl(redis: Redis) -> None:
     await redis.set("x", "data")
-    assert "'data' and no ttl" in await problem(redis, "foreign_without_ttl")
+    said = await problem(redis, "foreign_without_ttl")
+    assert "'data' and no ttl" in said
+    assert said.endswith("redis-sync-aio release x --force")
     (found,) = await inspect(redis, "x")
     assert found.holders[0].foreign
     assert found.holders[0].remaining is None
@@ -50,9 +54,22 @@ async def test_another_programs_lock_with_a_ttl_is_none(redis: Redis, sync: Coor
 
 
 async def test_a_lock_without_a_ttl_whose_process_has_ended(redis: Redis) -> None:
-    await redis.set("x", DEAD)
-    await redis.set(lock_keys(b"x").fence, b"1700000000000000 " + DEAD)
-    assert "process 7 on vm" in await problem(redis, "held_by_the_dead")
+    await redis.set("it's", DEAD)
+    await redis.set(lock_keys(b"it's").fence, b"1700000000000000 " + DEAD)
+    said = await problem(redis, "holder_disconnected", "it's")
+    assert "process 7 on vm" in said
+    assert shlex.split(said[said.index("redis-sync-aio") :]) == [
+        *("redis-sync-aio", "release", "it's", "--token", DEAD.decode())
+    ]
+
+
+async def test_a_lock_without_a_ttl_of_a_process_that_polls_is_none(make_client: MakeClient, redis: Redis) -> None:
+    """It listens to nothing, so nothing tells whether it lives."""
+    async with Coordinator(make_client(), push="never") as polling, polling.lock("x", ttl=None):
+        (found,) = await inspect(redis, "x")
+        assert found.problems == ()
+        assert found.holders[0].connected is None
+        assert found.holders[0].pid == os.getpid()
 
 
 async def test_a_lock_without_a_ttl_whose_process_lives_is_none(redis: Redis, sync: Coordinator) -> None:

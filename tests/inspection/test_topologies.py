@@ -11,7 +11,7 @@ from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import inspect
 from tests.support.child import Crew
-from tests.support.clusters import SHARDS, Nodes
+from tests.support.clusters import SHARDS, Nodes, moved_back
 from tests.support.inspecting import seen
 from tests.support.sentinels import sentinels
 
@@ -35,11 +35,37 @@ async def test_all_primaries_of_a_cluster_are_read(nodes: Nodes) -> None:
         assert await inspect(client, "seen*") == ()
 
 
-@pytest.mark.timeout(120)
-async def test_the_primary_of_a_sentinel_set_is_read(tmp_path: Path) -> None:
-    async with sentinels(tmp_path) as group, group.client() as client, Coordinator(client) as sync, sync.lock("x"):
+@pytest.mark.timeout(180)
+async def test_a_holder_of_a_sentinel_set_is_connected_after_a_failover(tmp_path: Path) -> None:
+    """The primary is read; the holder listens to another inbox at the next one, and is not taken for dead there."""
+    async with (
+        sentinels(tmp_path) as group,
+        group.client() as client,
+        Coordinator(client) as sync,
+        sync.lock("x", ttl=None),
+    ):
         (found,) = await inspect(client)
         assert (found.name, found.held, found.server) == ("x", 1, f"{group.primary.host}:{group.primary.port}")
+        await group.fail_over()
+        there = f"{group.replica.host}:{group.replica.port}"
+        found = await seen(client, "x", lambda it: it.server == there and it.holders[0].connected)
+        assert found.problems == ()
+
+
+async def test_a_holder_whose_slot_was_moved_is_connected(nodes: Nodes) -> None:
+    """To the shard that had the slot: it has nothing to ask of the other one, as it renews nothing."""
+    name = nodes.name_at(0, "moved-while-held")
+    async with (
+        moved_back(nodes, name),
+        nodes.client() as client,
+        Coordinator(client) as sync,
+        sync.lock(name, ttl=None),
+    ):
+        await nodes.move(nodes.slot(name), nodes.primaries[0], nodes.primaries[1])
+        there = f"{nodes.primaries[1].host}:{nodes.primaries[1].port}"
+        found = await seen(client, name, lambda it: it.server == there)
+        assert found.holders[0].connected is True
+        assert found.problems == ()
 
 
 async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis: Redis) -> None:

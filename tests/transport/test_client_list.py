@@ -18,9 +18,9 @@ OURS = f"redis_sync_aio_v{__version__}"
 
 
 async def connections(redis: Redis) -> list[dict[str, str]]:
-    """Return the connections that listen to an inbox, as CLIENT LIST shows them."""
+    """Return the connections that listen to channels, as CLIENT LIST shows them."""
     client: Any = redis
-    return [one for one in await client.client_list() if one["sub"] == "1"]
+    return [one for one in await client.client_list() if one["sub"] != "0"]
 
 
 async def used(client: Redis) -> Coordinator:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from redis_sync_aio._inspection.patterns import check
 from redis_sync_aio.inspection import NameView, inspect
 
 from .._session import Session, execute
@@ -18,8 +19,18 @@ from . import words
 
 EXITS = {0: "the names were listed, also when there are none"}
 
+
+def finished(pattern: str) -> str:
+    """Return a pattern of the command line; raise BadParameter if it is empty, or has no end."""
+    try:
+        check(not_empty(pattern).encode(errors="surrogateescape"))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return pattern
+
+
 Pattern = Annotated[
-    str, typer.Argument(help="Of names, as in KEYS: 'orders:*'.", show_default=False, callback=not_empty)
+    str, typer.Argument(help="Of names, as in KEYS: 'orders:*'.", show_default=False, callback=finished)
 ]
 
 

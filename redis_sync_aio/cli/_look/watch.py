@@ -16,8 +16,9 @@ from redis_sync_aio.inspection import inspect
 
 from .._output import complain
 from .._session import Session, execute
-from .._shared import Shared, not_empty
+from .._shared import Shared
 from .changes import Change, changes, keyed
+from .ls import finished
 
 EXITS = {0: "whatever reads the output has closed it"}
 MOST = 100_000
@@ -30,7 +31,7 @@ def watch(
     shared: Shared,
     name: Annotated[
         str,
-        typer.Argument(help="A name, or a pattern as in KEYS: 'orders:*'.", show_default=False, callback=not_empty),
+        typer.Argument(help="A name, or a pattern as in KEYS: 'orders:*'.", show_default=False, callback=finished),
     ] = "*",
     interval: Interval = 0.5,
 ) -> None:
