@@ -14,6 +14,7 @@ from ._transactions.guarded import GuardedTransaction
 from ._transactions.options import Committed
 from .compensation import Compensation
 from .coordinator import Coordinator, CoordinatorStatistics
+from .election import Leader, LeaderElection, Term
 from .errors import (
     AcquireTimeout,
     CommandRefused,
@@ -70,6 +71,8 @@ __all__ = [
     "FenceGate",
     "GuardedTransaction",
     "Hold",
+    "Leader",
+    "LeaderElection",
     "Lease",
     "LeaseLost",
     "LimitMismatch",
@@ -91,6 +94,7 @@ __all__ = [
     "StaleFence",
     "StaleWriter",
     "SyncError",
+    "Term",
     "Transaction",
     "TransactionMisuse",
     "UndoFailed",

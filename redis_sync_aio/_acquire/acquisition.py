@@ -85,7 +85,7 @@ class Acquisition:
         self.number = hub.next_number()
         self._placed = False
         own = SHARED_TOKEN if request.shared else b"%b%d"
-        self.token = request.identity or request.token or own % (endpoint.token_prefix, self.number)
+        self.token = request.identity or request.token or request.label + own % (endpoint.token_prefix, self.number)
         if request.upgrade:
             self._attempt = b"%b|%d" % (endpoint.inbox or endpoint.token_prefix, self.number)  # see permit_queue.lua
         self._member = b""

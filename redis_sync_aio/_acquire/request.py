@@ -38,6 +38,7 @@ class Request:
     linger: float = 0.0  # for so long a shared lease that no task has is kept
     release_args: tuple[Argument, ...] = ()  # the trailing arguments of its release, unless there is a record
     look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
+    label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
     refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
 
     reusable: bool = field(init=False)

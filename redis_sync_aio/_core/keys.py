@@ -38,6 +38,9 @@ PRESENCE_DIGITS = 8
 SHARING_MARK = b"~"
 """The end of a token under which the tasks of a process share a lease: see include/sharing_token.lua."""
 
+LABEL_MARK = b"@"
+"""The end of a label: a token is "label@host:pid:inbox:number", or has no label."""
+
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
 
@@ -90,8 +93,9 @@ class Endpoint(NamedTuple):
 
 
 _MAKER = re.compile(
-    rb"([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?)(%b)?:\d+(?:%b)?"
-    % (CLUSTER_MARK, POLLING_MARK, SHARING_MARK)
+    rb"(?:(.+)%b)?([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?)(%b)?:\d+(?:%b)?"
+    % (LABEL_MARK, CLUSTER_MARK, POLLING_MARK, SHARING_MARK),
+    re.DOTALL,
 )
 
 
@@ -109,15 +113,17 @@ class Maker(NamedTuple):
     """As `Endpoint.presence`."""
     polls: bool
     """Whether it listened to nothing when it made the token."""
+    label: bytes | None
+    """The name that this process has in an election."""
 
     @classmethod
     def of(cls, token: bytes) -> Maker | None:
         """Return the process that made ``token``; None for an identity, and for a token of another package."""
         if (found := _MAKER.fullmatch(token)) is None:
             return None
-        inbox = INBOX_PREFIX + found[3]
-        host = found[1].decode("utf-8", "backslashreplace")
-        return cls(host, int(found[2]), inbox, _presence(inbox), found[4] is not None)
+        label, host, pid, unique, polls = found.groups()
+        inbox, shown = INBOX_PREFIX + unique, host.decode("utf-8", "backslashreplace")
+        return cls(shown, int(pid), inbox, _presence(inbox), polls is not None, label)
 
 
 def of_cluster(inbox: bytes) -> bool:

@@ -67,7 +67,7 @@ def waiter(one: Queued, now: int, permits: int, polls_until: Reply, listening: L
     alive = polls_until is not None and float(polls_until) * 1000 > now if polls else listening.get(ticket.inbox)
     return WaiterView(
         token=text(ticket.token),
-        identity=None if maker else text(ticket.token),
+        identity=_identity(ticket.token, maker),
         host=maker.host if maker else None,
         pid=maker.pid if maker else None,
         waited=None if one.since is None else max(0.0, (now - one.since) / 1e6),
@@ -95,7 +95,7 @@ def holder(
     held_for = None if fence is None or side == "read" else max(0.0, (now - fence) / 1e6)
     return HolderView(
         token=text(token),
-        identity=None if maker or foreign else text(token),
+        identity=None if foreign else _identity(token, maker),
         host=maker.host if maker else None,
         pid=maker.pid if maker else None,
         held_for=held_for,
@@ -106,6 +106,13 @@ def holder(
         foreign=foreign,
         connected=_connected(maker, listening) if maker else None,
     )
+
+
+def _identity(token: bytes, maker: Maker | None) -> str | None:
+    """Return what the caller calls itself: the identity that is its token, or its name in an election."""
+    if maker is None:
+        return text(token)
+    return None if maker.label is None else text(maker.label)
 
 
 def access(weight: int, permits: int) -> Access | None:

@@ -48,7 +48,7 @@ class HolderView:
 
     Attributes:
         token: the holder's token or identity.
-        identity: the identity, if the caller chose one; None for a token of this package.
+        identity: the identity, if the caller chose one, also of a `LeaderElection`; None for a token of this package.
         host, pid: the process that holds it, if the token says so.
         held_for: seconds since it was granted; for tasks that share, since the server last gave their process fences.
             None if the server does not know: of readers, and of other clients.

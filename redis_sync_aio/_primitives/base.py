@@ -64,6 +64,8 @@ class Primitive(LeaseContext[L]):
     _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
     _limit = 0
     _whose_limit = b""
+    _label = b""
+    """What stands before the rest in its tokens."""
     _leave_open: tuple[Argument, ...] = ()  # what the release of a lock says of clients that poll for it
     _release_args: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
@@ -300,6 +302,7 @@ class Primitive(LeaseContext[L]):
             shared=self._share and identity is None and ms != FOREVER,
             linger=self._linger,
             grant_type=self._grant_type,
+            label=self._label,
         )
 
     def _refusal(self) -> Callable[[Answer, int], SyncError]:

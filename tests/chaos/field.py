@@ -55,9 +55,19 @@ class Field:
     """See the top of this module."""
 
     def __init__(
-        self, seed: int, *, names: int, workers: int, ttl: float, long: float, patience: float, persistent: bool
+        self,
+        seed: int,
+        *,
+        names: int,
+        workers: int,
+        ttl: float,
+        long: float,
+        patience: float,
+        persistent: bool,
+        elect: bool = False,
     ) -> None:
-        """``patience``: seconds after which a request that still waits counts as stuck."""
+        """``patience``: seconds after which a request that still waits counts as stuck. ``elect``: elections."""
+        self._elect = elect
         self.random = random.Random(seed)
         self.names = [f"chaos:{number}" for number in range(names)]
         self.ttl, self._long, self._patience, self._count = ttl, long, patience, workers
@@ -161,6 +171,7 @@ class Field:
             seed,
             doom,
             engine=OPTIONS.chaos_engine,
+            elect=self._elect,
             share=OPTIONS.chaos_share,
         )
         assert self._nursery.stdin is not None

@@ -50,11 +50,11 @@ class Clock:
 
 @asynccontextmanager
 async def field(
-    *, ttl: float = 0.5, long: float = 0.05, patience: float = 10, keep: bool = False
+    *, ttl: float = 0.5, long: float = 0.05, patience: float = 10, keep: bool = False, elect: bool = False
 ) -> AsyncIterator[Field]:
     print(f"--chaos-seed={SEED} --chaos-seconds={SECONDS:g}")
     options = {"ttl": ttl, "long": long, "patience": patience}
-    async with Field(SEED, names=4, workers=6, persistent=keep, **options) as field:
+    async with Field(SEED, names=4, workers=6, persistent=keep, elect=elect, **options) as field:
         yield field
 
 
@@ -77,7 +77,21 @@ async def test_p1_p8_a1_a2_a3_killed() -> None:
 
     Nobody else loses a lease; the next holder has the lock, at p99, within ttl + 0.2 s of the death.
     """
-    async with field() as f:
+    await _kill_at_random(elect=False)
+
+
+@pytest.mark.ci
+async def test_p1_p8_elections() -> None:
+    """The same of leaders and candidates: each section is a term.
+
+    There are no two leaders at a time, and no term has a lower number than one before it; the next candidate leads, at
+    p99, within ttl + 0.2 s of the death.
+    """
+    await _kill_at_random(elect=True)
+
+
+async def _kill_at_random(*, elect: bool) -> None:
+    async with field(elect=elect) as f:
         dooms: list[Doom] = ["outside", "inside", "granted", "waiting"]
         await f.populate()
         running = Clock()

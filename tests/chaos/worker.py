@@ -20,13 +20,14 @@ import signal
 import sys
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, Lease, LeaseLost
+from redis_sync_aio import AsyncLock, Coordinator, LeaderElection, Lease, LeaseLost
 
 from ..support.balance import Ledger
 from ..support.inside import Engine, Resource, now
@@ -34,6 +35,9 @@ from ..support.inside import Engine, Resource, now
 Doom = Literal["outside", "inside", "granted", "waiting"]
 """Where a worker dies: anywhere, by the parent's hand; by its own: in a section that has begun; when a grant has
 arrived, before anything is made of it; when the server has queued it."""
+
+Enter = Callable[..., AbstractAsyncContextManager[Lease]]
+"""What makes the context of a section."""
 
 COMMIT = """
 -- KEYS log, last; ARGV kind, fence, token, wall clock in us, worker
@@ -62,6 +66,7 @@ class Job:
     seed: int
     doom: Doom = "outside"
     engine: Engine = "auto"
+    elect: bool = False  # each name is an election, and a section is a term
     share: bool = False  # two tasks for each name share what the process holds, and let it linger
 
     def line(self) -> bytes:
@@ -109,10 +114,15 @@ class Worker:
             tell(born=job.number)
             async with asyncio.TaskGroup() as tasks:
                 for name in job.names:
+                    if job.elect:
+                        who = f"worker-{job.number}"
+                        election = LeaderElection(sync, name, identity=who, ttl=job.ttl, engine=job.engine)
+                        tasks.create_task(self.contend(name, election.lead))
+                        continue
                     linger = 0.005 * job.share
                     lock = AsyncLock(sync, name, ttl=job.ttl, engine=job.engine, share=job.share, linger=linger)
                     for _ in range(1 + job.share):
-                        tasks.create_task(self.contend(lock))
+                        tasks.create_task(self.contend(name, lock.hold))
         for wrong in ledger.found():
             tell(worker=job.number, error=wrong)
         tell(worker=job.number, ended=True, sections=self.sections)
@@ -143,24 +153,24 @@ class Worker:
 
     # -- contention ------------------------------------------------------------------------------------
 
-    async def contend(self, lock: AsyncLock) -> None:
+    async def contend(self, name: str, hold: Enter) -> None:
         while not self.finish.is_set():
             asked = wall()
             try:
-                await self.section(lock, asked)
+                await self.section(name, hold, asked)
             except LeaseLost:
                 pass  # told where it was noticed
             except Exception as error:
-                tell(worker=self.job.number, error=f"{type(error).__name__}: {error}", name=lock.name, asked=asked)
+                tell(worker=self.job.number, error=f"{type(error).__name__}: {error}", name=name, asked=asked)
 
-    async def section(self, lock: AsyncLock, asked: int) -> None:
+    async def section(self, name: str, hold: Enter, asked: int) -> None:
         lease: Lease | None = None
         where = "body"
         try:
-            async with lock.hold(timeout=self.job.patience) as lease:
+            async with hold(timeout=self.job.patience) as lease:
                 if await self.commit("begin", lease, asked):
                     if self.armed and self.job.doom == "inside":
-                        self.die(lock.name)
+                        self.die(name)
                     if self.pausing:
                         self.pausing = False
                         tell(stopping=self.job.number)

@@ -28,6 +28,7 @@ PAGES = {
     "fencing.md": 2,
     "transactions.md": 2,
     "redlock.md": 1,
+    "leader-election.md": 1,
     "metrics.md": 3,
     "inspection.md": 2,
     "tracing.md": 2,

@@ -211,6 +211,12 @@ async def test_the_leader_outlives_a_server_and_is_followed_by_another() -> None
     ]
 
 
+async def test_a_leader_that_is_stopped_or_killed_is_followed_by_another() -> None:
+    code, output = await run("-W", "error", "examples/standby.py")
+    assert code == 0, output
+    assert "three processes led, one after the other: yes" in output
+
+
 # -- transfers ---------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,8 @@ from redis_sync_aio import (
     FenceGate,
     GuardedTransaction,
     Hold,
+    Leader,
+    LeaderElection,
     Lease,
     LeaseLost,
     LockStatistics,
@@ -41,6 +43,7 @@ from redis_sync_aio import (
     RobustLease,
     SemaphoreStatistics,
     SyncError,
+    Term,
     Transaction,
     WriteSide,
     compat,
@@ -167,6 +170,16 @@ async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
     async with redlock as majority:
         assert_type(majority, RedlockLease)
         assert_type(majority.held_on, int)
+
+    election = LeaderElection(sync, "name", identity=b"me", ttl=timedelta(seconds=10))
+    async with election.lead(timeout=5) as term:
+        assert_type(term, Term)
+        assert_type(term.number, int)
+        assert_type(term.identity, str)
+    assert_type(await election.leader(), Leader | None)
+    assert_type(await election.resign(), bool)
+    async for leader in election.watch(every=0.5):
+        assert_type(leader, Leader | None)
 
 
 async def coordinators(redis: Redis) -> None:

@@ -15,6 +15,7 @@ from redis_sync_aio import (
     AsyncRobustLock,
     AsyncSemaphore,
     Coordinator,
+    LeaderElection,
     Lease,
 )
 from redis_sync_aio._acquire.options import hub_options
@@ -99,6 +100,14 @@ async def test_a_lease_of_a_redlock_shows_where_it_is_held_too() -> None:
             assert not undocumented(lease)
         for client in clients:
             await client.aclose()
+
+
+async def test_a_term_shows_its_number_too(sync: Coordinator) -> None:
+    election = LeaderElection(sync, "faces")
+    assert public(election) == {"lead", "leader", "name", "resign", "watch"}
+    async with election.lead() as term:
+        assert public(term) == LEASE | {"number"}
+        assert not undocumented(term)
 
 
 async def test_a_hold_shows_nothing(sync: Coordinator) -> None:

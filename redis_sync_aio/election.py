@@ -1,0 +1,217 @@
+"""LeaderElection: one of many processes leads, the others stand by, and everybody can see which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import anyio
+
+from ._acquire.binding import CoordinatorLike
+from ._acquire.implicit import client_of
+from ._client.settings import Client, encode
+from ._core.arguments import Name, Seconds, explains_words_of_redis_py, positive_seconds
+from ._core.display import text
+from ._core.keys import LABEL_MARK, Engine, Maker, lock_keys
+from ._engine.replies import LockView, read_inspect
+from ._leases.hold import Hold
+from ._leases.lease import Lease
+from ._primitives.lock_base import LockBase
+from ._primitives.options import LeaseOptions
+from ._transport.call import understood
+
+__all__ = ["Leader", "LeaderElection", "Term"]
+
+MAX_IDENTITY_BYTES = 512
+SOONEST = 0.02
+"""Least seconds between two looks of a watcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The leader of an election, as the server knows it.
+
+    Attributes:
+        identity: the leader's identity. "host:pid" if it chose none; the value of the key if a client that is not of
+            this package has put it there.
+        term: the number of its term. None if the server does not know it: the key was written by another client, or
+            ``{NAME}:fence`` was deleted.
+    """
+
+    identity: str
+    term: int | None
+
+
+class Term(Lease):
+    """The time for which a process leads: a lease, with everything that a `Lease` has."""
+
+    @property
+    def number(self) -> int:
+        """The number of this term: its fence, greater than that of every earlier term. Others see `Leader.term`."""
+        return self.fence
+
+    @property
+    def identity(self) -> str:
+        """The identity of this process in the election, as others see it: `Leader.identity`."""
+        return _identity(self._grant.wire_token)
+
+
+class _Seat(LockBase[Term]):
+    """The lock that the leader holds."""
+
+    _kind = "election"
+    _lease_type = Term
+    _shown_as = "LeaderElection"
+
+    def __init__(self, client: Client | CoordinatorLike, name: Name, label: bytes, options: LeaseOptions) -> None:
+        self._label = label
+        super().__init__(client, name, lock_keys, options)
+
+    async def view(self) -> LockView:
+        """Return the lock as the server sees it, without its queue."""
+        reply = await self._ask(lambda commands, delivery: commands.inspect(self._keys, 0, delivery))
+        return understood(read_inspect, self._keys.name, reply)
+
+    async def resign(self) -> bool:
+        """Release what this process holds; return whether that was anything."""
+        held = self._held()
+        for grant in held:
+            await grant.release()
+        return bool(held)
+
+
+class LeaderElection:
+    """An election among processes: at most one of the candidates leads at a time, and the next one takes over.
+
+    The leader holds a lock, and the other candidates stand in its queue. So what `AsyncLock` guarantees is true of
+    terms: at most one at a time by the server's clock, in the order in which candidates came. A candidate takes over
+    immediately when the leader resigns, and as soon as the lease of a leader that has crashed ends (``ttl``). What no
+    lock can promise (a leader that is paused, and goes on before it notices) is what the term's number is for: it
+    rises with each term, so let the resource refuse what comes with a lower one (`FenceGate`).
+
+    Args:
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
+        name: the name of the election, and of the key that says who leads. It is the lock of that name: an `AsyncLock`
+            or a `LeaderElection` elsewhere excludes this one.
+        identity: what others see as the name of this process, up to 512 bytes; None: "host:pid". It is part of the
+            token that makes a process the leader, so it is set and replaced in the same step. It need not be unique:
+            two processes with one identity never lead together, and a process that was restarted does not take the
+            term of its predecessor for its own.
+        ttl: seconds or timedelta, 0.01 to ten years, that a leader which has crashed goes on to count as the leader.
+            The leader renews its lease every third of it.
+        engine: as `AsyncLock`.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Example:
+        election = LeaderElection(redis, "scheduler", identity="worker-3", ttl=10)
+        while True:
+            try:
+                async with election.lead() as term:
+                    await schedule(term.number)
+            except LeaseLost:
+                pass  # stand again
+    """
+
+    @explains_words_of_redis_py
+    def __init__(
+        self,
+        client: Client | CoordinatorLike,
+        name: Name,
+        *,
+        identity: Name | None = None,
+        ttl: Seconds = 30.0,
+        engine: Engine = "auto",
+    ) -> None:
+        if ttl is None:
+            raise TypeError("an election needs a ttl, seconds or a timedelta: a crashed leader would lead forever")
+        label = b"" if identity is None else encode(client_of(client), identity, "identity")
+        if len(label) > MAX_IDENTITY_BYTES:
+            raise ValueError(f"identity has at most {MAX_IDENTITY_BYTES} bytes, this one has {len(label)}")
+        options = LeaseOptions(ttl, auto_renew=True, max_hold=None, on_lost="cancel", engine=engine)
+        self._seat = _Seat(client, name, label and label + LABEL_MARK, options)
+
+    def lead(self, *, timeout: Seconds | None = None) -> Hold[Term]:
+        """Return an async context manager that waits until this process leads, yields its `Term`, and resigns.
+
+        The body is cancelled when the leadership is lost, and LeaseLost is raised at its end. It may be entered once;
+        call ``lead()`` again to stand again.
+
+        Args:
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
+
+        Entering raises as `AsyncLock.acquire`: AcquireTimeout, Unreachable, CommandRefused, CoordinatorClosed,
+        WrongContext, and WouldDeadlock in a body of its own. On cancellation the candidate leaves the queue.
+        """
+        return self._seat.hold(timeout=timeout)
+
+    async def resign(self) -> bool:
+        """End the term of this process, if it leads; the next candidate leads when this returns. Return whether it led.
+
+        A body that runs in another task is cancelled, and ends with LeaseLost (reason "released"). The body itself may
+        resign, too, and should then leave. One that was about to begin raises NotHeld instead. A candidate that waits
+        stays in the queue: cancel its task.
+
+        Raises LeaseLost, Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `Lease.release`.
+
+        On cancellation the release goes on in the background.
+        """
+        return await self._seat.resign()
+
+    async def leader(self) -> Leader | None:
+        """Return the present leader; None if nobody leads. One round trip.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.statistics`. On cancellation
+        the answer is ignored.
+        """
+        return _leader(await self._seat.view())
+
+    def watch(self, *, every: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
+        """Return an async iterator of leaders: the present one first (None: nobody), then each change.
+
+        It looks every ``every`` seconds (or timedelta), with one command that only reads, and when the present leader's
+        lease should end, if that is sooner. So a change is seen within ``every``; of several changes within that time
+        the last one. Nothing is pushed: the servers tell nobody of a term but the candidate that gets it.
+
+        Raises TypeError or ValueError for ``every``. The iteration raises as `leader`; call ``watch()`` again then.
+        It may be cancelled or closed at any time, and holds nothing.
+
+        Example:
+            async for leader in election.watch():
+                print("nobody leads" if leader is None else f"{leader.identity} leads, term {leader.term}")
+        """
+        return self._changes(positive_seconds(every, "every"))
+
+    async def _changes(self, every: float) -> AsyncGenerator[Leader | None, None]:
+        view = await self._seat.view()
+        seen = _leader(view)
+        yield seen
+        while True:
+            await anyio.sleep(every if view.left is None else max(SOONEST, min(every, view.left)))
+            view = await self._seat.view()
+            if (found := _leader(view)) != seen:
+                seen = found
+                yield seen
+
+    @property
+    def name(self) -> str:
+        """The name of the election, as text; bytes that are not UTF-8 are shown escaped."""
+        return self._seat.name
+
+    def __repr__(self) -> str:
+        return repr(self._seat)
+
+
+def _leader(view: LockView) -> Leader | None:
+    if view.holder is None:
+        return None
+    return Leader(_identity(view.holder), view.fence if view.fence_token == view.holder else None)
+
+
+def _identity(token: bytes) -> str:
+    """Return the identity of the process that made a token."""
+    maker = Maker.of(token)
+    if maker is None:
+        return text(token)
+    return f"{maker.host}:{maker.pid}" if maker.label is None else text(maker.label)
