@@ -11,13 +11,14 @@ A lock that was given a bare client uses an implicit hub for the running loop (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, Unpack
 
 from ._acquire.binding import Binding
-from ._acquire.options import Push, hub_options
+from ._acquire.options import CoordinatorOptions, Push, hub_options
 from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, statistics_of
+from ._client.owned import owned_client
 from ._client.retry import RETRY_FOR
 from ._client.settings import Client, address_of
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, seconds
@@ -117,6 +118,35 @@ class Coordinator:
             )
         )
 
+    @classmethod
+    def from_url(
+        cls, url: str, *, client_options: Mapping[str, Any] | None = None, **options: Unpack[CoordinatorOptions]
+    ) -> Self:
+        """Return a coordinator with a client of its own, which is closed with it.
+
+        Args:
+            url: ``redis://HOST:PORT/DB``, ``unix:///PATH``, ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`` or
+                ``redis+cluster://HOST:PORT,HOST:PORT``; ``rediss…`` for TLS. User and password as in any URL:
+                ``redis://user:password@HOST``.
+            client_options: arguments for the client of redis-py. Those for the sentinels are in ``sentinel_kwargs``.
+            options: as `Coordinator`.
+
+        Raises:
+            ValueError: the address cannot be read. The message quotes nothing of it: it might be a password.
+            TypeError, ValueError: as `Coordinator`, or an argument that the client of redis-py does not take.
+
+        `client` is for commands of your own, until `close`. It connects when it is used.
+
+        Example:
+            async with Coordinator.from_url("redis://localhost") as coordinator:
+                async with coordinator.lock("orders:7"):
+                    ...
+        """
+        owned = owned_client(url, client_options)
+        made = cls(owned.client, **options)
+        made._binding.owned = owned
+        return made
+
     async def __aenter__(self) -> Self:
         self._binding.hub()
         return self
@@ -132,6 +162,8 @@ class Coordinator:
         Bodies that still run are cancelled with LeaseLost (reason "closed"), waiters get CoordinatorClosed.
         Takes a round trip. When Redis is out of reach no release is waited for longer than ``exit_timeout`` seconds;
         what has no answer by then ends with its ttl. The end of the event loop closes in the same way.
+
+        A client that `from_url` made is closed then, too.
 
         ``drain``: seconds (or timedelta) for which bodies may go on before that. They are renewed, nothing new is
         granted, and waiters get CoordinatorClosed immediately. It ends as soon as nothing is held.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._acquire.binding import CoordinatorLike
+from ._acquire.options import CoordinatorOptions
 from ._client.settings import Client
 from ._core.arguments import Json, Name, Seconds
 from ._core.attached import Observer, PatternOf
@@ -22,6 +23,7 @@ __all__ = [
     "Client",
     "ClientSource",
     "CoordinatorLike",
+    "CoordinatorOptions",
     "Engine",
     "Json",
     "LossEvent",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
+from .._client.owned import OwnedClient
+from .._core.cancellation import wait_shielded
 from ..errors import CoordinatorClosed
 from .hub import Hub
 from .options import HubOptions
@@ -14,6 +17,8 @@ class Binding:
 
     def __init__(self, options: HubOptions) -> None:
         self.options = options
+        self.owned: OwnedClient | None = None
+        """The client, if it is closed with the coordinator."""
         self.started: Hub | None = None
         """The hub, once it was used."""
         self._closed_unused = False
@@ -38,10 +43,19 @@ class Binding:
 
     async def close(self, drain: float) -> None:
         """Close the hub, as `Coordinator.close`; the first use is refused from now on if there was none."""
-        if self.started is None:
+        hub, owned = self.started, self.owned
+        if hub is None:
             self._closed_unused = True
+        elif hub.forked:  # the connections are the parent's, of the client as well
+            owned = None
         else:
-            await self.started.closing.close(drain)
+            hub.check_context()  # in another event loop nothing is closed
+        try:
+            if hub is not None:
+                await hub.closing.close(drain)
+        finally:
+            if owned is not None:
+                await wait_shielded(asyncio.create_task(owned.close(), name="redis_sync_aio close of a client"))
 
 
 class CoordinatorLike(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 from .._client.retry import RETRY_FOR
 from .._client.settings import Client, check_client, response_timeout_of
@@ -18,6 +18,23 @@ MOST_POLL_CAP = 300.0
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 """How waiters are woken, as `Coordinator` has it."""
+
+
+class CoordinatorOptions(TypedDict, total=False):
+    """The options of a `Coordinator`, as keywords."""
+
+    push: Push
+    claim: Seconds
+    burst: int
+    slice: Seconds
+    retry_for: Seconds
+    poll_cap: Seconds
+    poll: Backoff | None
+    exit_timeout: Seconds
+    response_timeout: Seconds | None
+    observe: Observer | Iterable[Observer] | None
+    pattern_of: PatternOf | None
+    origins: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from redis_sync_aio import CommandRefused, PermissionDenied, SyncError
 
-from ._address import Address
+from .._client.address import Address
 
 USAGE: Final = 2
 UNREACHABLE: Final = 69

@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from ._address import Address
+from .._client.address import Address
 from ._failures import EXPECTED, INTERRUPTED, Failure, explained
 from ._output import Output, complain, print_traceback
 from ._shared import Shared

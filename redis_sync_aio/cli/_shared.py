@@ -11,7 +11,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from ._address import Address, BadAddress, parse_address
+from .._client.address import Address, BadAddress, parse_address
 from ._failures import USAGE, Failure
 from ._output import Output, keep_secret
 

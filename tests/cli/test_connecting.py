@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from redis_sync_aio.cli._address import BadAddress, parse_address
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import Nodes
+from ..support.inside import BadAddress, parse_address
 from ..support.programs import command, printed_json
 from ..support.sentinels import GROUP, sentinels
 from ..support.tls import encrypted, make_tls

@@ -9,6 +9,7 @@ from redis_sync_aio._acquire.hub import Hub
 from redis_sync_aio._acquire.link_events import LinkEvents
 from redis_sync_aio._acquire.options import hub_options
 from redis_sync_aio._acquire.resource import Resource
+from redis_sync_aio._client.address import BadAddress, parse_address
 from redis_sync_aio._client.checkout import CheckedOut
 from redis_sync_aio._client.cluster import Cluster, Shard
 from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
@@ -60,6 +61,7 @@ __all__ = [
     "IN_ONE_TURN",
     "Acquisition",
     "Address",
+    "BadAddress",
     "Call",
     "CheckedOut",
     "Cluster",
@@ -102,6 +104,7 @@ __all__ = [
     "majority",
     "manager",
     "now",
+    "parse_address",
     "permit_keys",
     "pool_attempt",
     "process_grants",

@@ -36,7 +36,7 @@ def public(face: object) -> set[str]:
 
 def test_a_coordinator_shows_what_users_need() -> None:
     assert public(Coordinator) == {
-        *("client", "close", "why_closed"),
+        *("from_url", "client", "close", "why_closed"),
         *("connection_error", "connections", "statistics"),
         *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock"),
     }

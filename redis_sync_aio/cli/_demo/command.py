@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from redis_sync_aio import AsyncLock, Coordinator, SyncError
+from redis_sync_aio._client.address import BadAddress, parse_address
 from redis_sync_aio._core.keys import lock_keys
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotFound, ServerNotStarted
 
-from .._address import BadAddress, parse_address
 from .._output import Output, keep_secret
 from .audit import Audit, Sale, faults, measure, percentile
 from .display import Display

@@ -1,0 +1,60 @@
+"""Clients that are made from an address, and closed by what made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.sentinel import Sentinel
+
+from .address import Address, parse_address
+from .settings import Client
+
+
+class OwnedClient:
+    """A client, and the clients of the sentinels that lead to its server."""
+
+    def __init__(self, client: Client, sentinels: tuple[Redis, ...] = ()) -> None:
+        self.client = client
+        self._sentinels = sentinels
+
+    async def close(self) -> None:
+        """Close all of them, also after an error or a cancellation. Idempotent."""
+        clients = (self.client, *self._sentinels)
+        await _close_all(clients)
+
+
+async def _close_all(clients: tuple[Client, ...]) -> None:
+    if clients:
+        try:
+            await clients[0].aclose()
+        finally:
+            await _close_all(clients[1:])
+
+
+def owned_client(url: str, options: Mapping[str, Any] | None) -> OwnedClient:
+    """Make a client for ``url``, with ``options`` of redis-py. It connects when it is used.
+
+    Raises BadAddress, a ValueError that quotes nothing of an address it cannot read.
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"the url must be str, not {type(url).__name__}")
+    address, more = parse_address(url), dict(options or {})
+    if address.topology == "server":
+        return OwnedClient(Redis.from_url(address.url, **more))
+    more = _credentials(address) | ({"ssl": True} if address.tls else {}) | more
+    if address.topology == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        return OwnedClient(RedisCluster(startup_nodes=nodes, **more))
+    tls = {name: value for name, value in more.items() if name.startswith("ssl")}
+    own = tls | dict(more.pop("sentinel_kwargs", None) or {})
+    sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=own)  # type: ignore[no-untyped-call]
+    client = sentinel.master_for(address.service, **({"db": address.db} | more))
+    return OwnedClient(client, tuple(sentinel.sentinels))
+
+
+def _credentials(address: Address) -> dict[str, Any]:
+    given = {"username": address.username, "password": address.password}
+    return {name: value for name, value in given.items() if value is not None}
