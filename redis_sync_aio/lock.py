@@ -22,6 +22,7 @@ from ._core.arguments import (
 from ._core.keys import Engine, lock_keys
 from ._core.name_templates import check_template, names_from, without_fields
 from ._leases.hold import OnLost
+from ._leases.lease import Lease
 from ._primitives.lock_base import LockStatistics, PlainLock
 from ._primitives.options import LeaseOptions
 from .errors import AcquireTimeout
@@ -122,6 +123,27 @@ class AsyncLock(PlainLock):
             lock_keys,
             LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger),
         )
+
+    async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
+        """Take up a lease that `Lease.detach` let go of, in this or any other process, and return it.
+
+        It has the fence of the detached one, and lasts ``ttl`` seconds (or timedelta; None: this object's own), renewed
+        as any. A token is good for one attach: it is replaced in one step on the server, so of two processes that
+        have it one gets the lease. One round trip.
+
+        Raises:
+            NotHeld: it was attached before, released, or its time was over. Do not go on with its work.
+            ValueError: the token is none, or that of another name. TypeError: it is no text.
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `acquire`.
+
+        On cancellation the token is good again, for ``ttl``.
+
+        Example:
+            token = await lease.detach(ttl=60)  # in the process that acquired it
+            async with await lock.attach(token):  # in the one that does the work
+                ...
+        """
+        return await self._attach(token, ttl)
 
 
 OnBusy: TypeAlias = Literal["raise", "skip"]

@@ -206,6 +206,11 @@ class PermitKeys(Keys):
     __slots__ = ()
     family: ClassVar[Family] = "permits"
 
+    @property
+    def of_semaphore(self) -> bool:
+        """Whether they are the keys of a semaphore."""
+        return self.all[0].endswith(b":sem")
+
 
 class UpgradeKeys(PermitKeys):
     """The keys of a read/write lock, for a reader that becomes the writer."""

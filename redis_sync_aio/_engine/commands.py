@@ -47,6 +47,7 @@ class Commands:
             "permits": Scripts("permits/acquire", "permits/release", "permits/renew", "permits/inspect"),
             "upgrade": Scripts("permits/upgrade", "permits/downgrade", "permits/renew", "permits/inspect"),
         }
+        self._attach: dict[Family, Script] = {"lock": load("lock/attach"), "permits": load("permits/attach")}
         self._all = load("lock/acquire_all")
         self._force = load("lock/force_release")
         self._resize = load("permits/resize")
@@ -92,6 +93,16 @@ class Commands:
         """Request all of `joined_keys` together, each for the token of ``prefix`` and its number. Does not queue."""
         words = (ttl_ms, prefix, b" ".join(b"%d" % number for number in numbers))
         return self._send(self._all, keys, words, delivery)
+
+    def attach(
+        self, keys: Keys, token: bytes, delivery: Delivery, *, ttl_ms: int, replaced: bytes, undoes: bool = False
+    ) -> Call:
+        """Let ``token`` hold what ``replaced`` holds, which was detached. ``undoes``: as `Call.undoes`."""
+        words: tuple[Argument, ...] = (token, ttl_ms, replaced)
+        call = Call(keys, self._attach[keys.family], words, delivery.sent, delivery.expires, delivery.done)
+        call.undoes = undoes
+        self.executor.send(call)
+        return call
 
     def release(
         self,

@@ -370,6 +370,20 @@ def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences:
     return draft.decide((Renewed.RENEWED, draft.now, draft.reserve(held, fences), int(contended)))
 
 
+def attach(before: PermitSnapshot, token: bytes, ttl_ms: int, replaced: bytes) -> PermitDecision:
+    """Let ``token`` have, for ``ttl_ms`` from now and with the same fence, the permit that ``replaced`` has."""
+    draft = PermitDraft(before)
+    draft.settle()
+    own = draft.permits.get(token if token in draft.permits else replaced)
+    if own is None or not own.weight:
+        return draft.refuse(Outcome.BUSY, 0)
+    draft.permits.pop(replaced, None)
+    draft.permits[token] = Permit(own.weight, own.fence, draft.now + ttl_ms * 1000)
+    if own.until > draft.permits[token].until:
+        draft.tell_sooner(draft.left() or 1)
+    return draft.decide((Outcome.OWN, own.fence, ttl_ms, draft.now, own.weight))
+
+
 def resize(before: PermitSnapshot, limit: int) -> PermitDecision:
     """Set the limit, until it is set again. Waiters that fit now are granted; nothing is taken away."""
     draft = PermitDraft(replace(before, resized=True))

@@ -310,6 +310,12 @@ def renew(keys: WireKeys, words: Words) -> Decide:
     return _about(keys, token, b"", lambda it: rules.renew(it, token, ttl, least, fences))
 
 
+def attach(keys: WireKeys, words: Words) -> Decide:
+    """Decide as permits/attach.lua does."""
+    token, ttl, replaced = blob(words[0]), int(words[1]), blob(words[2])
+    return _about(keys, token, b"", lambda it: rules.attach(it, token, ttl, replaced), attempt=replaced)
+
+
 def resize(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/resize.lua does."""
     limit = int(words[0])

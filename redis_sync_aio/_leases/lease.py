@@ -8,6 +8,7 @@ from typing import Self
 from .._client.topology import servers_of
 from .._core.arguments import Seconds, ttl_ms
 from .._transactions.guarded import GuardedTransaction
+from .detached import detach
 from .grant import Grant
 from .hold import Hold, leave_unentered
 from .ownership import GrantGuard
@@ -188,6 +189,24 @@ class Lease:
         for ``exit_timeout``, and then goes on in the background.
         """
         await self._grant.release()
+
+    async def detach(self, ttl: Seconds | None = None) -> str:
+        """Let go of the lease without releasing it, and return a token by which ``attach`` takes it up elsewhere.
+
+        The token is a short text for a message, a job or a database. Until it is attached nobody renews the lease: it
+        ends ``ttl`` seconds (or timedelta) from now, also if this process ends before; None: its own ttl. The lease in
+        this process is over then, as after a release: `check` raises NotHeld, and the end of its body releases nothing.
+
+        For leases of an `AsyncLock` or an `AsyncSemaphore`; not with an identity, which needs no token, or with
+        ``share=True``. See `AsyncLock.attach`.
+
+        Raises:
+            LeaseLost, NotHeld, Unreachable, CommandRefused, WrongContext: as `extend`. The lease was not detached.
+            ValueError: it is a lease that cannot be detached, or ``ttl`` is out of range. TypeError: it is no time.
+
+        On cancellation the lease is still held here, and its end may have been moved.
+        """
+        return await detach(self._grant, None if ttl is None else ttl_ms(ttl))
 
     async def __aenter__(self) -> Self:
         """Enter the body.

@@ -200,6 +200,12 @@ class GrantManager:
             lease.interrupted = True
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
 
+    def let_go(self, lease: Grant) -> None:
+        """Forget ``lease``, which goes on without this process."""
+        lease.state = LeaseState.RELEASED
+        self._forget(lease)
+        lease.notify_ended()
+
     def members_of(self, lease: Grant) -> tuple[Grant, ...]:
         """Return the grants that must hold on the server for ``lease`` to hold."""
         return (lease,)

@@ -87,6 +87,14 @@ class Releases:
         )
         self.in_flight.started(call)
 
+    def undo_attach(self, keys: Keys, token: bytes, replaced: bytes, ttl_ms: int) -> None:
+        """Let ``replaced`` hold again what was attached as ``token``, so that it may be attached again."""
+        time = now()
+        told = Delivery(time, time + max(self._retry_for, 60.0), self.in_flight.finished)
+        self.in_flight.started(
+            self._commands().attach(keys, replaced, told, ttl_ms=ttl_ms, replaced=token, undoes=True)
+        )
+
     def put_back(self, lease: Grant) -> None:
         """Turn a writer into a reader if its release is not sent, or got no answer.
 

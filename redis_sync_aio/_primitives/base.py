@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 from weakref import ref
 
 from .._acquire.acquisition import acquire
+from .._acquire.attachment import attach
 from .._acquire.binding import CoordinatorLike
 from .._acquire.hub import Hub
 from .._acquire.implicit import client_of, hub_of
@@ -30,6 +31,7 @@ from .._core.keys import Engine, Keys
 from .._engine.commands import Commands, Delivery, Send
 from .._engine.replies import Answer, PermitsView, read_permits
 from .._leases.choice import to_release
+from .._leases.detached import token_of
 from .._leases.grant import Grant
 from .._leases.hold import Hold, LeaseContext, OnLost
 from .._leases.lease import Lease
@@ -311,6 +313,22 @@ class Primitive(LeaseContext[L]):
         It must not know this object, which has requests: a cycle keeps all of it until the garbage is collected.
         """
         return never_refused
+
+    async def _attach(self, token: str, ttl: Seconds | None) -> L:
+        """Take up a detached lease, as `AsyncLock.attach` says."""
+        request, replaced = (
+            replace(self._new_request(ttl, None, 0, self._weight), shared=False),
+            token_of(token, self._keys),
+        )
+
+        def granting(_: object = None) -> Coroutine[Any, Any, Grant | None]:
+            return attach(self._resource(), request, replaced)
+
+        observers = self._resource().hub.observers
+        grant = await (granting() if observers is None else observers.follow(self._kind, self.name, granting))
+        if grant is None:
+            raise NotHeld.detached(self.name)
+        return self._lease_type(grant)
 
     async def _acquire(self, request: Request) -> L:
         return self._lease_type(await self._grant(request))

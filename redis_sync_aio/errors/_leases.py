@@ -273,6 +273,14 @@ class NotHeld(SyncError):
         return NotHeld(f"{name!r} is not held by {identity!r}{found}")
 
     @staticmethod
+    def detached(name: str) -> NotHeld:
+        """Return the error for a detached lease that cannot be attached."""
+        return NotHeld(
+            f"the lease on {name!r} cannot be attached: it was attached before, or ended. Do not go on with its work; "
+            "acquire the lock"
+        )
+
+    @staticmethod
     def released(name: str, *, before: str = "") -> NotHeld:
         """Return the error for the use of a lease that was released; ``before`` says before what."""
         return NotHeld(

@@ -313,11 +313,35 @@ class History(Compared[LockSnapshot]):
         self.lose(data, lost)
 
 
+class Attaching(History):
+    """Leases also change hands."""
+
+    commands: ClassVar[Mapping[str, int]] = {**COMMANDS, "attach": 8}
+
+    def attach(self, data: st.DataObject) -> None:
+        """To a new token; also when its own lease is over, or never was."""
+        former = self.someone(data)
+        only_if(former.kind not in ("sharing", "identity") and not self.waits(former.token))
+        new = Actor(len(self.actors) + 1, "impatient", b"", data.draw(st.sampled_from([SLOW_MS, 600_000, 7_200_000])))
+        self.actors.append(new)
+        words, held = (new.token, new.ttl_ms, former.token), self.model.holder
+        known = self.model.fence if self.model.granted == held else 0
+        found = self.both(lambda it: rules.attach(it, *words), "lock/attach", *words, mute=data.draw(MUTE))
+        if held == former.token:
+            assert self.model.holder == new.token
+            assert isinstance(found.reply, tuple)
+            assert not known or found.reply[1] == known, "the fence stays"
+
+
 class Watched(History):
     """The same with WATCH, MULTI and EXEC. The queue is looked at two by two."""
 
     execute = staticmethod(by_watch)
     watching = True
+
+
+class WatchedAttaching(Attaching, Watched):
+    """And with WATCH."""
 
 
 def _near(found: int, expected: int) -> int:
@@ -330,7 +354,7 @@ def _private() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("machine", [History, Watched])
+@pytest.mark.parametrize("machine", [History, Watched, Attaching, WatchedAttaching])
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_lock, "WINDOW", 2)
     run_state_machine_as_test(machine, settings=settings(PROFILE, max_examples=64 // SHARE))

@@ -45,7 +45,7 @@ from ..support.script_mutants import Mutant
 
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
-SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize"))
+SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "attach"))
 UPGRADES = ("permits/upgrade", "permits/downgrade")
 MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 
@@ -375,6 +375,25 @@ class ReadersAndWriters(History):
         data.draw(st.sampled_from([super().renew, self.upgrade, self.upgrade, self.downgrade]))(data)
 
 
+class Attaching(History):
+    """Permits also change hands."""
+
+    commands: ClassVar[Mapping[str, int]] = {**COMMANDS, "attach": 8}
+
+    def attach(self, data: st.DataObject) -> None:
+        """To a new token; also when its own permit is over, or never was."""
+        former = self.someone(data)
+        only_if(former.kind not in ("sharing", "identity") and former.ticket not in self.model.queue)
+        ttl_ms = data.draw(st.sampled_from([10, 1000, 60_000]))
+        new = Actor(len(self.actors) + 1, "impatient", former.weight, former.limit, b"", ttl_ms)
+        self.actors.append(new)
+        words = (new.token, ttl_ms, former.token)
+        had = self.model.permits.get(former.token)
+        self.both(lambda it: rules.attach(it, *words), "permits/attach", *words, mute=data.draw(MUTE))
+        if had is not None and had.weight and had.until > self.now:
+            assert self.model.permits[new.token] == Permit(had.weight, had.fence, self.now + ttl_ms * 1000)
+
+
 class ByWatch(History):
     """The same with WATCH, MULTI and EXEC. The queue is looked at two by two, and what is over goes one at a time."""
 
@@ -382,6 +401,10 @@ class ByWatch(History):
 
     def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
         return by_watch(client, script, KEYS, arguments, self.now)
+
+
+class AttachingByWatch(ByWatch, Attaching):
+    """And while permits change hands."""
 
 
 class ReadersAndWritersByWatch(ByWatch, ReadersAndWriters):
@@ -395,7 +418,9 @@ def _private() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("machine", [History, Crowded, ReadersAndWriters, ByWatch, ReadersAndWritersByWatch])
+@pytest.mark.parametrize(
+    "machine", [History, Crowded, ReadersAndWriters, Attaching, ByWatch, ReadersAndWritersByWatch, AttachingByWatch]
+)
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_permits, "WINDOW", 2)
     monkeypatch.setattr(watch_permits, "BATCH", 1)

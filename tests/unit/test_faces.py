@@ -24,7 +24,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 LEASE = {
     *("name", "token", "fence", "identity", "weight"),
     *("lost", "remaining", "is_lost", "check", "extend"),
-    *("transaction", "release"),
+    *("transaction", "detach", "release"),
 }
 RECORD = {"abandoned", "progress", "record", "compensate", "clear_record"}
 

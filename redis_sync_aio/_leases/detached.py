@@ -1,0 +1,71 @@
+"""Leases on their way to another process: what `Lease.detach` gives away, as text, and ``attach`` takes up.
+
+The text carries the token that holds the lease at the server. To attach it is to replace that token by a new one, in
+one step there: so nobody attaches it a second time, and nothing that the first process may still send has an effect.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+
+from .._core.keys import Keys, PermitKeys
+from .grant import Grant
+from .manager import GrantManager
+from .terms import ENDLESS
+
+MARK = "detached"
+"""The beginning of the text."""
+
+
+async def detach(grant: Grant, ttl_ms: int | None) -> str:
+    """Let go of ``grant``, with ``ttl_ms`` (None: its own ttl) from now on the server; see `Lease.detach`."""
+    grant.check_context()
+    manager = grant.manager
+    plain = type(grant) is Grant and isinstance(manager, GrantManager) and grant.group is None
+    keys = grant.keys
+    movable = keys.of_semaphore if isinstance(keys, PermitKeys) else keys.family == "lock"
+    if not plain or grant.identity is not None or not movable:
+        raise ValueError(
+            f"the lease on {grant.name!r} cannot be detached: that is for plain leases of a lock or a semaphore, and "
+            "not for those with an identity (acquire it by the same identity instead), of share=True, or of "
+            "primitives that are made of several"
+        )
+    assert isinstance(manager, GrantManager)
+    grant.check()
+    if grant.period < ENDLESS or ttl_ms is not None:
+        await grant.extend(grant.ttl_ms if ttl_ms is None else ttl_ms)
+        grant.check()  # it may have been released meanwhile
+    grant.end_body()
+    manager.let_go(grant)
+    return f"{MARK}.{_text(grant.wire_token)}.{_sum(grant.keys, grant.wire_token)}"
+
+
+def token_of(value: str, keys: Keys) -> bytes:
+    """Return the token that holds the lease at the server; raise ValueError unless ``value`` is one of these keys."""
+    if not isinstance(value, str):
+        raise TypeError(f"a token of Lease.detach is str, not {type(value).__name__}")
+    mark, _, rest = value.partition(".")
+    encoded, _, check = rest.partition(".")
+    try:
+        token = base64.b64decode(encoded, b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        token = b""
+    if mark != MARK or not token or len(check) != SUM:
+        raise ValueError("attach takes the text that Lease.detach returned, and this is not one")
+    if check != _sum(keys, token):
+        raise ValueError("the token was detached from another name, or from another kind of lock")
+    return token
+
+
+SUM = 12
+"""The characters of a check sum."""
+
+
+def _text(token: bytes) -> str:
+    return base64.urlsafe_b64encode(token).decode()
+
+
+def _sum(keys: Keys, token: bytes) -> str:
+    return hashlib.sha256(keys.all[0] + b" " + token).hexdigest()[:SUM]

@@ -1,0 +1,336 @@
+"""Leases that change hands: detached by one process, attached by another, and never held by two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import (
+    AsyncLock,
+    AsyncReentrantLock,
+    AsyncRobustLock,
+    AsyncSemaphore,
+    Coordinator,
+    Lease,
+    LeaseLost,
+    NotHeld,
+    wait_until,
+)
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.instrumentation import Event, Granted, Lost, Released, Requested, Withdrawn
+from redis_sync_aio.types import Engine
+
+from ..conftest import MakeClient
+from ..support.body import FAST, waits
+from ..support.child import Crew
+
+Primitive: TypeAlias = AsyncLock | AsyncSemaphore
+Make: TypeAlias = Callable[[Coordinator], Primitive]
+
+
+def lock_by(engine: Engine) -> Make:
+    return lambda sync: AsyncLock(sync, "d", ttl=60, engine=engine)
+
+
+def semaphore_by(engine: Engine) -> Make:
+    return lambda sync: AsyncSemaphore(sync, "d", limit=2, ttl=60, engine=engine)
+
+
+WAYS: dict[str, Make] = {
+    "lock": lock_by("auto"),
+    "lock with WATCH": lock_by("watch"),
+    "semaphore": semaphore_by("auto"),
+    "semaphore with WATCH": semaphore_by("watch"),
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=list(WAYS))
+def make(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
+
+
+async def attaches(sync: Coordinator, token: str) -> dict[str, object]:
+    """In a child: attach the lock, and report its fence."""
+    lease = await sync.lock("d", ttl=60).attach(token)
+    return {"fence": lease.fence, "remaining": lease.remaining()}
+
+
+async def detaches(sync: Coordinator) -> dict[str, object]:
+    """In a child: acquire the lock, and detach it."""
+    lease = await sync.lock("d", ttl=60).acquire()
+    return {"fence": lease.fence, "token": await lease.detach()}
+
+
+async def test_one_process_acquires_and_another_releases(sync: Coordinator, other: Coordinator, make: Make) -> None:
+    """The fence stays, the first lease is over, and a waiter has it only after the second one is released."""
+    lease = await make(sync).acquire()
+    fence = lease.fence
+    token = await lease.detach(ttl=40)
+    assert token.isprintable()
+    with pytest.raises(NotHeld):
+        lease.check()
+    await lease.release()  # does nothing
+    attached = await make(other).attach(token)
+    assert (attached.fence, attached.name) == (fence, "d")
+    assert 40 < attached.remaining() <= 60
+    assert attached.token != lease.token
+    assert (await make(sync).try_acquire() is None) is isinstance(make(sync), AsyncLock)
+    await attached.release()
+    async with asyncio.timeout(20):
+        following = await make(sync).acquire()
+    assert following.fence > fence
+    await following.release()
+
+
+async def test_the_ttl_is_that_of_the_detachment(sync: Coordinator, redis: Redis) -> None:
+    for given, at_most in ((None, 60_000), (25, 25_000)):
+        lease = await sync.lock("d", ttl=60).acquire()
+        token = await lease.detach(given)
+        assert at_most - 20_000 < await redis.pttl("d") <= at_most
+        await (await sync.lock("d").attach(token)).release()
+
+
+async def test_a_lock_without_an_end_is_detached_without_one(sync: Coordinator, redis: Redis) -> None:
+    lock = sync.lock("d", ttl=None)
+    token = await (await lock.acquire()).detach()
+    assert await redis.pttl("d") == -1
+    attached = await lock.attach(token)
+    assert await redis.pttl("d") == -1
+    await attached.release()
+    assert await redis.exists("d") == 0
+
+
+async def test_of_two_that_attach_one_gets_it(sync: Coordinator, other: Coordinator, make: Make) -> None:
+    """In whatever order they come; nor does a third one, after the release."""
+    token = await (await make(sync).acquire()).detach()
+    found = await asyncio.gather(
+        *(make(one).attach(token) for one in (sync, other, sync, other)), return_exceptions=True
+    )
+    (lease,) = [one for one in found if isinstance(one, Lease)]
+    assert sum(isinstance(one, NotHeld) for one in found) == 3
+    await lease.release()
+    with pytest.raises(NotHeld, match="attached before"):
+        await make(other).attach(token)
+
+
+async def test_the_weight_of_permits_stays(sync: Coordinator, other: Coordinator) -> None:
+    gpus = AsyncSemaphore(sync, "gpu", limit=4)
+    token = await (await gpus.acquire(3)).detach()
+    attached = await AsyncSemaphore(other, "gpu", limit=4).attach(token)
+    assert attached.weight == 3
+    assert (await gpus.statistics()).held == 3
+    await attached.release()
+    assert (await gpus.statistics()).held == 0
+
+
+async def test_an_attached_lease_is_renewed(sync: Coordinator, other: Coordinator, make: Make) -> None:
+    """Its end moves on, by itself."""
+    token = await (await make(sync).acquire()).detach()
+    attached = await make(other).attach(token, ttl=2)
+    least = attached.remaining()
+
+    def rose() -> bool:
+        nonlocal least
+        left = attached.remaining()
+        least = min(least, left)
+        return left > least + 0.1
+
+    await wait_until(rose, FAST, timeout=20)
+    await attached.release()
+
+
+async def test_a_body_may_detach_its_lease(sync: Coordinator, other: Coordinator, make: Make) -> None:
+    """Its end releases nothing then."""
+    async with make(sync) as lease:
+        token = await lease.detach()
+    async with await make(other).attach(token) as attached:
+        assert attached.fence == lease.fence
+
+
+async def test_a_body_in_another_task_ends_when_its_lease_is_detached(sync: Coordinator) -> None:
+    entered, leases = asyncio.Event(), list[Lease]()
+
+    async def body() -> None:
+        async with sync.lock("d") as lease:
+            leases.append(lease)
+            entered.set()
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(body())
+    await entered.wait()
+    token = await leases[0].detach()
+    with pytest.raises(LeaseLost):
+        await running
+    await (await sync.lock("d").attach(token)).release()
+
+
+async def test_waiters_go_on_waiting_and_get_it_in_the_end(sync: Coordinator, other: Coordinator) -> None:
+    """A waiter is told when a detached lease ends sooner than it thought."""
+    lease = await sync.lock("d", ttl=3600).acquire()
+    waiter = asyncio.create_task(other.lock("d").acquire())
+    await wait_until(waits(sync.lock("d")), FAST, timeout=20)
+    token = await lease.detach(ttl=3600)
+    attached = await sync.lock("d", auto_renew=False).attach(token, ttl=0.3)
+    async with asyncio.timeout(60):
+        granted = await waiter
+    assert granted.fence > attached.fence
+    await granted.release()
+
+
+async def test_it_survives_the_process_that_detached_it(
+    sync: Coordinator, server: EmbeddedServer, redis: Redis
+) -> None:
+    """Which is killed; and one that is killed after it attached leaves the lease to its ttl, and nobody else."""
+    with Crew() as crew, crew.children(2) as (api, worker):
+        await api.open(server.url)
+        await worker.open(server.url)
+        found = await api.run(f"{__name__}:detaches")
+        api.kill()
+        attached = await worker.run(f"{__name__}:attaches", found["token"])
+        assert attached["fence"] == found["fence"]
+        worker.kill()
+        with pytest.raises(NotHeld):
+            await sync.lock("d").attach(found["token"])
+        assert await redis.exists("d") == 1
+
+
+async def test_a_closed_coordinator_keeps_what_was_detached(make_client: MakeClient, sync: Coordinator) -> None:
+    async with Coordinator(make_client()) as first:
+        token = await (await first.lock("d").acquire()).detach()
+    await (await sync.lock("d").attach(token)).release()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_cancelled_attach_is_undone(sync: Coordinator, other: Coordinator, make: Make, turns: int) -> None:
+    """The token is good again, whether the server had answered or not."""
+    token = await (await make(sync).acquire()).detach()
+    await make(other).locked()  # connected
+    attaching = asyncio.create_task(make(other).attach(token))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if attaching.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await attaching
+    else:
+        token = await attaching.result().detach()
+
+    async def again() -> Lease | None:
+        try:
+            return await make(sync).attach(token)
+        except NotHeld:
+            return None  # the undoing is on its way, on another connection
+
+    found: list[Lease] = []
+
+    async def attached() -> bool:
+        if (lease := await again()) is not None:
+            found.append(lease)
+        return bool(found)
+
+    await wait_until(attached, FAST, timeout=20)
+    await found[0].release()
+    assert await make(sync).try_acquire() is not None
+
+
+async def test_a_cancelled_attach_that_was_granted_is_undone(sync: Coordinator, other: Coordinator) -> None:
+    """The grant is here, and the task is cancelled before it runs."""
+    token = await (await sync.lock("d").acquire()).detach()
+    attaching = asyncio.create_task(other.lock("d").attach(token))
+
+    async def taken() -> bool:
+        if (await sync.client.get("d")) != first:
+            attaching.cancel()
+            return True
+        return attaching.done()
+
+    first = await sync.client.get("d")
+    await wait_until(taken, FAST, timeout=20)
+    if not attaching.cancelled():
+        try:
+            token = await (await attaching).detach()
+        except asyncio.CancelledError:
+            pass
+    found: list[Lease] = []
+
+    async def attached() -> bool:
+        try:
+            found.append(await sync.lock("d").attach(token))
+        except NotHeld:
+            return False
+        return True
+
+    await wait_until(attached, FAST, timeout=20)
+    await found[0].release()
+
+
+async def test_each_request_has_one_end(make_client: MakeClient) -> None:
+    """Detached counts as released; an attached lease is a request of its own."""
+    events: list[Event] = []
+    async with Coordinator(make_client(), observe=events.append) as sync:
+        token = await (await sync.lock("d").acquire()).detach()
+        await (await sync.lock("d").attach(token)).release()
+        with pytest.raises(NotHeld):
+            await sync.lock("d").attach(token)
+    kinds = [type(event) for event in events]
+    assert kinds == [Requested, Granted, Released, Requested, Granted, Released, Requested, Withdrawn]
+    assert Lost not in kinds
+
+
+async def test_what_cannot_be_detached_says_so(sync: Coordinator) -> None:
+    """And is held as before."""
+    for lease in (
+        await sync.lock("one").acquire(identity="me"),
+        await sync.lock("two", share=True).acquire(),
+        await sync.multi_lock(["three", "four"]).acquire(),
+        await sync.read_write_lock("five").read().acquire(),
+        await sync.read_write_lock("six").write().acquire(),
+        await AsyncReentrantLock(sync, "seven").acquire(),
+        await AsyncRobustLock(sync, "eight").acquire(),
+    ):
+        with pytest.raises(ValueError, match="cannot be detached"):
+            await lease.detach()
+        lease.check()
+        await lease.release()
+        with pytest.raises(ValueError, match="cannot be detached"):
+            await lease.detach()
+
+
+async def test_what_is_not_held_cannot_be_detached(sync: Coordinator, redis: Redis) -> None:
+    lease = await sync.lock("d").acquire()
+    await lease.release()
+    with pytest.raises(NotHeld):
+        await lease.detach()
+    lease = await sync.lock("d").acquire()
+    await redis.set("d", "somebody else")
+    with pytest.raises(LeaseLost):
+        await lease.detach()
+
+
+async def test_a_lease_that_ended_cannot_be_attached(sync: Coordinator, redis: Redis, make: Make) -> None:
+    token = await (await make(sync).acquire()).detach()
+    await redis.flushall()
+    with pytest.raises(NotHeld):
+        await make(sync).attach(token)
+    async with make(sync):
+        with pytest.raises(NotHeld):
+            await make(sync).attach(token)
+
+
+async def test_tokens_of_others_are_refused(sync: Coordinator) -> None:
+    lease = await sync.lock("d").acquire()
+    held = lease.token
+    token = await lease.detach()
+    for wrong in (held, "", "detached", "detached..", f"{token}0", token[:-1], "detached.%.0123456789ab"):
+        with pytest.raises(ValueError, match="attach takes the text"):
+            await sync.lock("d").attach(wrong)
+    for lock in (sync.lock("e"), sync.semaphore("d", limit=1)):
+        with pytest.raises(ValueError, match="another name"):
+            await lock.attach(token)
+    with pytest.raises(TypeError, match="is str"):
+        await sync.lock("d").attach(token.encode())  # type: ignore[arg-type]
+    await (await sync.lock("d").attach(token)).release()
