@@ -1,0 +1,225 @@
+"""A limit on the requests in flight, over all processes of a service, as ASGI middleware; needs no other package.
+
+For Starlette and FastAPI, and for every other ASGI application (Litestar, Quart) by wrapping it::
+
+    app.add_middleware(Limit, limit=100, client=redis)
+    app = Limit(app, limit=100, client=redis)
+
+docs/web.md explains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TypeAlias, cast
+
+from .._acquire.implicit import client_of
+from .._client.settings import Client
+from .._core import logs
+from .._core.arguments import Seconds, count, permits, timeout_seconds, ttl_ms
+from .._core.keys import permit_keys
+from ..coordinator import Coordinator
+from ..errors import AcquireTimeout, LeaseLost
+from ..semaphore import AsyncSemaphore
+from . import _web
+from ._web import Source, SyncState
+
+__all__ = ["App", "Limit", "Message", "Receive", "Scope", "Send", "Source", "SyncState", "lifespan_of"]
+
+Scope: TypeAlias = MutableMapping[str, object]
+Message: TypeAlias = MutableMapping[str, object]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
+
+MAX_AHEAD = 65_536
+"""Bytes of a body that are read before its request is admitted; then it is the client's turn to wait."""
+
+
+def lifespan_of(source: Source) -> Callable[[object], AbstractAsyncContextManager[SyncState]]:
+    """Return a lifespan for Starlette that puts a client and its coordinator into the state, for `Limit` among others.
+
+    ``source``, and errors: as `redis_sync_aio.contrib.fastapi.lifespan_of`, which FastAPI applications use.
+    """
+    _web.check_source(source)
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[SyncState]:
+        async with _web.running(source) as state:
+            yield state
+
+    return lifespan
+
+
+class Limit:
+    """ASGI middleware that lets at most ``limit`` requests in at a time, over all processes that share a Redis.
+
+    A request has a permit of a semaphore until the application returns, so a stream to its end, and a websocket until
+    it is closed. When all are in use, or Redis does not answer, the answer is 503 with Retry-After. A websocket gets
+    the same if the server can answer it, else it is closed. When the permit of a request is lost, the application is
+    cancelled, and the answer is 503 if none has begun; else LeaseLost is raised, and the server closes the connection
+    (a websocket is closed with code 1013).
+
+    Args:
+        app: the application.
+        limit: how many requests at a time, 1 to 1,000,000,000. While others use another limit, as in a rolling
+            deployment, theirs counts.
+        client: a client, a `Coordinator`, or a function without arguments that returns one of these, at each request.
+            None: the coordinator in the state of the lifespan (`lifespan_of`).
+        name: the semaphore's.
+        timeout: seconds or timedelta a request waits at most; 0 (default): it does not wait; None: no limit. A client
+            that disconnects leaves the queue.
+        ttl: of the permits, which are renewed while they are held: seconds or timedelta, 0.01 to ten years.
+        retry_after: the seconds in Retry-After, from 0 on.
+        applies_to: a function of the scope of a request that returns whether it counts; None: all count.
+
+    Raises TypeError or ValueError for bad arguments. A request raises what the application does.
+
+    Example:
+        app.add_middleware(Limit, limit=100, timeout=1, applies_to=lambda scope: scope["path"] != "/health")
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        limit: int,
+        client: Source | None = None,
+        name: str = "requests",
+        timeout: Seconds | None = 0,
+        ttl: Seconds = 30.0,
+        retry_after: int = 1,
+        applies_to: Callable[[Scope], bool] | None = None,
+    ) -> None:
+        self._app = app
+        self._limit = permits(limit, "limit")
+        self._client = None if client is None else _web.check_source(client)
+        self._name = name
+        self._timeout = timeout_seconds(timeout)
+        self._ttl = ttl_ms(ttl) / 1000
+        self._retry_after = str(count(retry_after, "retry_after"))
+        self._applies_to = applies_to
+        if not isinstance(name, str):
+            raise TypeError(f"name must be str, not {name!r}")
+        permit_keys(name.encode(), "sem")
+        if applies_to is not None and not callable(applies_to):
+            raise TypeError(f"applies_to must be a function of the scope, not {applies_to!r}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request: the server calls this."""
+        counts = scope["type"] in ("http", "websocket") and (self._applies_to is None or self._applies_to(scope))
+        if not counts:
+            await self._app(scope, receive, send)
+            return
+        request, answer = _Request(receive), _Answer(scope, send, self._retry_after)
+        semaphore = self._semaphore(scope)
+        hold = semaphore.hold(timeout=self._timeout)
+        try:
+            if self._timeout == 0:
+                await hold.__aenter__()
+            elif await _web.enter_unless_gone(hold, request.gone) is None:
+                return
+        except _web.NOT_SERVED as error:
+            await answer.refuse(error)
+            return
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push_async_exit(hold)
+                await self._app(scope, request.receive, answer.send)
+        except LeaseLost as lost:
+            if lost.name != semaphore.name or not (request.ended or await answer.refuse(lost)):
+                raise
+
+    def _semaphore(self, scope: Scope) -> AsyncSemaphore:
+        client: Client | Coordinator
+        if self._client is None:
+            where = "the lifespan: use lifespan_of(redis), or Limit(..., client=redis)"
+            client = _web.coordinator_in(scope.get("state"), where)
+        else:
+            client = self._client() if callable(self._client) else self._client
+            client_of(client)
+        return AsyncSemaphore(client, self._name, limit=self._limit, on_mismatch="keep", ttl=self._ttl)
+
+
+class _Request:
+    """What the client sends: read ahead while the request waits, and kept for the application."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept: deque[Message] = deque()
+        self.ended = False
+        """Whether the application knows that the client has disconnected."""
+
+    async def gone(self) -> None:
+        """Return when the client has disconnected. If it sends too much before that, do not return."""
+        size = 0
+        while size <= MAX_AHEAD:
+            message = await self._receive()
+            self._kept.append(message)
+            if message["type"] in _DISCONNECTS:
+                return
+            size += len(cast("bytes", message.get("body", b"")))
+        await asyncio.Event().wait()
+
+    async def receive(self) -> Message:
+        """Return the next message, as the application expects it."""
+        message = self._kept.popleft() if self._kept else await self._receive()
+        self.ended = self.ended or message["type"] in _DISCONNECTS
+        return message
+
+
+_DISCONNECTS = ("http.disconnect", "websocket.disconnect")
+
+
+class _Answer:
+    """The answer to a request, as far as it was sent."""
+
+    def __init__(self, scope: Scope, send: Send, retry_after: str) -> None:
+        self._scope = scope
+        self._send = send
+        self._retry_after = retry_after
+        self._begun = self._open = self._complete = False
+        """Whether anything was sent; a websocket is open; nothing more may be sent."""
+
+    async def send(self, message: Message) -> None:
+        """Send what the application sends."""
+        kind = message["type"]
+        self._begun = True
+        self._open = kind in ("websocket.accept", "websocket.send")
+        self._complete = kind == "websocket.close" or (
+            kind in ("http.response.body", "websocket.http.response.body") and not message.get("more_body", False)
+        )
+        await self._send(message)
+
+    async def refuse(self, error: Exception) -> bool:
+        """Answer that the service is not available, and log why; return False if a part of another answer was sent.
+
+        All permits in use is no incident, so it is not logged.
+        """
+        if not (isinstance(error, AcquireTimeout) and error.answered):
+            method = str(self._scope.get("method", "WEBSOCKET"))
+            logs.request_not_served(method, str(self._scope["path"]), error)
+        if self._begun:
+            if self._open:
+                await self._send({"type": "websocket.close", "code": _web.TRY_AGAIN_LATER, "reason": ""})
+            return self._open or self._complete
+        prefix = ""
+        if self._scope["type"] == "websocket":
+            if "websocket.http.response" not in cast("Mapping[str, object]", self._scope.get("extensions") or {}):
+                await self._send({"type": "websocket.close", "code": _web.TRY_AGAIN_LATER, "reason": ""})
+                return True
+            prefix = "websocket."
+        body = json.dumps({"detail": _web.UNAVAILABLE_TEXT}).encode()
+        headers: Iterable[tuple[bytes, bytes]] = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"retry-after", self._retry_after.encode()),
+        ]
+        await self._send({"type": f"{prefix}http.response.start", "status": _web.UNAVAILABLE, "headers": headers})
+        await self._send({"type": f"{prefix}http.response.body", "body": body})
+        return True
