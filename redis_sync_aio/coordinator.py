@@ -224,6 +224,7 @@ class Coordinator:
         share: bool = False,
         linger: Seconds = 0.0,
         polled_every: Seconds | None = None,
+        min_hold: Seconds = 0.0,
     ) -> AsyncLock:
         """Return a lock: one holder at a time, in the order of the requests.
 
@@ -240,6 +241,7 @@ class Coordinator:
             share=share,
             linger=linger,
             polled_every=polled_every,
+            min_hold=min_hold,
         )
 
     @explains_words_of_redis_py

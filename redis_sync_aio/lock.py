@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args, overload
 
 from ._acquire.binding import CoordinatorLike
+from ._acquire.request import Request
 from ._client.settings import Client
 from ._core.arguments import (
     Name,
@@ -16,12 +17,14 @@ from ._core.arguments import (
     is_async,
     one_of,
     positive_seconds,
+    seconds,
     timeout_seconds,
     ttl_ms,
 )
 from ._core.keys import Engine, lock_keys
 from ._core.name_templates import check_template, names_from, without_fields
 from ._leases.hold import OnLost
+from ._leases.kept_grant import KeptGrant
 from ._leases.lease import Lease
 from ._primitives.lock_base import LockStatistics, PlainLock
 from ._primitives.options import LeaseOptions
@@ -82,6 +85,10 @@ class AsyncLock(PlainLock):
         linger: for how many seconds (or timedelta) what tasks share is kept when none has it, so that to take it again
             costs nothing; 0: not at all. It goes back immediately when another process asks. `release` does not
             wait then.
+        min_hold: seconds (or timedelta) for which the lock stays taken after it was acquired, also if it is released
+            sooner: for a job that is over before other machines, whose clocks are late, begin it. `release` does not
+            wait for that, and the next waiter has it when that time is over. Not more than the ttl, which is how long a
+            holder that crashes has it. 0 (default): none. Not with ``share``, or with an identity.
         polled_every: how often clients that are not of this package try to take the key, 0.001 to 1 second (redis-py's
             Lock: its ``sleep``, 0.1). A release hands the lock to the next waiter, so where it is always contended
             such a client never finds the key free. With this, a lock that was handed over for 1.5 seconds is left
@@ -112,7 +119,13 @@ class AsyncLock(PlainLock):
         share: bool = False,
         linger: Seconds = 0.0,
         polled_every: Seconds | None = None,
+        min_hold: Seconds = 0.0,
     ) -> None:
+        self._min_hold = seconds(min_hold, "min_hold")
+        if self._min_hold:
+            if share:
+                raise ValueError("min_hold does not go with share=True")
+            self._grant_type = KeptGrant
         if polled_every is not None:
             if share:
                 raise ValueError("polled_every does not go with share=True")
@@ -123,6 +136,19 @@ class AsyncLock(PlainLock):
             lock_keys,
             LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger),
         )
+
+    def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
+        request = super()._new_request(ttl, identity, timeout, weight)
+        if self._min_hold:
+            if identity is not None:
+                raise ValueError("min_hold does not go with an identity, which any process may release")
+            if request.ttl_ms and request.ttl_ms < self._min_hold * 1000:
+                raise ValueError(
+                    f"min_hold ({self._min_hold:g} s) must not exceed the ttl ({request.ttl_ms / 1000:g} s): a holder "
+                    "that crashes has the lock no longer than that"
+                )
+            request.min_hold = self._min_hold
+        return request
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
         """Take up a lease that `Lease.detach` let go of, in this or any other process, and return it.

@@ -29,6 +29,7 @@ class Request:
     token: bytes | None = None  # the caller's own, or the reader's that upgrades; not to be shared as an identity is
     wait: bool = True
     timeout: float | None = None
+    min_hold: float = 0.0  # seconds that a lock lasts at least, however early it is released
     weight: int = 0  # of a permit; 0: it is a lock
     limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
     whose_limit: bytes = b""  # counts when the server knows another one: see include/permit_choose_limit.lua

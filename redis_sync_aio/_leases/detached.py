@@ -28,8 +28,8 @@ async def detach(grant: Grant, ttl_ms: int | None) -> str:
     movable = keys.of_semaphore if isinstance(keys, PermitKeys) else keys.family == "lock"
     if not plain or grant.identity is not None or not movable:
         raise ValueError(
-            f"the lease on {grant.name!r} cannot be detached: that is for plain leases of a lock or a semaphore, and "
-            "not for those with an identity (acquire it by the same identity instead), of share=True, or of "
+            f"the lease on {grant.name!r} cannot be detached: that is for plain leases of a lock or a semaphore, not "
+            "for those with an identity (acquire it by the same identity instead), with share=True or min_hold, or of "
             "primitives that are made of several"
         )
     assert isinstance(manager, GrantManager)

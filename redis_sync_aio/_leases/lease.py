@@ -198,7 +198,7 @@ class Lease:
         this process is over then, as after a release: `check` raises NotHeld, and the end of its body releases nothing.
 
         For leases of an `AsyncLock` or an `AsyncSemaphore`; not with an identity, which needs no token, or with
-        ``share=True``. See `AsyncLock.attach`.
+        ``share=True`` or ``min_hold``. See `AsyncLock.attach`.
 
         Raises:
             LeaseLost, NotHeld, Unreachable, CommandRefused, WrongContext: as `extend`. The lease was not detached.
