@@ -1,12 +1,12 @@
 """The one acquire path: ask -> (ticket -> wait) -> granted | timed out | cancelled | connection replaced.
 
 An acquisition is one request of one task, or of tasks that share (`_sharing`). Replies and pushes drive it from the
-event loop; the task itself only awaits a future and so is woken once, whatever happens on the way.
+event loop. The task itself only awaits a future, so it is woken once, whatever happens on the way.
 
-Clean-up (P5): a request ends early when its task is cancelled, its coroutine closed or its time up. A release of token
-*and* ticket then follows it on the same connection and undoes what it did; a grant that came meanwhile is given back.
+Clean-up (P5): a request ends early when its task is cancelled, its coroutine is closed or its time is up. A release of
+token *and* ticket then follows it on the same connection and undoes it, and a grant that came meanwhile is given back.
 
-An identity is a token that may be in use elsewhere: its request is undone only after its answer said "newly granted".
+An identity is a token that may be in use elsewhere, so its request is undone only after the answer "newly granted".
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Acquisition:
 
     # Rarely changed; as class attributes they cost nothing to set up.
     _attempt = b""
-    """What tells this request from other ones that upgrade the same token."""
+    """The mark that tells this request from others that upgrade the same token."""
     _clock_offset: float | None = None
-    """Local minus server time, at the request that queued us."""
+    """Local minus server time, at the request that entered the queue."""
     _queued = False
     """Whether an earlier request may have left a ticket in the queue."""
     _placed = False
@@ -58,13 +58,13 @@ class Acquisition:
     """Whether it was given up, and its clean-up waits for an answer. Asking again would queue it behind that."""
     _lease: Grant | None = None
     _late_since: float | None = None
-    """When a grant was over before it got here, first of some in a row (local clock)."""
+    """When the first of several grants in a row had ended before it arrived (local clock)."""
     _replayed = False
     """Whether a copy of a request of ours may still be in flight, besides the one that was answered."""
     _pushed_fence = 0
-    """The fence of a grant that this ticket got, if the server has to be asked how long it lasts."""
+    """The fence of a grant to this ticket, if the server has to be asked how long the grant lasts."""
     contended = False
-    """Whether others wait behind us."""
+    """Whether others wait behind this request."""
     unheard = False
     """Whether it was granted before this answer, so that a contention notice may have been lost since."""
 
@@ -150,7 +150,7 @@ class Acquisition:
             self._resource.queued(answer.left, answer.more)
             if lost:
                 self._resource.queue_lost()
-        elif answer.outcome is Outcome.SPENT:  # granted to us once, and over before we heard of it
+        elif answer.outcome is Outcome.SPENT:  # it was granted once, and had ended before its answer arrived
             self._again()
         elif answer.outcome >= Outcome.MISMATCH:
             self._fail(request.refused(answer, request.weight), call)
@@ -199,7 +199,7 @@ class Acquisition:
                 self._decline(push.fence)
             return
         if self._clock_offset is None:
-            return  # the answer that queued us was lost with its connection; the request is being repeated
+            return  # the answer to the request was lost with its connection, and the request is being repeated
         # P6: good until our request + (time between request and grant, by the server's clock) + ttl.
         granted = self._clock_offset + push.server_time
         if push.fence == 0:
@@ -211,12 +211,12 @@ class Acquisition:
             self.contended |= push.contended
             if granted <= now():
                 self._granted(push.fence, granted, push.duration or inf)
-            else:  # The server's clock was set ahead meanwhile, so nothing says when that was, but how long is left.
+            else:  # The server's clock was set ahead meanwhile: only what is left of the grant is known.
                 self._pushed_fence = push.fence
                 self.recheck()
 
     def announced(self, server_time: float, duration: float) -> None:
-        """Note that we are next, and that the holder's lease lasts ``duration`` seconds (0: forever)."""
+        """Note that this request is next, and that the holder's lease lasts ``duration`` seconds (0: forever)."""
         if self._clock_offset is not None and duration:
             self._resource.announced(min(self._clock_offset + server_time, now()) + duration)
 
@@ -253,7 +253,7 @@ class Acquisition:
         lease = self._lease = resource.hold(request, self.token, fence, deadline, duration)
         if self._queued:
             lease.queued = True
-        if self._replayed and not request.reusable:  # a token that is used again must not be spent
+        if self._replayed and not request.reusable:  # a token that is used again must not be marked as spent
             lease.replayed = True
         if request.identity is not None:
             lease.joined = not resource.by_identity().inherits(self) and not new
@@ -272,7 +272,7 @@ class Acquisition:
         """Return whether to give up: another grant took longer to get here than it lasts."""
         if self._late_since is None:
             self._late_since = now()
-            return False  # it may have been a pause of this process
+            return False  # the cause may have been a pause of this process
         return not self._request.wait or now() - self._late_since > self._resource.hub.retry_for
 
     def _fail(self, error: SyncError, call: Call) -> None:
@@ -318,8 +318,8 @@ class Acquisition:
             self.taker.set_exception(error)
 
     def task_cancelled(self, future: asyncio.Future[Grant | None]) -> None:
-        """Undo whatever was done for ``future``, our taker, which its task does not await any more."""
-        future.cancel()  # that is done already if it was the task that was cancelled, not if its coroutine was closed
+        """Undo whatever was done for ``future``, the taker, which its task no longer awaits."""
+        future.cancel()  # done already if the task was cancelled, but not if its coroutine was closed
         if self._lease is not None:
             self._resource.decline(self._lease)
         elif future.cancelled():

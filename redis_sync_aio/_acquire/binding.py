@@ -13,14 +13,14 @@ from .options import HubOptions
 
 
 class Binding:
-    """The hub of a coordinator, which the first use binds to the running event loop."""
+    """The hub of a coordinator. The first use binds it to the running event loop."""
 
     def __init__(self, options: HubOptions) -> None:
         self.options = options
         self.owned: OwnedClient | None = None
         """The client, if it is closed with the coordinator."""
         self.started: Hub | None = None
-        """The hub, once it was used."""
+        """The hub; None before the first use."""
         self._closed_unused = False
 
     @property

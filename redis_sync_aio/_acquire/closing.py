@@ -52,14 +52,14 @@ class ClosableHub(Protocol):
 
 
 class Closing:
-    """Ends a hub once, for whatever reason comes first."""
+    """Ends a hub once, for the first reason that comes up."""
 
     def __init__(self, hub: ClosableHub) -> None:
         self._hub = hub
         self._task: asyncio.Task[None] | None = None
         self._client_is_closed = False
         self.on_close: Callable[[], None] | None = None
-        """Called once the hub cannot be used any more; perhaps twice."""
+        """Function that is called when the hub can no longer be used; it may be called twice."""
         self._witness = CloseObserver(hub.servers.clients()[0], self._client_closes)
         self._unclosed = Unclosed(self, repr(hub), hub.link)
         living.add(self)
@@ -78,7 +78,7 @@ class Closing:
             await wait_shielded(self._start())  # bounded by `Hub.drained` and the close of connections
 
     def retire(self, why: str) -> None:
-        """Close the hub in the background. It cannot be used from now on, since locks remember it."""
+        """Close the hub in the background. From now on it refuses use, since locks remember it."""
         self._hub.why_closed = self._hub.why_closed or why
         self._tell()
         self._start()
@@ -132,7 +132,7 @@ class Closing:
         hub.manager.slices.run(self._give_up(f"the coordinator cannot be used any more: {hub.why_closed}"))
 
     def _give_up(self, why: str) -> Iterator[None]:
-        """End all that wait, and take all leases from those who have them."""
+        """End all waits, and take all leases from their holders."""
         hub = self._hub
         for resource in hub.every_name():
             yield from resource.give_up(why)
@@ -146,8 +146,8 @@ class Closing:
     # -- ends without a call of close --------------------------------------------------------------------
 
     async def loop_ends(self) -> None:
-        """Close at the end of the event loop. Nothing runs after it, so a closing that has begun ends first."""
-        if self._task is not asyncio.current_task():  # else that one asks the loop to notice nothing more
+        """Close at the end of the event loop. Nothing runs after that, so finish a closing that has begun."""
+        if self._task is not asyncio.current_task():  # otherwise that closing no longer needs the notice
             await self.close(0.0)
 
     def client_closed(self) -> None:
@@ -166,7 +166,7 @@ class Closing:
             self.client_closed()
 
     def after_fork(self) -> None:
-        """Leave everything to the parent process, whose sockets these are: never use or close them here."""
+        """Leave everything to the parent process. The sockets are its own: never use or close them here."""
         self._hub.leave_to_parent()
         self._stop_at_once()
         self._hub.executor.after_fork()

@@ -1,7 +1,7 @@
-"""Looking again at a name that this process waits for (P3).
+"""Checks of a name that this process waits for (P3).
 
-A wake-up may be lost with its connection, a holder may die, and other clients may delete the key or give it another
-end. So the server is asked again when the present holder's lease should have ended, and every few seconds. One look per
+A wake-up may be lost with its connection, a holder may die, and other clients may delete the key or change its expiry.
+So the server is asked again when the present holder's lease should have ended, and every few seconds. One look per
 name is enough, since every script settles the whole queue: the oldest acquisition repeats its request, which changes
 nothing if nothing happened. When the answer shows that the queue was lost, all other acquisitions repeat theirs.
 """
@@ -18,7 +18,7 @@ from .._scripts.constants import Look
 from .._transport.call import Call
 
 LAST_LOOK = 0.25
-"""Seconds that the answer to the look at the end of a timeout has."""
+"""Seconds within which the look at the end of a timeout has to be answered."""
 
 
 class HealingHub(Protocol):
@@ -52,10 +52,10 @@ class Healing:
         self._acquisitions = acquisitions
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # local clock
-        self._fires_at = 0.0  # when the timer fires: not later than that
-        self.look_every = hub.poll_cap  # seconds, while there are acquisitions
+        self._fires_at = 0.0  # when the timer fires; at the latest when a look is due
+        self.look_every = hub.poll_cap  # seconds between two looks, while there are acquisitions
         self._polls: Iterator[float] | None = None
-        self._last: list[Callable[[], None]] = []  # what ends with the answer to the present look
+        self._last: list[Callable[[], None]] = []  # functions to call after the answer to the present look
 
     @property
     def planned(self) -> bool:
@@ -84,8 +84,8 @@ class Healing:
     def look_last(self, then: Callable[[], None]) -> None:
         """Look once more at the end of a timeout, and call ``then`` when that was answered.
 
-        Only where no push wakes the waiters: they poll, or are behind a holder that knows no queue. Else ``then`` is
-        called immediately.
+        It asks only where no push wakes the waiters: they poll, or are behind a holder that knows no queue. Otherwise
+        it calls ``then`` immediately.
         """
         if self._polls is None:
             then()
@@ -101,11 +101,11 @@ class Healing:
             then()
 
     def look_in(self, delay: float) -> None:
-        """Look after ``delay`` seconds, not at the time that was planned."""
+        """Look after ``delay`` seconds instead of at the planned time."""
         self._due = now() + delay
         if self._timer is not None:
             if self._fires_at <= self._due:
-                return  # it finds that it is too early, and goes on waiting
+                return  # the timer finds that it is too early, and waits on
             self._timer.cancel()
         self._fires_at = self._due
         self._timer = self._hub.loop.call_later(delay, self._look)

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 
 class Hub:
-    """The runtime of a coordinator, bound to the event loop that runs when it is made. It sends nothing by itself."""
+    """The runtime of a coordinator, bound to the event loop that runs when it is made. Making it sends nothing."""
 
     server_id: bytes | None = None
-    """The run_id of the server, once it was asked for; empty when the server does not tell."""
+    """The run_id of the server, once it was asked for; empty when the server does not say."""
     ahead_reported = False
     """Whether it was logged that its fences are far ahead of those of the other servers of a Redlock."""
 
@@ -133,7 +133,7 @@ class Hub:
         """Use the client's pool from now on, since the link is refused."""
         link, self.link = self.link, None
         if link is None:
-            return  # another shard was first
+            return  # the link of another shard was refused first
         logs.polling_instead(error)
         self._use(self._new_pool_executor())
         self.link_events.link_moved()
@@ -143,7 +143,8 @@ class Hub:
     async def ask(self, send: Send, *, goes_on: bool = False) -> Reply:
         """Run one command and return its reply. ``send`` sends it.
 
-        On cancellation it is not sent again and its answer is ignored, unless it ``goes_on``: then ``done`` is called.
+        On cancellation the command is not sent again and its answer is ignored. With ``goes_on`` it goes on in the
+        background, and ``done`` is called.
         """
         self.check()
         outcome: asyncio.Future[Reply] = self.loop.create_future()
@@ -158,7 +159,7 @@ class Hub:
 
         time = now()
         call = send(self.engine, Delivery(time, time + self.retry_for, done))
-        self.next_number()  # shows that it is in use
+        self.next_number()  # a use, for the timer of an implicit hub
         self.asking += 1
         try:
             return await outcome_of(outcome)
@@ -182,7 +183,7 @@ class Hub:
     def check_context(self) -> None:
         """Raise WrongContext in another event loop, and after a fork in the child."""
         if self._thread == get_ident() and self.loop.is_running():
-            return  # a shortcut: until Python 3.12 to ask for the running loop is a call to the system
+            return  # a shortcut: until Python 3.12, asking for the running loop is a system call
         if self.forked:
             raise WrongContext.forked()
         if self.loop is not running_loop():
@@ -243,7 +244,7 @@ class Hub:
     def every_name(self) -> Iterator[Resource]:
         """Iterate over all names, the latest last, and refer to each only once."""
         left = [*reversed(self.resources.values())]
-        while left:  # one after the other: to let go of many at a time takes long
+        while left:  # one after the other: freeing many objects together takes long
             yield left.pop()
 
     def all_leases(self) -> Iterator[Grant]:
@@ -267,7 +268,7 @@ class Hub:
                 resource.look_now()
 
     def stop_sharing(self) -> None:
-        """Hand nothing on without a look at whether that is still allowed."""
+        """Check before each hand-over inside the process whether it is still allowed."""
         for resource in self.resources.values():
             if resource.sharing is not None:
                 resource.sharing.stop()

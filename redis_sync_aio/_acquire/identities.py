@@ -4,12 +4,12 @@ On the server they have one grant among them, so undoing one of them must not ta
 
 - While the answer to a cancelled request is in flight, the next request is sent after the undo.
 - A grant that another request has joined, or may have joined because it was in flight already, is passed on to that
-  request instead of undone. If no lease comes of that it is undone then.
+  request instead of undone. It is undone later if no lease comes of that.
 - A grant from before a release of the identity is gone once the release is executed. Replies and pushes come in the
   order of execution, so such grants arrive between the sending of a release and its answer. They are asked for again.
 
-Requests of other processes are not known here. The grant to a cancelled request is undone also when another process
-has joined it meanwhile.
+Requests of other processes are not known here: the grant to a cancelled request is undone even if another process has
+joined it meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IdentityRequest(Protocol):
 
 
 class IdentityRequests:
-    """The requests for one name, by identity. Its work for one identity costs nothing for the others."""
+    """The requests for one name, by identity. The cost of one identity does not depend on the others."""
 
     def __init__(self, undo: Callable[[bytes], None]) -> None:
         """Begin without requests. ``undo`` takes back on the server what an identity has."""

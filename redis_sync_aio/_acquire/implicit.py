@@ -88,8 +88,8 @@ class _Idle:
             hub.closing.retire("it was idle")
 
     def _closed(self) -> None:
-        self._timer.cancel()  # it would keep the hub and its client for that long
-        if hubs.get(self._key) is self._hub:  # called twice, and there may be another hub by then
+        self._timer.cancel()  # the timer would keep the hub and its client alive for that long
+        if hubs.get(self._key) is self._hub:  # this is called twice, and another hub may have taken the place by then
             del hubs[self._key]
 
 

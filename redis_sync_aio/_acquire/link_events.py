@@ -16,7 +16,7 @@ from .resource import HubServices, Resource
 
 
 class LinkedHub(HubServices, Protocol):
-    """A hub, as its link's owner knows it."""
+    """A hub, as the owner of its link knows it."""
 
     options: HubOptions
     resources: dict[bytes, Resource]
@@ -35,7 +35,7 @@ class LinkEvents:
     def __init__(self, hub: LinkedHub) -> None:
         self._hub = hub
         self._unchecked: set[int] = set()  # numbers of acquisitions that have not asked yet on the present connection
-        self._rechecks = 0  # going on
+        self._rechecks = 0  # the work in progress
 
     # -- pushes ----------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ class LinkEvents:
             return
         try:
             self._dispatch(push)
-        except Exception:  # the connection, and a talk that delivers this, are everybody's
+        except Exception:  # others use the connection and the dialogue that delivers this, too
             logs.useless_message(payload)
 
     def _dispatch(self, push: Pushed) -> None:
@@ -56,7 +56,7 @@ class LinkEvents:
         hub = self._hub
         acquisition = hub.acquisitions.get(push.number)
         if push.fence == CONTENDED:
-            if acquisition is not None:  # what it wants is granted, as the answer will say
+            if acquisition is not None:  # its request is granted: the answer in flight says so
                 acquisition.contended = True
             elif (listener := hub.listeners.get(push.number)) is not None:
                 listener.on_contention()
@@ -123,7 +123,7 @@ class LinkEvents:
         return any(concerns(resource.keys) for resource in self._hub.resources.values())
 
     def link_moved(self) -> None:
-        """Queue again by the names under which some servers know us now; pushes to the old ones do not reach us."""
+        """Queue again under the endpoints of new connections; pushes to the old ones do not arrive."""
         self._hub.manager.slices.run(self._reroute())
 
     def _reroute(self) -> Iterator[None]:

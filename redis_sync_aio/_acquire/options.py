@@ -17,7 +17,7 @@ MOST_POLL_CAP = 300.0
 """Seconds. The queue of waiters lives for twice as long after the latest look."""
 
 Push: TypeAlias = Literal["auto", "always", "never"]
-"""How waiters are woken, as `Coordinator` has it."""
+"""How waiters are woken; see `Coordinator`."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -52,10 +52,10 @@ class HubOptions:
     exit_timeout: float
     response_timeout: float
     asked_response_timeout: float | None
-    """The response timeout if it was an argument, not a setting of the client."""
+    """The response timeout if it was an argument; None if it is a setting of the client."""
     observers: tuple[Attached, ...]
     origins: bool
-    """Whether it is remembered where leases were acquired."""
+    """Whether to remember where leases were acquired."""
 
 
 def hub_options(

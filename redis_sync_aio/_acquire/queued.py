@@ -2,10 +2,10 @@
 
 Such a grant comes from a queue that is older than the server's other data (`_transport.handshake`) where the server
 says that nothing has changed: somebody restored its keys, or a proxy leads to another server. Or a copy of a request
-was executed late. Nobody holds what is granted, so without this it would stay taken for its whole `claim`.
+was executed late. Nobody uses such a grant, so without this the name would stay taken for its whole `claim`.
 
 The undo of a ticket that was just withdrawn may be in flight, and its grant is given back twice then. That is harmless:
-its token was never anybody else's, and is never used again, so the second release finds nothing to release.
+no other request ever had its token, so the second release finds nothing to release.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HALF = 4096
 
 
 class Queued(NamedTuple):
-    """What is needed to give back a grant to a ticket."""
+    """The facts that are needed to give back a grant to a ticket."""
 
     keys: Keys
     token: bytes

@@ -30,24 +30,24 @@ class Request:
     wait: bool = True
     timeout: float | None = None
     min_hold: float = 0.0  # seconds that a lock lasts at least, however early it is released
-    weight: int = 0  # of a permit; 0: it is a lock
-    limit: int = 0  # of the permits, as the caller knows it; 0: as the server knows it
-    whose_limit: bytes = b""  # counts when the server knows another one: see include/permit_choose_limit.lua
-    upgrade: bool = False  # of what the token holds already; ends by a downgrade
-    shared: bool = False  # tasks of this process may have it one after the other, behind one ticket
+    weight: int = 0  # the weight of permits; 0 for a lock
+    limit: int = 0  # the limit of the permits that the caller knows; 0: the server's
+    whose_limit: bytes = b""  # which limit counts if the server knows another: see include/permit_choose_limit.lua
+    upgrade: bool = False  # an upgrade of what the token holds already; it ends by a downgrade
+    shared: bool = False  # whether tasks of this process may hold it one after the other, behind one ticket
     grant_type: type[Grant] = Grant
-    linger: float = 0.0  # for so long a shared lease that no task has is kept
+    linger: float = 0.0  # seconds for which a shared lease is kept without a task
     release_args: tuple[Argument, ...] = ()  # the trailing arguments of its release, unless there is a record
     look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
     label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
-    refused: Callable[[Answer, int], SyncError] = never_refused  # the error for an outcome from MISMATCH on
+    refused: Callable[[Answer, int], SyncError] = never_refused  # makes the error for an outcome from MISMATCH on
 
     reusable: bool = field(init=False)
     """Whether what the token holds may be in use elsewhere, before or after this request."""
     more: tuple[Argument, ...] = field(init=False)
-    """What it says in the end: weight and limit of permits; for a lock whether the token may be used again."""
+    """Its last arguments: weight and limit of permits; for a lock, whether the token may be used again."""
     plain: bool = field(init=False)
-    """Whether it lasts for as long as it is renewed, and weighs nothing, or one."""
+    """Whether its lease is renewed without limit, and weighs nothing or one."""
 
     def __post_init__(self) -> None:
         self.reusable = self.identity is not None or (self.token is not None and not self.upgrade)
@@ -58,5 +58,5 @@ class Request:
 
     @property
     def reads(self) -> bool:
-        """Whether it is for a reader: any number of them have the same together."""
+        """Whether it is for a reader: any number of readers hold the lock together."""
         return self.limit == WRITER_WEIGHT and self.weight == 1

@@ -66,7 +66,7 @@ class LocalSharing(Protocol):
         ...
 
     def waiters(self) -> Iterator[Waiter]:
-        """Iterate over what the waiting tasks await."""
+        """Iterate over the futures that the waiting tasks await."""
         ...
 
     def without_ticket(self) -> int:
@@ -74,15 +74,15 @@ class LocalSharing(Protocol):
         ...
 
     def shares(self) -> list[Grant]:
-        """Return what tasks have of the grants that they share."""
+        """Return the task grants: the parts that tasks hold of the grants that they share."""
         ...
 
     def is_shared(self, grant: Grant) -> bool:
-        """Return whether tasks share ``grant``, and have parts of it."""
+        """Return whether tasks share ``grant``, and hold parts of it."""
         ...
 
     def loosen(self, grant: Grant) -> None:
-        """Leave the parts of ``grant`` whose task has ended to those who refer to them."""
+        """Stop owning the parts of ``grant`` whose task has ended: other code may refer to them."""
         ...
 
     def list_shares(self) -> None:
@@ -102,11 +102,11 @@ class LocalSharing(Protocol):
         ...
 
     def reroute(self) -> None:
-        """Hand nothing on any more: contention notices of the server would not reach us."""
+        """Stop handing over inside the process: contention notices of the server would not arrive."""
         ...
 
     def stop(self) -> None:
-        """Hand nothing on without a look at whether that is still allowed."""
+        """Check before each hand-over whether it is still allowed."""
         ...
 
     def give_up(self, error: CoordinatorClosed) -> None:
@@ -135,7 +135,7 @@ class Resource:
         self.hub = hub
         self.keys = keys
         self.endpoint = hub.endpoint_of(keys)
-        """The endpoint by which the server knows us."""
+        """The endpoint under which the server knows this process."""
         self.name = text(keys.name)
         self.acquisitions: dict[int, Acquisition] = {}  # by their numbers, the oldest first
         self.leases = HeldLeases()
@@ -194,12 +194,12 @@ class Resource:
         """Return for how many seconds the present holder has it, as far as is known."""
         if not isinstance(self.keys, PermitKeys):
             left = max((lease.remaining() for lease in self.leases.all()), default=0.0)
-            if left:  # it is ours: renewed since anybody asked, perhaps
+            if left:  # this process holds it, and may have renewed it since the last answer
                 return None if left == math.inf else left
         return None if self.held_until is None else max(0.0, self.held_until - now())
 
     def announced(self, until: float) -> None:
-        """Look when the present holder's lease ends, at ``until`` (local clock): we are next."""
+        """Look when the present holder's lease ends, at ``until`` (local clock): this process is next."""
         self.held_until = until
         self._healing.announced(until)
 
@@ -213,7 +213,7 @@ class Resource:
         self._healing.look_last(then)
 
     def reroute(self) -> Iterator[None]:
-        """Queue again by another endpoint: pushes to the old one do not reach us. One acquisition with each step."""
+        """Queue again under another endpoint, one acquisition with each step: pushes to the old one do not arrive."""
         for acquisition in list(self.acquisitions.values()):
             acquisition.reroute()
             yield
@@ -221,10 +221,10 @@ class Resource:
             self.sharing.reroute()
 
     def waiters(self) -> Iterator[Waiter]:
-        """Iterate over what the tasks await that wait for this name."""
+        """Iterate over the futures that tasks await which wait for this name."""
         for acquisition in self.acquisitions.values():
             taker = acquisition.taker
-            if isinstance(taker, asyncio.Future) and not taker.done():  # else it is for tasks that share
+            if isinstance(taker, asyncio.Future) and not taker.done():  # otherwise it is for tasks that share
                 yield taker
         if self.sharing is not None:
             yield from self.sharing.waiters()
@@ -234,7 +234,7 @@ class Resource:
         return 0 if self.sharing is None else self.sharing.without_ticket()
 
     def give_up(self, why: str) -> Iterator[None]:
-        """End all that wait, with CoordinatorClosed, one with each step."""
+        """End all waits with CoordinatorClosed, one with each step."""
         error = CoordinatorClosed.while_waiting(self.name, why)
         if self.sharing is not None:
             self.sharing.give_up(error)
@@ -269,7 +269,7 @@ class Resource:
         return self.identities
 
     def loosen(self, lease: Grant) -> bool:
-        """Leave ``lease`` to those who refer to it if its task has ended; return whether that is new."""
+        """Stop owning ``lease`` if its task has ended: other code may refer to it. Return whether that is new."""
         if self.sharing is not None and self.sharing.is_shared(lease):
             self.sharing.loosen(lease)
             return False
@@ -286,7 +286,7 @@ class Resource:
             refuse_deadlock(self.name, held if sharing is None else [*held, *sharing.shares()], by, request.reads)
 
     def held(self) -> list[Grant]:
-        """Return the leases that tasks have, the oldest first of those on the server."""
+        """Return the leases that tasks hold, the oldest of those on the server first."""
         sharing = self.sharing
         if sharing is None:
             return self.leases.all()
@@ -298,14 +298,14 @@ class Resource:
             self.sharing.list_shares()
 
     def task_of(self, token: bytes | None) -> str | None:
-        """Return the name of the task that has what the process holds by ``token``, if tasks share that."""
+        """Return the name of the task whose turn it is with the shared grant of ``token``, if there is one."""
         shares = () if self.sharing is None else self.sharing.shares()
         owners = (share.acquirer for share in shares if share.wire_token == token)
         tasks = [task for owner in owners if owner is not None and (task := owner()) is not None]
         return tasks[0].get_name() if tasks else None
 
     def on_contention(self) -> None:
-        """Stop handing on what tasks share, after a while: others wait for the name at the server."""
+        """Stop handing over among tasks after a while: other clients wait for the name at the server."""
         if self.sharing is not None:
             self.sharing.on_contention()
 

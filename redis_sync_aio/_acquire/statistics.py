@@ -31,7 +31,7 @@ class HeldHere:
         kind: "lock", "robust", "semaphore", "read" or "write".
         token, identity, fence: of the lease.
         weight: how many permits; 1 for all but semaphores.
-        held_for: seconds since it was granted.
+        held_for: seconds since the grant.
         remaining: seconds for which it is certainly held unless it is renewed; None: it has no end.
         task: name of the task that acquired it; None if that has ended, or an identity or another lease owns it.
         origin: where it was acquired, "FILE:LINE in FUNCTION"; only with ``Coordinator(origins=True)``, and not for
@@ -103,7 +103,7 @@ def _caller() -> str | None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE):
         frame = frame.f_back
     if frame.f_globals.get("__name__", "").startswith(("asyncio", PACKAGE)):
-        return None  # the task begins in this package
+        return None  # the outermost frame of the task is in this package
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 

@@ -29,16 +29,16 @@ Waiter: TypeAlias = "asyncio.Future[Any]"
 """The receiver that a task awaits until it has a grant."""
 
 LONG = 10.0
-"""Seconds of waiting after which it is logged."""
+"""Seconds after which a wait is logged."""
 EVERY = 2.5
 """Seconds between two looks at the waiters."""
 SILENCE = 60.0
-"""Seconds after one line about a name before there is another."""
+"""Seconds between two log lines about one name."""
 LISTED = 5
 
 
 class Mark(NamedTuple):
-    """A waiter, and since when it has waited at least (local clock)."""
+    """A waiter, and a time since which it has certainly waited (local clock)."""
 
     since: float
     waiter: Waiter
@@ -67,10 +67,10 @@ class WaitedName(Protocol):
 
 
 class Waits:
-    """The waits of this process for one name; there while anybody waits."""
+    """The waits of this process for one name. It exists while a task waits."""
 
     data: str | None = None
-    """What the key of a lock has, if that is no lock of ours and has no ttl."""
+    """The value of a lock's key, if this package did not write it and it has no ttl."""
     _asked = False
     _quiet_until = -math.inf
 
@@ -81,11 +81,11 @@ class Waits:
         self._timer = resource.hub.loop.call_later(EVERY, self._look)
 
     def end(self) -> None:
-        """Stop looking for good."""
+        """Stop looking."""
         self._timer.cancel()
 
     def endless(self) -> None:
-        """Find out what is there that has no ttl."""
+        """Ask the server once for the value of a key that has no ttl."""
         if not self._asked and not isinstance(self._resource.keys, PermitKeys):
             self._asked = True
             self._inspect(self._found_endless)

@@ -35,7 +35,7 @@ NEVER = float("-inf")
 
 
 class SlotMoved(redis.exceptions.TryAgainError):
-    """A slot has another shard than we knew; the next connection leads there.
+    """A slot has another shard than the known one; the next connection leads there.
 
     Attributes:
         slot: the slot; -1 if it is not known.
@@ -50,7 +50,7 @@ class Subscriber(Protocol):
     def slots_moved(self) -> None:
         """Adapt to slots that have another shard now, or shards that have another primary.
 
-        Called in the thread that heard of it.
+        Called in the thread that received the answer.
         """
 
 
@@ -68,7 +68,7 @@ class Shard:
         """Timeouts of attempts to connect to that address. They may hang, so a new address ends them."""
 
     def lead_to(self, primary: Address) -> None:
-        """Lead to another primary from now on. Called in the thread that heard of it."""
+        """Lead to another primary from now on. Called in the thread that received the answer."""
         self.address = primary
         for limit, loop in list(self.connecting.items()):
             with suppress(RuntimeError):  # the loop is closed

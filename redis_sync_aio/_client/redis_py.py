@@ -173,7 +173,7 @@ def dead_end_pool(client: Redis) -> None:
 
 
 class _ClosedWithPool(Protocol):
-    """Something that is closed together with a pool of the caller."""
+    """An object that is closed together with a pool of the caller."""
 
     async def disconnect(self) -> None: ...
 

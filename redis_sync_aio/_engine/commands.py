@@ -119,8 +119,9 @@ class Commands:
         """Release what ``token`` holds, and withdraw its ``ticket``; either may be empty.
 
         ``pending``: a copy of the acquire that this ends may still be in flight, and must find its token spent.
-        ``release_args``: who wrote the record of a robust lock, and what becomes of it; empty: it was not adopted. Of
-        an upgrade: the attempt. ``undoes``: as `Call.undoes`; also what is ``pending`` or has a ticket.
+        ``release_args``: of a robust lock, the writer of its record, and what becomes of the record (empty: it was not
+        adopted); of an upgrade, the attempt. ``undoes``: as `Call.undoes`; true, too, if it is ``pending`` or has a
+        ticket.
         """
         words: tuple[Argument, ...] = (token, ticket, b"1" if pending else b"0")
         if release_args or keys.release_args:
@@ -149,7 +150,7 @@ class Commands:
         return self._send(self._scripts[keys.family].renew, keys, (token, ttl_ms, *size, *more), delivery)
 
     def adopt(self, keys: Keys, token: bytes, words: tuple[Argument, ...], delivery: Delivery) -> Call:
-        """Read what the last holder of a robust lock left behind, and put the record of ``token`` in its place.
+        """Read the record that the last holder of a robust lock left, and put that of ``token`` in its place.
 
         ``words`` as in robust/adopt.lua, from the fence on.
         """

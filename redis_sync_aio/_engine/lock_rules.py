@@ -10,8 +10,8 @@ Nothing here talks to a server, and nothing but the snapshot enters a decision.
                                  to wait; its own
     POLLS   polls                the first ticket in the queue          its own, those dropped
 
-The order of every decision: first a lock that is free goes to those who wait, in their order (`LockDraft.settle`), and
-only then comes the request itself. So no request barges, whichever comes first after an expiry.
+The order of every decision: first a free lock goes to the waiters, in their order (`LockDraft.settle`). Only then comes
+the request itself. So no request barges in, whichever arrives first after an expiry.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LockDraft(QueueDraft):
     # -- small steps -------------------------------------------------------------------------------------
 
     def next_fence(self, token: bytes, ms: int, number: int = 0) -> int:
-        ahead = max(0, self.fence + 1 - self.now)  # the clock stood still, or went back: until it has caught up
+        ahead = max(0, self.fence + 1 - self.now)  # the clock stood still or went back: count up until it has caught up
         first = max(self.fence + 1, self.now)
         self.fence, self.granted = first - 1 + (number or _fences_of(token)), token
         self.kept = remembered(ms) + ahead // 1000
@@ -100,7 +100,7 @@ class LockDraft(QueueDraft):
             if self.before.full:
                 self.publish(ticket.inbox, ticket.number, b"%d %016d 0" % (ASK_AGAIN, self.now))
                 return Settled.RESERVED
-            fence = self.next_fence(ticket.token, ticket.claim_ms)  # a dead waiter uses one up, too
+            fence = self.next_fence(ticket.token, ticket.claim_ms)  # a dead waiter uses up a fence, too
             if self.before.mute:
                 return Settled.RESERVED
             self.queue.pop(0)
@@ -109,7 +109,7 @@ class LockDraft(QueueDraft):
         return Settled.FREE
 
     def hand_over(self, ticket: Ticket, fence: int) -> bool:
-        """Tell the owner of a ticket, if it lives, that it holds the lock, and the next waiter when to look."""
+        """Notify the owner of a ticket, if it lives, of its grant, and the next waiter of the time to look."""
         following = Ticket.of_lock(self.queue[0]) if self.queue else None
         told = b"%016d %016d %d" % (fence, self.now, ticket.claim_ms)
         if self.queue:
@@ -146,7 +146,7 @@ class LockDraft(QueueDraft):
         return (Outcome.OWN, fence, self.left, self.now, 0)
 
     def tell_holder(self) -> None:
-        """Tell a holder that shares its lease among tasks that the lock is contended, if there is a queue."""
+        """Notify a holder that shares its lease among tasks of contention, if there is a queue."""
         if self.queue and self.holder is not None:
             self.tell_contended(self.holder)
 
@@ -178,7 +178,7 @@ def acquire(
         draft.polls[member] = draft.now // 1000 + poll_ms
     if member:
         draft.tell_holder()
-    soon = int(draft.holder is None or draft.granted != draft.holder)  # no release will wake it
+    soon = int(draft.holder is None or draft.granted != draft.holder)  # no release will wake the waiter
     return draft.decide((Outcome.QUEUED if member else Outcome.BUSY, int(new), draft.left, draft.now, soon))
 
 
@@ -205,7 +205,7 @@ def release(before: LockSnapshot, token: bytes, member: bytes, pending: bool, ga
 
 
 def renew(before: LockSnapshot, token: bytes, ttl_ms: int, fences: int | None = None) -> LockDecision:
-    """Let the lease end ``ttl_ms`` from now; ``fences``: how many more a process needs that shares it."""
+    """Let the lease end ``ttl_ms`` from now; ``fences``: how many more a process that shares it needs."""
     draft = LockDraft(before)
     if draft.holder == token:
         shorter = draft.left == FOREVER_MS or draft.left > ttl_ms

@@ -17,8 +17,8 @@ key. Nothing here talks to a server, and nothing but the snapshot, its ``now`` i
 
 A decision with WATCH watches all four keys, since each decision settles the queue and may grant.
 
-The order of every decision: first expired permits go (`PermitDraft`), then waiters get what is free, in their order
-(`PermitDraft.settle`), and only then comes the request itself. So no request barges in after an expiry.
+The order of every decision: first expired permits go (`PermitDraft`), then waiters get the free permits, in their order
+(`PermitDraft.settle`). Only then comes the request itself. So no request barges in after an expiry.
 (The script that acquires leaves tombstones that are over where nothing is held: no decision depends on them.)
 
 Fences (P8) are a hybrid clock: max(last + 1, server time in microseconds). With a limit of WRITER_WEIGHT a reader
@@ -59,12 +59,12 @@ class PermitDraft(QueueDraft):
         super().__init__(before)
         self.before = before
         self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
-        self.known_limit = before.limit  # the caller's becomes the server's with a grant
+        self.known_limit = before.limit  # the caller's limit becomes the server's with a grant
         self.ahead = before.ahead
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
-        # Since the last one lined up there may be room, or (in `settle`) another first one.
+        # Since the last waiter queued there may be room, or (in `settle`) another first waiter.
         self.moved = before.packed or before.used >= before.limit > 0
 
     def decide(self, reply: ScriptReply) -> PermitDecision:
@@ -93,7 +93,7 @@ class PermitDraft(QueueDraft):
     def left(self, until: int | None = None) -> int:
         """Return the milliseconds until then (None: until the first permit expires; 0 when there is none).
 
-        A tombstone frees nothing when it is over. (The scripts look at 64 of them, and take the last one's end then.)
+        The end of a tombstone frees nothing. (The scripts look at 64 of them, and take the end of the last one then.)
         """
         if until is None:
             until = min((permit.until for permit in self.permits.values() if permit.weight), default=None)
@@ -107,7 +107,7 @@ class PermitDraft(QueueDraft):
         return max(self.fence + 1, self.now) if self.fenced(weight) or self.fence == 0 else self.fence
 
     def reserve(self, weight: int, fences: int) -> int:
-        """Reserve ``fences`` more fences for what is held already; return the first, 0 if there are none."""
+        """Reserve ``fences`` more fences for a permit that is held; return the first, 0 if there are none."""
         if not fences or not self.fenced(weight):
             return 0
         first = self.next_fence(weight)
@@ -135,7 +135,7 @@ class PermitDraft(QueueDraft):
         return self.publish(inbox, number, b"%d %016d %d%b" % (fence, self.now, ms, more))
 
     def tell_holders(self) -> None:
-        """Tell processes that share their permits among tasks that others wait, each process once."""
+        """Notify processes that share their permits among tasks of contention, each process once."""
         held = nsmallest(MAX_NOTIFIED, self.permits.items(), key=lambda item: (item[1].until, item[0]))
         whom: dict[bytes, bytes] = {}
         for token, permit in held if self.shared else ():
@@ -148,7 +148,7 @@ class PermitDraft(QueueDraft):
     # -- who is next -------------------------------------------------------------------------------------
 
     def settle(self, mine: bytes = b"") -> tuple[Settled, int | None]:
-        """Give what is free to those who wait ahead of ``mine``; return also until when a reservation holds."""
+        """Give the free permits to the waiters ahead of ``mine``; return also until when a reservation holds."""
         while self.limit:
             if not self.queue or self.queue[0] == mine:
                 return Settled.FREE, None
@@ -159,7 +159,7 @@ class PermitDraft(QueueDraft):
                 self.moved = True
                 continue
             had, weight = self.weight(ticket.token), ticket.weight
-            # An identity that holds already; or a reader that was to become the writer, and reads no more.
+            # An identity that holds a permit; or a reader that waited to become the writer, and no longer reads.
             odd = (had > 0) != (member == self.ahead)
             if weight > self.limit or odd:  # or the limit was lowered: its owner requests again
                 self.leave(member)
@@ -185,13 +185,13 @@ class PermitDraft(QueueDraft):
         return Settled.FULL, None  # the limit is unknown: the next request brings it
 
     def watch_over(self, inbox: bytes, mine: bytes) -> None:
-        """Let the ticket behind the first, which waits for more permits, look from time to time: the first may die."""
+        """Let the second ticket look from time to time: the first waits for more permits, and may die."""
         following = Ticket.parse(self.queue[1]) if self.moved and len(self.queue) > 1 else None
         if following is not None and self.queue[1] != mine and following.inbox not in (b"", inbox):
             self.tell(following.inbox, following.number, ASK_AGAIN, 0)
 
     def hand_over(self, member: bytes, ticket: Ticket, weight: int, had: int) -> None:
-        """Grant the first ticket, if its owner lives, and tell the next waiter when to look."""
+        """Grant the first ticket, if its owner lives, and notify the next waiter of the time to look."""
         behind = self.queue[1:2]
         following = Ticket.parse(behind[0]) if behind else None
         self.leave(member)
@@ -253,7 +253,7 @@ def acquire(
     """
     draft = PermitDraft(before)
     draft.limit = before.limit or limit
-    turn, reserved = draft.settle(member)  # first: this token may be granted something by another ticket
+    turn, reserved = draft.settle(member)  # before the rest: another ticket may bring this token a grant
     differs = bool(limit) and limit != draft.limit and member not in draft.queue
     idle = not draft.used and turn is Settled.FREE
     if differs and not before.resized and (whose == b"set" or idle):
@@ -282,7 +282,7 @@ def _decline(draft: PermitDraft, token: bytes, member: bytes, differs: bool) -> 
 
 
 def _grant(draft: PermitDraft, token: bytes, ttl_ms: int, member: bytes, weight: int) -> PermitDecision:
-    """Give the permit to a request that is next, and what is left to the waiters behind its ticket."""
+    """Give the permit to a request that is next, and the remaining ones to the waiters behind its ticket."""
     queued = member in draft.queue
     if queued:
         draft.leave(member)
@@ -321,7 +321,7 @@ def upgrade(
 
 
 def downgrade(before: PermitSnapshot, token: bytes, member: bytes, pending: bool, attempt: bytes) -> PermitDecision:
-    """Let what ``attempt`` made a writer be a reader again (empty: what was acquired for writing), or withdraw it.
+    """Turn the writer that ``attempt`` made (empty: that was acquired as one) into a reader, or withdraw the attempt.
 
     ``pending``: a late copy of the attempt must find it spent.
     """
@@ -353,7 +353,7 @@ def release(before: PermitSnapshot, token: bytes, member: bytes, pending: bool) 
 def renew(before: PermitSnapshot, token: bytes, ttl_ms: int, least: int, fences: int | None = None) -> PermitDecision:
     """Let a permit of that weight at ``least`` end ``ttl_ms`` from now.
 
-    ``fences``: how many more a process needs that shares it.
+    ``fences``: how many more a process that shares it needs.
     """
     draft = PermitDraft(before)
     draft.settle()
@@ -385,7 +385,7 @@ def attach(before: PermitSnapshot, token: bytes, ttl_ms: int, replaced: bytes) -
 
 
 def resize(before: PermitSnapshot, limit: int) -> PermitDecision:
-    """Set the limit, until it is set again. Waiters that fit now are granted; nothing is taken away."""
+    """Set the limit, until it is set again. Waiters that fit now get their permits; no holder loses any."""
     draft = PermitDraft(replace(before, resized=True))
     draft.limit = draft.known_limit = limit
     draft.settle()

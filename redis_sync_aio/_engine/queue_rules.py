@@ -17,10 +17,10 @@ class ReadTicket(Protocol):
 
 
 class Settled(Enum):
-    """States of a queue for a request, once the waiters ahead of it have what they can have."""
+    """States of a queue for a request, after the waiters ahead of it got what is free."""
 
     GRANTED = 1  # a waiter holds the lock now
-    RESERVED = 2  # a waiter ahead takes what is free by itself: it polls, or no message reached it
+    RESERVED = 2  # a waiter ahead will take what is free by itself: it polls, or no message reached it
     FULL = 3  # the first waiter needs more permits than are free
     FREE = 4  # no waiter is ahead
 
@@ -54,7 +54,7 @@ class QueueDraft:
         return listens
 
     def tell_contended(self, token: bytes) -> None:
-        """Tell the holder, if its process shares it among its tasks, that another request waits."""
+        """Notify a holder whose process shares its lease among tasks that another request waits."""
         sharer = Sharer.of(token)
         if sharer is not None:
             self.publish(sharer.inbox, sharer.number, b"%d %016d 0" % (CONTENDED, self.now))

@@ -55,7 +55,7 @@ class PermitsView:
     permits: tuple[PermitView, ...]
 
 
-_OUTCOMES = tuple(Outcome)  # by their numbers, at a fraction of what a call of the class takes
+_OUTCOMES = tuple(Outcome)  # by their numbers: far faster than a call of the class
 
 
 def plain_grant(reply: Reply) -> bool:
@@ -95,7 +95,7 @@ def read_permits(reply: Reply) -> PermitsView:
 
 
 def _tickets(found: Iterable[Ticket | None]) -> tuple[Ticket, ...]:
-    return tuple(ticket for ticket in found if ticket is not None)  # skip members another client put there
+    return tuple(ticket for ticket in found if ticket is not None)  # skip members that another client put there
 
 
 def _left(milliseconds: int) -> float | None:
@@ -114,10 +114,10 @@ class Pushed(NamedTuple):
     number: int
     fence: int
     server_time: float  # seconds
-    duration: float  # of the grant, or for how long what the next one waits for is taken; 0 = forever
-    contended: bool  # other requests wait for what is granted
-    following: int  # the number of our ticket that is next after a grant; 0: it is not ours, or there is none
-    next_duration: float  # of the lease that this ticket waits for
+    duration: float  # of the grant, or until the present holder's lease ends; 0 = forever
+    contended: bool  # whether other requests wait for it
+    following: int  # the number of the next ticket, if it is of this process; else 0
+    next_duration: float  # until the end of the lease that this ticket waits for
 
 
 def read_push(payload: bytes) -> Pushed:

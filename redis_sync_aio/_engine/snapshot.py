@@ -18,7 +18,7 @@ class Permit:
     weight: int
     fence: int
     until: int  # server time in microseconds
-    attempt: bytes = b""  # by which its reader became the writer
+    attempt: bytes = b""  # the attempt by which its reader became the writer
 
 
 _TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
@@ -29,9 +29,9 @@ _LOCK_TICKET = re.compile(rb"([^|]*)\|(\d+)\|(\d+)\|(.*)", re.DOTALL)
 class Ticket:
     """A request in the queue, where it stands as ``inbox|number|claim_ms|weight|token``; for a lock without weight."""
 
-    inbox: bytes  # empty: its owner polls
+    inbox: bytes  # empty if its owner polls
     number: int
-    claim_ms: int  # how long the lease lasts that a hand-over grants
+    claim_ms: int  # how long a lease lasts that is granted by a hand-over
     weight: int
     token: bytes
 
@@ -79,17 +79,17 @@ class PermitSnapshot:
 
     now: int  # server time in microseconds
     limit: int = 0  # 0: nobody has set one
-    used: int = 0  # the sum of all weights; kept, not computed, so `permits` may lack those no decision reads
+    used: int = 0  # the sum of all weights; stored, so that `permits` need not have those that no decision reads
     fence: int = 0  # the last one
     permits: Mapping[bytes, Permit] = field(default_factory=dict)  # by token
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
-    ahead: bytes = b""  # the first of them, if it is of a reader that waits to become the writer (score < 0)
+    ahead: bytes = b""  # the first ticket, if it is that of a reader that waits to become the writer (score < 0)
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
-    shared: bool = False  # a process that shares its leases was granted something
+    shared: bool = False  # whether a process that shares its leases got a grant
     deaf: frozenset[bytes] = frozenset()  # inboxes without a listener: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
-    resized: bool = False  # the limit was set by a resize: no other request changes it
-    packed: bool = False  # nothing was free before the expired permits were dropped, a part of which is left
+    resized: bool = False  # whether a resize set the limit: then no other request changes it
+    packed: bool = False  # nothing was free before some of the expired permits were dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ class LockSnapshot:
 
     now: int  # server time in microseconds
     holder: bytes | None = None
-    left: int = FREE_MS  # for how many milliseconds the holder has it
+    left: int = FREE_MS  # milliseconds until the holder's lease ends
     fence: int = 0  # the last one; 0: none is remembered
-    granted: bytes = b""  # the token it was granted to
+    granted: bytes = b""  # the token that it was granted to
     kept: int = FREE_MS  # for how many milliseconds it is remembered
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
@@ -112,7 +112,7 @@ class LockSnapshot:
 class Message(NamedTuple):
     """What is published to an inbox that is heard: 'number fence time ms', and about the next ticket ' number ms'.
 
-    That number is 0 when the next ticket is somebody else's. In place of a fence: 0, ASK_AGAIN, CONTENDED.
+    That number is 0 when the next ticket is not one of that inbox. In place of a fence: 0, ASK_AGAIN, CONTENDED.
     """
 
     inbox: bytes

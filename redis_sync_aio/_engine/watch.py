@@ -20,10 +20,10 @@ begins again.
 **Messages to ourselves** are not published but delivered when EXEC has succeeded: before Redis 7.2 what a connection
 publishes to itself in a transaction arrives in the middle of the reply to EXEC, which cannot be read then.
 
-**What differs from the scripts.** A waiter that dies after 2 keeps what EXEC has granted it until that ends by itself
-(its claim, or its ttl): to take it back would be another transaction, and by then it may be back, and use it. And when
-the server is out of memory it refuses what a script may still do: nothing is handed over then (a lock is free, and its
-first waiter gets word to look again), and permits can neither be renewed nor released.
+**Differences from the scripts.** A waiter that dies after 2 keeps what EXEC has granted it until that ends by itself
+(its claim, or its ttl). To take it back would need another transaction, and by then the waiter may be back and use it.
+When the server is out of memory, it refuses commands that a script may still run. Nothing is handed over then: a lock
+is free, and its first waiter is notified to look again. Permits can neither be renewed nor released.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class QueueView:
     def writes(self, before: Queues, after: Queues, ahead: bytes = b"", ahead_at: int = -1) -> list[Words]:
         """Return the commands that bring the queue to the state ``after``; ``ahead``: a ticket before all others.
 
-        Its place is ``ahead_at``. The place of any other ticket says when it came.
+        Its place is ``ahead_at``. The place of any other ticket is the time of its arrival.
         """
         found: list[Words] = []
         gone = [member for member in before.queue if member not in after.queue]
@@ -119,7 +119,7 @@ def blob(word: Argument) -> bytes:
 
 
 def microseconds(time: Reply) -> int:
-    """Return what TIME said, in microseconds."""
+    """Return the time in a reply to TIME, in microseconds."""
     return int(time[0]) * 1_000_000 + int(time[1])
 
 

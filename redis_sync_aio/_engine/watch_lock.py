@@ -43,7 +43,7 @@ def _held(name: bytes, holder: bytes | None, left: int) -> Words:
 
 
 def _questions(keys: WireKeys, own: bytes, window: int) -> list[Words]:
-    """Return what is asked about one lock; `_view` reads the answers."""
+    """Return the questions about one lock; `_view` reads the answers."""
     name, queue, fence, polls = keys
     return [
         (b"GET", name),

@@ -64,7 +64,7 @@ def _with(reply: Reply, more: tuple[int, ...]) -> Reply:
 
 
 def _only_held(member: Argument, pending: Argument) -> None:
-    """Refuse what needs keys that need not exist."""
+    """Refuse a call that needs keys which may be at the other node."""
     if blob(member) or blob(pending) == b"1":
         raise ReplyError("TRYAGAIN the hash slot is being moved to another node")
 

@@ -29,7 +29,7 @@ class PermitsRead:
     before: PermitSnapshot
     kept: int  # until when the keys last; ms, server time
     line: QueueView
-    lost: bool  # PERMITS or STATE was lost, so the rest of the other is void
+    lost: bool  # PERMITS or STATE was lost, so the rest of the other key is void
     many_over: bool  # there are too many expired permits to drop them with the decision
     sharers: dict[bytes, int]  # of the first permits, those of processes that share what they hold: until when
 
@@ -162,7 +162,7 @@ def _overview(answers: list[Reply], tokens: list[bytes]) -> Overview:
 
 
 def _look_closer(keys: WireKeys, token: bytes, seen: Overview) -> Dialogue:
-    """Return the permits that are over or have a ticket, the deaf inboxes, and until when those live that poll."""
+    """Return the permits that are over or have a ticket, the deaf inboxes, and until when polling owners live."""
     permits, state, _, polls = keys
     over, tickets = [name for name, until in seen.ends.items() if until <= seen.now], seen.tickets
     if not over and not tickets:

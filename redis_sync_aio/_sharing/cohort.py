@@ -1,24 +1,25 @@
-"""Local sharing: tasks of one process queue behind few tickets, and hand on what the server granted.
+"""Local sharing: tasks of one process queue behind few tickets, and hand grants on among themselves.
 
 The technique is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012).
 
 The rule. A *process grant* is what the server granted to this process. It goes from task to task in the order in which
 they asked, without a command, for as long as nobody else waits at the server. The server reports the first other waiter
 by a message (CONTENDED). From then on the grant is handed on ``burst`` times at most, and not after ``slice`` seconds.
-Then it goes back to the server, which grants it to the first in its queue. Tasks of this process that still wait are
-behind all who waited there by then, since their new ticket follows the release on the same connection. So processes
-take turns, and tasks take turns within each process's turn.
+Then it goes back to the server, which grants it to the first in its queue. Tasks of this process that still wait come
+after all clients that waited there by then, since their new ticket follows the release on the same connection. So
+processes take turns, and tasks take turns within each process's turn.
 
-Readers have their grant together. They join as long as nobody else waits, and it goes back when the last one leaves.
+Readers hold their grant together. They join as long as no other client waits. The grant goes back when the last reader
+leaves.
 
 When no task waits, the grant goes back immediately, unless it may *rest*: for ``linger`` seconds if nobody else waits;
 otherwise until the end of this turn of the loop, for a task that comes straight back. So a process with one busy task
 gets as long a turn as one with many. (Not for writers: readers have no turn, each of them gets in once.)
 
-Promises, per task. A grant is handed on only while it is certainly held (P1, by the local deadline), and never after a
-task that had it overstayed its own time, or left a command behind. A loss ends the parts of all tasks, and the grant
-goes to nobody; the waiting tasks go on waiting, by another ticket. A task that is cancelled leaves the line, or hands
-on what it was just handed (P5). When nobody is left, tickets are withdrawn.
+Promises, per task. A grant is handed on only while it is certainly held (P1, by the local deadline). It is never handed
+on after a task that overstayed its own time or left a command behind. A loss ends the parts of all tasks, and the
+waiting tasks go on waiting with another ticket. A cancelled task leaves the line, or hands on the grant that it just
+got (P5). When no task is left, the tickets are withdrawn.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ IN_ONE_TURN = 64
 class Cohort(Holdings):
     """The tasks of this process that want the same of one name; see the top of this module.
 
-    Invariants: of those in ``line`` some are done (cancelled, or their time was up); ``_gone`` is how many of them we
-    heard of, less those that left the line before that. It is empty while a grant rests, but for the rest of a turn in
-    which it was taken often. While a task waits there is a grant, or a pending one.
+    Invariants: some tasks in ``line`` are done (cancelled, or their time was up); ``_gone`` counts those whose end was
+    noticed, less those that left the line before. The line is empty while a grant rests, except for the rest of a turn
+    in which the grant was taken often. While a task waits there is a grant, or a pending one.
     """
 
     def __init__(self, resource: Resource, request: Request, move: Callable[[Cohort, int, int], bool]) -> None:
@@ -58,7 +59,7 @@ class Cohort(Holdings):
         self._gone = 0
         self._asked = 0  # pending grants so far
         self.pending: list[PendingGrant] = []
-        self._trying = 0  # of them, for tasks that do not wait: they are of no use to the line
+        self._trying = 0  # those for tasks that do not wait, which are of no use to the line
         self._taken_now = 0
         self._tries: list[tuple[Awaited, Request]] = []  # of tasks that do not wait: answered when this turn ends
         self._watch: asyncio.TimerHandle | None = None  # of tasks that wait without a ticket
@@ -67,13 +68,13 @@ class Cohort(Holdings):
     # -- acquiring -------------------------------------------------------------------------------------
 
     def enter(self, request: Request, task: Task | None) -> Awaited | None:
-        """Take what rests, join the readers, or stand in the line; return None if another cohort is for it now.
+        """Take a grant that rests, join the readers, or stand in the line; return None if another cohort is for it now.
 
-        Whatever ends the await of the answer but the answer itself has to call `task_cancelled`.
+        If anything but the answer ends the await, the caller has to call `task_cancelled`.
         """
         if request.limit != self.limit:
-            return None  # ours was changed
-        answer: Awaited = asyncio.Future(loop=self.loop)  # what create_future() makes, a call later
+            return None  # the limit of this cohort was changed
+        answer: Awaited = asyncio.Future(loop=self.loop)  # as create_future(), without a call
         often = False
         if (self.resting or self._together) and not self.waiting:
             often = self._taken_now >= IN_ONE_TURN
@@ -89,7 +90,7 @@ class Cohort(Holdings):
             self.line.append((answer, request, self._asked))
             if self.grants:
                 self._watch_line()
-            if self._room > 0 and not (often and self.resting):  # else it is handed on when this turn ends
+            if self._room > 0 and not (often and self.resting):  # otherwise the grant is handed on when this turn ends
                 self._ask()
         elif self.waiting or self._room <= 0:
             answer.set_result(None)
@@ -117,7 +118,7 @@ class Cohort(Holdings):
             self.resource.waits = Waits(self.resource)
 
     def _look(self) -> None:
-        """Ask whether the grant is still held here: no task has a ticket, which would look."""
+        """Ask the server whether the grant is still held: no task has a ticket whose answer would tell."""
         self._watch = None
         if self.waiting:
             if not self.pending and (grant := next(iter(self.grants), None)) is not None:
@@ -156,7 +157,7 @@ class Cohort(Holdings):
                 self._open(request, answer)
 
     def _ask(self) -> None:
-        """Send as many requests as there are tasks in the line, or as are of use."""
+        """Send a request for each task in the line, but no more than are of use."""
         while self._room > 0 and len(self.pending) - self._trying < self.waiting:
             first = next((request for future, request, _ in self.line if not future.done()), None)
             if first is None:
@@ -172,7 +173,7 @@ class Cohort(Holdings):
         pending.acquisition.ask()
 
     def _trim(self) -> None:
-        """Forget tasks that are gone if there are many, and withdraw the tickets that no task is left for."""
+        """Forget tasks that are gone if there are many, and withdraw tickets without a task."""
         if not self.waiting or self._gone > len(self.line) // 2 + 100:
             line = deque(waiter for waiter in self.line if not waiter[0].done())
             self._gone -= len(self.line) - len(line)
@@ -208,8 +209,8 @@ class Cohort(Holdings):
         self._trying -= pending.only is not None
 
     def task_cancelled(self, future: Awaited, request: Request) -> None:
-        """Undo what was done for ``future``, which its task does not await any more."""
-        future.cancel()  # the task was cancelled: that did it already; its coroutine was closed: not yet
+        """Undo whatever was done for ``future``, which its task no longer awaits."""
+        future.cancel()  # done already if the task was cancelled, but not if its coroutine was closed
         if not future.cancelled():  # it ended in the same turn of the loop
             if future.exception() is None and (lease := future.result()) is not None:
                 lease.give_back()
@@ -243,12 +244,12 @@ class Cohort(Holdings):
 
     @property
     def waiting(self) -> int:
-        """Number of tasks that wait here; more, while a task that is cancelled has not run since."""
+        """Number of tasks that wait here; a cancelled task counts until it has run."""
         return len(self.line) - max(self._gone, 0)
 
     @property
     def in_use(self) -> bool:
-        """Whether anybody waits here, or it has anything, or a ticket."""
+        """Whether a task waits here, or there is a grant or a ticket."""
         return bool(self.waiting or self.grants or self.pending)
 
     # -- another limit ---------------------------------------------------------------------------------
@@ -256,7 +257,8 @@ class Cohort(Holdings):
     def resized(self, old: int, new: int) -> None:
         """Take note of another limit of the permits. When it is lower, what is released goes to the server.
 
-        ``old`` is the server's: not ours if another process changed it before, and ``new`` if an answer was lost.
+        ``old`` is the limit that the server had. It differs from this cohort's if another process changed it before; it
+        is ``new`` if an answer was lost.
         """
         if self.limit and self._move(self, self._weight, new):
             self._latest, before = None, self._places()
@@ -296,7 +298,7 @@ class Cohort(Holdings):
             grant.look()
 
     def refused(self, pending: PendingGrant, error: Exception) -> None:
-        """End the waits that an error is about: there is no answer, or the server refused."""
+        """End the waits that ``error`` is about: the server did not answer, or refused."""
         self._ended(pending)
         if pending.only is not None:
             if not pending.only.done():
@@ -327,7 +329,7 @@ class Cohort(Holdings):
                 self._gone -= 1
 
     def _hand_on(self, grant: ProcessGrant) -> bool:
-        """Give it to the first in the line, or to all of them (readers); return whether there was anybody."""
+        """Give the grant to the first task in the line, or to all (readers); return whether there was one."""
         taken, line = False, self.line
         while line:
             future, request, _ = line.popleft()

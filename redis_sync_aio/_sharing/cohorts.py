@@ -1,4 +1,4 @@
-"""All cohorts of one name: what its resource knows of sharing (`_acquire.resource.LocalSharing`)."""
+"""All cohorts of one name, as its resource knows them (`_acquire.resource.LocalSharing`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .._core.observers import Observation
 
 MANY = 16
-"""Number of cohorts from which on unused ones are forgotten."""
+"""Number of cohorts above which unused ones are forgotten."""
 
 
 class Cohorts:
-    """The cohorts of one name, by weight and limit of what their tasks want."""
+    """The cohorts of one name, by weight and limit of the requests."""
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
@@ -32,7 +32,7 @@ class Cohorts:
         self._many = MANY
 
     def cohort(self, request: Request) -> Cohort:
-        """Return the cohort of tasks that want the same."""
+        """Return the cohort of tasks with equal requests."""
         key = (request.weight, request.limit)
         found = self.all.get(key)
         if found is None:
@@ -61,7 +61,7 @@ class Cohorts:
         return any(cohort.waiting for cohort in self.all.values())
 
     def waiters(self) -> Iterator[Waiter]:
-        """Iterate over what the waiting tasks await."""
+        """Iterate over the futures that the waiting tasks await."""
         for cohort in self.all.values():
             yield from (future for future, *_ in cohort.line if not future.done())
 
@@ -71,16 +71,16 @@ class Cohorts:
         return lines + sum(grant.share_ended is not None for cohort in self.all.values() for grant in cohort.grants)
 
     def shares(self) -> list[Grant]:
-        """Return what tasks have of the grants that they share."""
+        """Return the parts that tasks hold of the grants that they share."""
         held = self._resource.leases.all()
         return [share for grant in held if isinstance(grant, ProcessGrant) for share in grant.everybody()]
 
     def is_shared(self, grant: Grant) -> bool:
-        """Return whether tasks share ``grant``, and have parts of it."""
+        """Return whether tasks share ``grant``, and hold parts of it."""
         return isinstance(grant, ProcessGrant)
 
     def loosen(self, grant: Grant) -> None:
-        """Leave the parts of ``grant`` whose task has ended to those who refer to them."""
+        """Stop owning the parts of ``grant`` whose task has ended: other code may refer to them."""
         assert isinstance(grant, ProcessGrant)
         grant.loosen()
 
@@ -107,7 +107,7 @@ class Cohorts:
         return bool(resting)
 
     def reroute(self) -> None:
-        """Hand nothing on any more: contention notices of the server would not reach us."""
+        """Stop handing over: contention notices of the server would not arrive."""
         for cohort in list(self.all.values()):
             for grant in list(cohort.resting):
                 cohort.give_back(grant)
@@ -115,7 +115,7 @@ class Cohorts:
                 cohort.part_with(grant)
 
     def stop(self) -> None:
-        """Hand nothing on without a look at whether that is still allowed (`Cohort.thread`)."""
+        """Check before each hand-over whether it is still allowed (`Cohort.thread`)."""
         for cohort in self.all.values():
             cohort.thread = 0
 
@@ -126,7 +126,7 @@ class Cohorts:
 
 
 def cohort_of(resource: Resource, request: Request) -> Cohort:
-    """Return the cohort of tasks that want the same of ``resource``; from the first one on its tasks may share."""
+    """Return the cohort of tasks with equal requests for ``resource``; the first call allows its tasks to share."""
     cohorts = resource.sharing
     if cohorts is None:
         cohorts = resource.sharing = Cohorts(resource)

@@ -1,4 +1,4 @@
-"""What the server granted to a cohort of tasks: handing it on, letting it rest, giving it back. See `cohort`."""
+"""The process grants of a cohort: how they are handed on, rest, and are given back. See `cohort`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FEW = 64
 
 Awaited: TypeAlias = asyncio.Future[TaskGrant | None]
 Waiting: TypeAlias = tuple[Awaited, Request, int]
-"""A task in the line: what it awaits, what it wants, and after how many pending grants it came."""
+"""A task in the line: its future, its request, and the number of pending grants when it came."""
 
 
 class Holdings(TaskGrantManager):
     """The process grants of a cohort.
 
-    Invariant: no task is in ``line`` while a grant rests, but for the rest of a turn in which it was taken often.
+    Invariant: no task is in ``line`` while a grant rests, except for the rest of a turn in which it was taken often.
     """
 
     def __init__(self, resource: Resource, request: Request) -> None:
@@ -41,32 +41,32 @@ class Holdings(TaskGrantManager):
         self._writes = request.limit == WRITER_WEIGHT and not request.reads
         self._weight = request.weight
         self._alone = not request.weight or request.limit == WRITER_WEIGHT
-        """Whether one that is held keeps others out: readers keep out writers."""
+        """Whether a grant excludes others: those of readers exclude writers."""
         self.limit = request.limit
-        """The limit that its tickets say; 0: the one that the server knows."""
+        """The limit in its tickets; 0 for the limit that the server knows."""
         self._counts = self.limit > 0 or not self._weight
-        """Whether it is known how many grants there can be, of which each takes the room of one."""
+        """Whether the number of possible grants is known, each of which takes one place."""
         self._room = self._places()
-        """Number of further grants and tickets that there may be."""
+        """Number of further grants and tickets for which there is room."""
 
     def _places(self) -> int:
-        """Return how many grants and tickets there may be in all."""
+        """Return for how many grants and tickets there is room in all."""
         if not self._weight or self._together:
             return 1
-        return max(1, (self.limit or UNKNOWN_LIMIT) // self._weight)  # the server says what is too heavy
+        return max(1, (self.limit or UNKNOWN_LIMIT) // self._weight)  # the server refuses what is too heavy
 
     @abstractmethod
     def _hand_on(self, grant: ProcessGrant) -> bool:
-        """Give ``grant`` to the first in the line, or to all of them (readers); return whether a task was there."""
+        """Give ``grant`` to the first task in the line, or to all (readers); return whether there was one."""
 
     @abstractmethod
     def _ask(self) -> None:
-        """Send as many requests as there are tasks in the line, or as are of use."""
+        """Send a request for each task in the line, but no more than are of use."""
 
     def _keep(self, grant: ProcessGrant, number: int) -> None:
-        """Start to share what was granted to the ticket of that number."""
+        """Start to share the grant to the ticket of that number."""
         grant.cohort, grant.number = self, number
-        grant.sound = self.hub.pushes  # else we would not hear that others wait
+        grant.sound = self.hub.pushes  # otherwise no notice would say that others wait
         self.grants[grant] = None
         self.hub.listeners[number] = grant
         if self._counts:
@@ -83,7 +83,7 @@ class Holdings(TaskGrantManager):
         return not grant.contended or (grant.budget > 0 and time < grant.yield_at and not self._together)
 
     def passed_on(self, lease: TaskGrant) -> bool:
-        """End ``lease`` without a command, if another task has the grant then, or it may rest; else change nothing."""
+        """End ``lease`` without a command if another task takes the grant or it may rest; else change nothing."""
         grant, time = lease.process_grant, now()
         shares = grant.shares
         if lease.commits:
@@ -91,7 +91,7 @@ class Holdings(TaskGrantManager):
         if time >= lease.deadline:
             return False
         if len(shares) == 1:
-            # Most often it may: nothing that `_may_go_on` weighs applies, and the grant lasts as long as the lease.
+            # The usual case: no condition of `_may_go_on` applies, and the grant lasts as long as the lease.
             weigh = grant.contended or not grant.sound or grant.next_fence > grant.last_fence
             if weigh and not self._may_go_on(grant, time):
                 return False
@@ -155,7 +155,7 @@ class Holdings(TaskGrantManager):
             return
         grant.contended = True
         grant.budget, grant.yield_at = self.hub.burst, now() + self.hub.slice
-        if self._together:  # no task joins it: the next ones have to queue at the server
+        if self._together:  # no further task joins it: they queue at the server
             self._leave_room(grant)
         if grant in self.resting and not grant.turning:
             self.give_back(grant)
@@ -177,7 +177,7 @@ class Holdings(TaskGrantManager):
                 self.resource.leases.note(share.acquirer, share)
 
     def _leave_room(self, grant: ProcessGrant) -> None:
-        if grant.takes_room:  # once: it may end after that, or be left behind when it has ended
+        if grant.takes_room:  # only once: it may end after that, or be left behind when it has ended
             grant.takes_room = False
             self._room += 1
 
@@ -199,7 +199,7 @@ class Holdings(TaskGrantManager):
             grant.rest = None
 
     def lost(self, grant: ProcessGrant) -> None:
-        """End the parts of ``grant``, which was lost, and hand it on no more."""
+        """End the parts of ``grant``, which was lost, and stop handing it on."""
         self._forget(grant)
         shares, grant.shares = grant.everybody(), []
         for share in shares:

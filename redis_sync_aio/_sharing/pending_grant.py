@@ -29,9 +29,9 @@ class PendingGrant:
 
     def __init__(self, cohort: Requester, request: Request, only: Awaited | None, serial: int) -> None:
         self._cohort = cohort
-        self.only = only  # for this task, which does not wait; None: for the first in the line
+        self.only = only  # the task that does not wait; None: the first task in the line
         self.wants = request
-        self.limit = cohort.limit  # as it was then
+        self.limit = cohort.limit  # the limit at that time
         self.serial = serial
         self.acquisition = Acquisition(cohort.resource, cohort.of_process(request), self)
 
@@ -41,7 +41,7 @@ class PendingGrant:
     def set_result(self, lease: Grant | None, /) -> None:
         self._done = True
         self._cohort.opened(self, lease)
-        del self.acquisition  # which knows us: for the garbage collector, there is one for each uncontended grant
+        del self.acquisition  # breaks a cycle: there is one for each uncontended grant
 
     def set_exception(self, error: Exception, /) -> None:
         self._done = True

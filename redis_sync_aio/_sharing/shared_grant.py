@@ -1,6 +1,6 @@
-"""Grants of local sharing: what the server granted to this process, and what its tasks have of it.
+"""Grants of local sharing: those of the server to this process, and the parts that its tasks hold.
 
-A *process grant* is renewed, lost and released as any other grant. Tasks have it one after the other, or (readers)
+A *process grant* is renewed, lost and released as any other grant. Tasks hold it one after the other, or (readers)
 together, each by a *task grant* of its own. The cohort (`_sharing/cohort.py`) decides which task is next, and until
 when a grant is handed on.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Task: TypeAlias = asyncio.Task[object]
 
 MOST_FENCES = 8192
-"""Most fences that are reserved together: since they are microseconds, more would run ahead of the clock."""
+"""Most fences that are reserved together. Fences are microseconds, so more would run ahead of the clock."""
 
 
 class Sharing(LeaseManager, Protocol):
@@ -54,19 +54,19 @@ class ProcessGrant(Grant):
     for it on the server, and no task has one of them yet. (Readers all have the same.)
     """
 
-    # What each grant looks at is an attribute of the object: one of the class takes the interpreter far longer to find.
-    # (And so do all, if an object has more than 30 of its own.)
+    # Attributes that each grant reads are set on the object: the interpreter finds those of a class far more slowly.
+    # (With more than 30 of its own, an object is slow, too.)
     contended: bool
     """Whether others wait for it at the server."""
     sound: bool
-    """Whether it may be handed on. False once its cohort has parted with it, or a task overstayed its time."""
+    """Whether it may be handed on. False once its cohort has retired it, or a task overstayed its time."""
     share_ended: asyncio.Event | None
-    """Set when a part of it ends; there while a task waits to be alone."""
+    """Set when a part of it ends; exists while a task waits to be alone."""
 
     number = 0
-    """The number that contention notices have; 0 until a cohort has the grant."""
+    """The number of its contention notices; 0 until a cohort has the grant."""
     budget = 0
-    """Hand-overs that are left while others wait."""
+    """Number of hand-overs that are left while others wait."""
     yield_at = math.inf
     """Time until which it may be handed on while others wait (local clock)."""
     rests_since = 0.0
@@ -75,9 +75,9 @@ class ProcessGrant(Grant):
     lingers = 0.0
     """Seconds that the rest lasts."""
     takes_room = True
-    """Whether it has a place of its cohort that no other grant or ticket has."""
+    """Whether it takes one of its cohort's places."""
     turning = False
-    """Whether it is given back when this turn of the loop ends, unless a task has it then."""
+    """Whether it is given back at the end of this turn of the loop, unless a task holds it then."""
     cohort: Sharing
     manager: GrantManager
 
@@ -104,7 +104,7 @@ class ProcessGrant(Grant):
         self.half = fence + number // 2
 
     def look(self) -> None:
-        """Renew it now, unless a renewal is in flight: to hear whether others wait, or to have more fences in time."""
+        """Renew it now, unless a renewal is in flight: the answer says whether others wait, and brings fences."""
         if self.state is HELD and not self.renewing:
             self.manager.renewals.renew(self, self.ttl_ms)
 
@@ -143,7 +143,7 @@ class ProcessGrant(Grant):
         return next((share.observation for share in self.shares if share.observation), None)
 
     def loosen(self) -> None:
-        """Leave the parts whose task has ended to those who refer to them. No other task joins them."""
+        """Stop owning the parts whose task has ended: other code may refer to them. No other task joins them."""
         for share in [share for share in self.shares if share.ownerless()]:
             self.cohort.part_with(self)
             self.shares.remove(share)
@@ -164,7 +164,7 @@ class ProcessGrant(Grant):
             self.auto_renew, self.renew_at = False, self.deadline
 
     def prolonged(self) -> None:
-        """Let the parts last as long as it does."""
+        """Let the parts last as long as this grant."""
         for share in self.everybody():
             share.deadline = min(share.ends, self.deadline)
 
@@ -185,19 +185,19 @@ class ProcessGrant(Grant):
             self.cohort.resource.hub.listeners.pop(self.number, None)
 
     def lose(self, reason: LossReason) -> None:
-        """Note that it is gone, and with it its parts."""
+        """Note that it is gone, and its parts with it."""
         was_held = self.state in (HELD, LeaseState.RELEASING)
         self._unlisted()
         super().lose(reason)
-        if was_held and self.number:  # else no task needed it any more when it was granted, and it has no cohort
+        if was_held and self.number:  # otherwise no task needed it when it arrived, and it has no cohort
             self.cohort.lost(self)
 
     def _report_loss(self, tasks: int = 1) -> None:
-        if self.shares:  # else no task had it
+        if self.shares:  # otherwise no task held it
             super()._report_loss(len(self.shares))
 
     def on_contention(self) -> None:
-        """Stop handing on, after a while, what this process holds of the name: others wait for it."""
+        """Stop handing on the grants of this name after a while: other clients wait for it."""
         resource = self.cohort.resource  # this grant may be on its way back, and the name another object by now
         (resource.hub.resources.get(self.keys.id) or resource).on_contention()
 
@@ -208,7 +208,7 @@ class ProcessGrant(Grant):
 
 
 class TaskGrant(Grant):
-    """The part of a process grant that one task has, with a fence, an end and a loss of its own."""
+    """The part of a process grant that one task holds, with a fence, an end and a loss of its own."""
 
     # As class attributes they cost nothing to set up: it is made for every grant.
     renew_at = math.inf
@@ -277,12 +277,12 @@ class TaskGrant(Grant):
 
     @property
     def handed_over(self) -> bool:  # type: ignore[override]
-        """Whether another task had the process grant before. Readers join it: they have nobody's turn."""
+        """Whether another task held the process grant before. False for readers, which join it."""
         return self.fence != self.process_grant.fence
 
     @property
     def queued(self) -> bool:  # type: ignore[override]
-        """Whether the process had to wait for another holder; then the first task has."""
+        """Whether the process had to wait for another holder, and this is the first task."""
         return not self.handed_over and self.process_grant.queued
 
     @property
@@ -320,13 +320,13 @@ class TaskGrant(Grant):
         self.commits += number
 
     def become_reader(self) -> None:
-        """Become a reader's; it was a writer's."""
+        """Turn this part of a writer's grant into one of a reader's."""
         super().become_reader()
         self.process_grant.become_reader()
         self.manager.part_with(self.process_grant)  # not for other writers
 
     def extended(self, ttl: int) -> None:
-        """Let it last longer, as its process grant does; without renewals for ``ttl``, or until `max_hold` if later."""
+        """Let it last as long as its process grant; without renewals for ``ttl``, or until `max_hold` if later."""
         if self.ends < math.inf and self.state is HELD:
             left = self.hold_limit - now() if self.auto_renew else 0.0
             self.end_in(max(ttl / 1000, left))
@@ -336,7 +336,7 @@ class TaskGrant(Grant):
         return self.ends
 
     async def alone(self, timeout: float | None) -> bool:
-        """Wait until no other task has the grant, which no task joins from now on; return whether that is so.
+        """Let no task join the grant, and wait until no other task holds it; return whether that is so.
 
         It may have ended meanwhile itself.
         """
@@ -355,7 +355,7 @@ class TaskGrant(Grant):
         return True
 
     def leave(self) -> None:
-        """Stop its timer, and forget which task has it."""
+        """Stop its timer, and forget the task that holds it."""
         if self.manager.listed:
             self.manager.resource.leases.discard(self)
         if self._timer is not None:

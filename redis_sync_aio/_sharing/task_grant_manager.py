@@ -1,4 +1,4 @@
-"""The manager of task grants: it extends, releases and forgets the parts that tasks have of process grants."""
+"""The manager of task grants: it extends, releases and forgets the parts that tasks hold of process grants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .shared_grant import ProcessGrant, TaskGrant
 
 
 class LastShare:
-    """Takes the outcome of the release of a process grant, for the task that had it last."""
+    """Takes the outcome of the release of a process grant, for the task that held it last."""
 
     def __init__(self, lease: TaskGrant) -> None:
         self._lease = lease
@@ -31,13 +31,13 @@ class LastShare:
         if isinstance(error, LeaseLost):
             lease.lose(error.reason)
             lease.release_ended(lease.loss())
-        else:  # it is held still, and may be released again
+        else:  # it is still held, and may be released again
             lease.process_grant.shares.append(lease)
             lease.release_ended(error)
 
 
 class TaskGrantManager(ABC):
-    """A `LeaseManager` (see `_leases.grant`) over that of process grants."""
+    """A `LeaseManager` (see `_leases.grant`) of task grants, on top of that of process grants."""
 
     def __init__(self, resource: Resource) -> None:
         hub = resource.hub
@@ -52,7 +52,7 @@ class TaskGrantManager(ABC):
         self.exit_timeout = hub.manager.exit_timeout
         self.retry_for = hub.manager.retry_for
         self.listed = False
-        """Whether the parts that each task acquired are known without a look at all of them."""
+        """Whether the parts are indexed by the task that acquired them."""
 
     @abstractmethod
     def passed_on(self, lease: TaskGrant) -> bool:
@@ -60,7 +60,7 @@ class TaskGrantManager(ABC):
 
     @abstractmethod
     def part_with(self, grant: ProcessGrant) -> None:
-        """Hand ``grant`` on no more."""
+        """Stop handing ``grant`` on."""
 
     @abstractmethod
     def give_back(self, grant: ProcessGrant) -> None:
@@ -108,7 +108,7 @@ class TaskGrantManager(ABC):
         self.give_back(grant)
 
     def forget(self, lease: Grant) -> None:
-        """Forget ``lease``, which is lost. If it ended by itself it is not handed on: its task may go on writing."""
+        """Forget ``lease``, which is lost. If it ended by itself, the grant is not handed on: its task may write."""
         assert isinstance(lease, TaskGrant)
         grant = lease.process_grant
         grant.tighten(lease)

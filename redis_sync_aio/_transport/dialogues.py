@@ -106,7 +106,7 @@ class Exchange:
 
 
 class DialogueQueue:
-    """The dialogues of one connection. What is left when the connection ends starts again on the next one."""
+    """The dialogues of one connection. Those left when the connection ends start again on the next one."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class DialogueQueue:
         self._stopped = False
 
     def end(self) -> None:
-        """Start nothing any more: the connection has ended, and what is left starts again on the next one."""
+        """Stop: the connection has ended, and the remaining calls start again on the next one."""
         self._stopped = True
 
     def add(self, call: Call) -> None:

@@ -203,7 +203,7 @@ class Link:
         self._expire_calls()
 
     def refused(self, error: Exception) -> None:
-        """Fail all calls and requests: the server, or the client's configuration, does not allow to connect."""
+        """Fail all calls and requests: the server, or the client's configuration, does not allow a connection."""
         known = failures.refused_for_good(error)
         self._owner.link_refused(known, self.concerns)
         for call in self.take_unsent():

@@ -1,4 +1,4 @@
-"""Whether the connection of a link still answers: looked at in every tick, as long as there is something to look at."""
+"""Whether the connection of a link still answers, which is checked in every tick while there is a reason to."""
 
 from __future__ import annotations
 

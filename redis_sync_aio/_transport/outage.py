@@ -12,7 +12,7 @@ from .._core.clock import now
 from .failures import EXPECTED
 
 RECONNECT = Backoff(initial=0.02, cap=0.5)
-"""Pauses between attempts to connect, in each outage from the start: a server that is back has to grant in a second."""
+"""Pauses between attempts to connect, from the first in each outage: a server that is back has to grant in a second."""
 RESPITE = Backoff(initial=0.02, cap=0.1)
 """Pauses before connecting again while connections do not last: short, for the sake of short leases."""
 

@@ -199,7 +199,7 @@ class PoolExecutor:
             dead_end_pool(client)
 
     def close_without_loop(self) -> None:
-        """Do nothing more after the event loop was closed: the connections belong to the client."""
+        """Stop after the event loop was closed: the connections belong to the client."""
         self._closed = True
 
     async def close(self) -> None:

@@ -61,6 +61,7 @@ ABOUT_A_LOCK = [
     NotHeld.by_owner("x", "this task"),
     NotHeld.by_identity("x", "me", holders="'you'"),
     NotHeld.released("x", before="it was used"),
+    NotHeld.detached("x"),
     NotHeld.other_lease("x", given="<Lease>", expected="reader", use="give one of read()"),
     Unreachable.unanswered("x", seconds=1.5, cause=OSError("away"), code="LOADING"),
     Unreachable.client_raised("x", seconds=None, raised="KeyError: 'host'"),
