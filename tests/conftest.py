@@ -23,8 +23,12 @@ from .support.balance import Books
 from .support.clusters import Nodes, cluster
 from .support.options import OPTIONS, add_options, read_options
 from .support.pairwise import sample
+from .support.spread import long_ones_first
 
 MakeClient = Callable[..., Redis]
+
+SELDOM = 60.0
+"""Seconds between two looks of a waiter that no message reaches: what wakes it sooner is a message."""
 
 # Who starts this suite in the background may have SIGINT ignored; the programs that tests start inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,11 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the gate runs, unless pytest was asked for it: tests marked ci, and most combinations."""
-    if OPTIONS.run_ci:
-        return
-    kept = sample([item for item in items if not item.get_closest_marker("ci")])
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    if not OPTIONS.run_ci:
+        kept = sample([item for item in items if not item.get_closest_marker("ci")])
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    items[:] = long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -144,14 +148,14 @@ async def redis(make_client: MakeClient) -> Redis:
 @pytest_asyncio.fixture
 async def sync(redis: Redis) -> AsyncIterator[Coordinator]:
     """A coordinator that the test may use and close."""
-    async with Coordinator(redis) as coordinator:
+    async with Coordinator(redis, poll_cap=SELDOM) as coordinator:
         yield coordinator
 
 
 @pytest_asyncio.fixture
 async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordinator]:
     """Another process, as far as the server can see: a coordinator with a client of its own."""
-    async with Coordinator(make_client()) as coordinator:
+    async with Coordinator(make_client(), poll_cap=SELDOM) as coordinator:
         yield coordinator
 
 

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from .._core.backoff import wait_until
 from ..embedded import EmbeddedServer
-from ._topology import SOON, Topology, has_what, link_is_up, start_all, text
+from ._topology import PATIENCE, SOON, Topology, has_what, link_is_up, start_all, text
 
 SLOTS: Final = 16384
 """Number of hash slots of a cluster."""
@@ -96,7 +96,7 @@ class ClusterTopology(Topology):
         """Begin to migrate a slot; its keys are where they were, and clients get ASK for those that are not there."""
         # Else the target may take the slot over with an epoch that the source has already, and lose it by the next
         # message that the source has sent before.
-        await wait_until(lambda: self._knows_epoch(target, source), SOON, timeout=20)
+        await wait_until(lambda: self._knows_epoch(target, source), SOON, timeout=PATIENCE)
         await self.call(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
         await self.call(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
 
@@ -145,14 +145,14 @@ class ClusterTopology(Topology):
     async def fail_over(self, primary: EmbeddedServer) -> EmbeddedServer:
         """Let the replica of ``primary`` take its place, as planned: nothing is lost. Return the replica."""
         replica = self._replica_of(primary)
-        await wait_until(lambda: has_what(primary, replica), SOON, timeout=20)
+        await wait_until(lambda: has_what(primary, replica), SOON, timeout=PATIENCE)
         await self.call(replica, "CLUSTER", "FAILOVER")
         await self.promoted(primary)
 
         async def follows() -> bool:
             return text((await self.call(primary, "ROLE"))[0]) == "slave"
 
-        await wait_until(follows, SOON, timeout=20)
+        await wait_until(follows, SOON, timeout=PATIENCE)
         return replica
 
     async def promoted(self, dead: EmbeddedServer) -> EmbeddedServer:
@@ -162,7 +162,7 @@ class ClusterTopology(Topology):
         async def is_primary() -> bool:
             return text((await self.call(replica, "ROLE"))[0]) == "master"
 
-        await wait_until(is_primary, SOON, timeout=20)
+        await wait_until(is_primary, SOON, timeout=PATIENCE)
         return replica
 
     async def isolate(self, node: EmbeddedServer) -> None:
@@ -183,7 +183,7 @@ class ClusterTopology(Topology):
             found = [text(await self.call(node, "CLUSTER", "NODES")) for node in self.primaries]
             return not any("fail" in it for it in found)
 
-        await wait_until(said, SOON, timeout=20)
+        await wait_until(said, SOON, timeout=PATIENCE)
 
     def _replica_of(self, primary: EmbeddedServer) -> EmbeddedServer:
         if not self.replicas:
@@ -207,10 +207,10 @@ class ClusterTopology(Topology):
         first = self.primaries[0]
         for node in self.servers[1:]:
             await self.call(node, "CLUSTER", "MEET", first.host, first.port)
-        await wait_until(self._know_each_other, SOON, timeout=20)
+        await wait_until(self._know_each_other, SOON, timeout=PATIENCE)
         for primary, replica in zip(self.primaries, self.replicas, strict=False):
             await self.call(replica, "CLUSTER", "REPLICATE", self.ids[primary])
-        await wait_until(self._agree, SOON, timeout=20)
+        await wait_until(self._agree, SOON, timeout=PATIENCE)
 
     async def _know_each_other(self) -> bool:
         found = [text(await self.call(node, "CLUSTER", "NODES")) for node in self.servers]

@@ -12,7 +12,7 @@ from redis.asyncio.sentinel import Sentinel
 
 from .._core.backoff import wait_until
 from ..embedded import EmbeddedServer, ServerNotStarted, free_ports
-from ._topology import SOON, Topology, has_what, link_is_up, start_all
+from ._topology import PATIENCE, SOON, Topology, has_what, link_is_up, start_all
 
 QUICKLY: Final = ("--repl-diskless-sync-delay", "0")
 ATTEMPTS: Final = 5
@@ -97,7 +97,7 @@ class SentinelTopology(Topology):
 
     async def replicated(self) -> None:
         """Wait until the replica has all that was written to the primary so far."""
-        await wait_until(lambda: has_what(self.primary, self.replica), SOON, timeout=20)
+        await wait_until(lambda: has_what(self.primary, self.replica), SOON, timeout=PATIENCE)
 
     async def cut_replication(self) -> None:
         """Pause the replica and drop its connection: the primary goes on, and what it writes now is not replicated.
@@ -123,7 +123,7 @@ class SentinelTopology(Topology):
             asked = self.sentinels if any_sentinel else self.sentinels[:1]
             return any([int((await self._primary_at(one))[1]) == self.replica.port for one in asked])
 
-        await wait_until(named, SOON, timeout=20)
+        await wait_until(named, SOON, timeout=PATIENCE)
         return self.replica
 
     async def _primary_at(self, sentinel: EmbeddedServer) -> Any:
@@ -139,10 +139,10 @@ class SentinelTopology(Topology):
         await start_all(self._servers)
         async with self.replica.client() as client:
             await client.replicaof(self.primary.host, str(self.primary.port))
-        await wait_until(lambda: link_is_up(self.replica), SOON, timeout=20)
+        await wait_until(lambda: link_is_up(self.replica), SOON, timeout=PATIENCE)
         await self._start_sentinels()
         for one in self.sentinels:
-            await wait_until(lambda one=one: self._agrees(one), SOON, timeout=20)  # type: ignore[misc]
+            await wait_until(lambda one=one: self._agrees(one), SOON, timeout=PATIENCE)  # type: ignore[misc]
 
     async def _start_sentinels(self) -> None:
         # Each has to know the ports of the others before it starts, so they are chosen here, and others may be faster.

@@ -14,6 +14,8 @@ from ..embedded import EmbeddedServer
 
 SOON: Final = Backoff(initial=0.01, cap=0.05)
 """How often to look whether servers have got somewhere."""
+PATIENCE: Final = 60.0
+"""Seconds in which they get there on any machine: afterwards it is an error."""
 
 
 class Topology(ABC):

@@ -18,7 +18,8 @@ async def test_figures(server: EmbeddedServer, redis: Redis) -> None:
     assert figures["tasks"] == 3
     assert figures["alone_per_second"] > 0
     assert figures["together_per_second"] > 0
-    assert 0 < figures["alone_median"] < 50
+    # In milliseconds, and no median of what takes time is more than twice the mean.
+    assert 0 < figures["alone_median"] <= 2 * 1000 / figures["alone_per_second"]
     assert figures["handovers"] == 0 or 0 < figures["handover_median"] <= figures["handover_p99"]
     assert await redis.keys() == [b"mark"]
 

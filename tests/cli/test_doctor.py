@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,13 +271,7 @@ def url_of(group: Group, *ports: int) -> str:
 async def test_sentinels(tmp_path: Path) -> None:
     """A quorum that is a minority; one that cannot be reached; a sentinel that does not answer."""
 
-    async def all_count(one: Any) -> bool:
-        return bool((await one.execute_command("SENTINEL", "CKQUORUM", GROUP)).startswith(b"OK 3 usable"))
-
     async with sentinels(tmp_path) as group:
-        for one in group.sentinel.sentinels:  # none of them, and no primary, is dead because the machine is busy
-            await one.execute_command("SENTINEL", "SET", GROUP, "down-after-milliseconds", "600000")
-            await wait_until(partial(all_count, one), SOON, timeout=60)
         assert levels(examine(url_of(group)))["quorum"] == "ok"
         for one in group.sentinel.sentinels:
             await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "1")

@@ -152,9 +152,11 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
         client = RedisCluster(
             startup_nodes=[ClusterNode(first.host, first.port)],
             address_remap=remapped,
+            socket_timeout=30,
+            socket_connect_timeout=30,
             **(tls.options if tls is not None else {}),
         )
-        sync = await stack.enter_async_context(Coordinator(client))
+        sync = await stack.enter_async_context(Coordinator(client, response_timeout=30))
         stack.push_async_callback(client.aclose)
         names = [nodes.name_at(shard) for shard in range(SHARDS)]
         for name in names:
@@ -168,7 +170,7 @@ async def test_nodes_by_other_addresses(nodes: Nodes, tmp_path: Path, encrypted:
         for proxy in proxies.values():
             await proxy.cut()
         await lease.release()
-        await (await asyncio.wait_for(waiter, 2)).release()
+        await (await asyncio.wait_for(waiter, 30)).release()
         async with AsyncSemaphore(sync, names[2], limit=2):
             pass
 

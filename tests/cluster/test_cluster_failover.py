@@ -137,10 +137,10 @@ async def test_d8_what_a_node_does_not_answer_goes_where_its_slot_is(nodes: Node
         lease = await sync.lock(name).acquire()
         await nodes.move(slot, a, b)
         a.pause()
-        releasing = asyncio.create_task(lease.release())
-        await asyncio.sleep(0)  # it is written in this turn of the loop
-        await learn_of_moves(client, f"{b.host}:{b.port}")
         try:
+            releasing = asyncio.create_task(lease.release())
+            await asyncio.sleep(0)  # it is written in this turn of the loop
+            await learn_of_moves(client, f"{b.host}:{b.port}")
             await asyncio.wait_for(releasing, 9)
             assert await nodes.say(b, "GET", name) is None
         finally:

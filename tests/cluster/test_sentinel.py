@@ -12,7 +12,7 @@ from redis_sync_aio import AsyncLock, Coordinator, wait_until
 
 from ..support.body import FAST, waits
 from ..support.inside import now
-from ..support.sentinels import sentinels
+from ..support.sentinels import DOWN_AFTER, sentinels
 
 pytestmark = pytest.mark.timing
 NAME = "failover"
@@ -27,7 +27,7 @@ FAULTS D6 counts from the death, down-after + 2 s; but with one second of down-a
 async def test_p1_p3_p8_d6_the_primary_dies(tmp_path: Path) -> None:
     """A lock that had reached the replica stays held, its waiter waits on and has it next; a free one is granted."""
     async with (
-        sentinels(tmp_path) as group,
+        sentinels(tmp_path, DOWN_AFTER) as group,
         group.client() as client,
         group.client() as other,
         Coordinator(client) as sync,
@@ -61,7 +61,7 @@ async def test_p1_p3_p8_d6_the_primary_dies(tmp_path: Path) -> None:
 async def test_p8_d4_d6_a_grant_that_was_not_replicated(tmp_path: Path) -> None:
     """It is lost with the primary, as documented: another gets the lock, under a greater fence; the first learns it."""
     async with (
-        sentinels(tmp_path) as group,
+        sentinels(tmp_path, DOWN_AFTER) as group,
         group.client() as client,
         group.client() as other,
         Coordinator(client) as sync,

@@ -22,7 +22,7 @@ from redis_sync_aio import Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.types import Client
 
-from ..conftest import MakeClient
+from ..conftest import SELDOM, MakeClient
 from ..support.clusters import SLOTS, cluster
 from ..support.factories import KINDS, LOCK, SHARED, WATCHED, Kind
 from ..support.options import OPTIONS
@@ -197,5 +197,5 @@ async def client(make_client: MakeClient, server: EmbeddedServer, way: str) -> A
 @pytest_asyncio.fixture
 async def sync(client: Client, way: str) -> AsyncIterator[Coordinator]:
     """A coordinator of that kind."""
-    async with Coordinator(client, **WAYS[way][1]) as coordinator:
+    async with Coordinator(client, poll_cap=SELDOM, **WAYS[way][1]) as coordinator:
         yield coordinator

@@ -351,7 +351,7 @@ async def test_identity_is_released_from_anywhere(kind: Kind, lock: Exclusive, m
     await wait_until(waits(lock), FAST, timeout=5)
     async with Coordinator(make_client()) as other:
         await kind.make(other, NAME).release(identity="worker-7")
-    successor = await asyncio.wait_for(waiting, 2)
+    successor = await asyncio.wait_for(waiting, 15)
     assert successor.fence > lease.fence
     with pytest.raises(LeaseLost):
         await lease.release()

@@ -115,7 +115,7 @@ async def test_p12_close_hands_over(kind: Kind, sync: Coordinator, observer: Red
         theirs = asyncio.create_task(kind.make(other, NAME).acquire())
         await wait_until(waits(kind.make(other, NAME), 1 if kind.share else 2), FAST, timeout=5)
         await sync.close()
-        lease = await asyncio.wait_for(theirs, 2)
+        lease = await asyncio.wait_for(theirs, 15)
         assert await kind.token(observer, NAME) == lease._grant.wire_token
         await lease.release()
     with pytest.raises(CoordinatorClosed):
@@ -241,7 +241,7 @@ async def test_p12_close_with_a_command_under_way(
         asking = asyncio.create_task(ask())
         await asyncio.sleep(0)
         await sync.close()
-        done, _ = await asyncio.wait([asking], timeout=2)
+        done, _ = await asyncio.wait([asking], timeout=20)
         if server_is == "silent":
             server.resume()
         asking.cancel()
@@ -284,7 +284,7 @@ async def test_e4_client_of_an_implicit_coordinator_closed(kind: Kind, redis: Re
     waiting = asyncio.create_task(lock.acquire())
     await wait_until(waits(lock), FAST, timeout=5)
     await redis.aclose()
-    _, error = await asyncio.wait_for(losing, 1)
+    _, error = await asyncio.wait_for(losing, 15)
     assert error.reason == "closed"
     with pytest.raises(CoordinatorClosed, match="client"):
         await waiting

@@ -33,7 +33,7 @@ from ..support.clusters import cluster, processes
 from ..support.factories import Exclusive
 from ..support.inside import Releases, hub_of, lock_keys, now
 from ..support.proxy import FaultProxy
-from ..support.sentinels import sentinels
+from ..support.sentinels import DOWN_AFTER, sentinels
 from ..support.timed import Timed
 
 pytestmark = pytest.mark.timing
@@ -202,7 +202,7 @@ async def test_p3_whoever_waits_on_has_a_new_place() -> None:
 async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
     """Sentinel promotes a replica that knows nothing of what was served lately."""
     async with (
-        sentinels(tmp_path) as group,
+        sentinels(tmp_path, DOWN_AFTER) as group,
         group.client() as first,
         group.client() as second,
         Coordinator(first, claim=CLAIM) as sync,

@@ -39,7 +39,7 @@ async def test_a_lease_whose_release_failed(server: EmbeddedServer, mode: str) -
         await w.sync.close()
         for use in (lease.release, lambda: lease.extend(5), lease.release):
             with pytest.raises(CoordinatorClosed):
-                await asyncio.wait_for(use(), 2)
+                await asyncio.wait_for(use(), 15)
         await w.direct.delete(w.name)
 
 
@@ -57,7 +57,7 @@ async def test_a_call_behind_the_end_in_a_cluster(nodes: Nodes) -> None:
             keys, b"late", Delivery(sent, sent + 20, over.set_result), ttl_ms=9, ticket=b"", poll_ms=0, more=(0,)
         )
         assert not over.done()  # not before `send` has returned
-        call: Call = await asyncio.wait_for(over, 2)
+        call: Call = await asyncio.wait_for(over, 15)
         assert isinstance(call.error, CoordinatorClosed)
         assert sync.connections == 1
 
@@ -155,7 +155,7 @@ async def test_two_wait_until_nothing_is_under_way() -> None:
     await asyncio.sleep(0)
     assert not any(task.done() for task in both)
     calls[1].answer(1)
-    await asyncio.wait_for(asyncio.gather(*both), 1)
+    await asyncio.wait_for(asyncio.gather(*both), 15)
 
 
 @pytest.mark.timing

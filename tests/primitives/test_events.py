@@ -234,7 +234,7 @@ async def test_a_forgotten_lease_is_told_as_lost(primitive: Primitive, make: Mak
     """Its observation does not keep it alive, and is told when it is collected."""
 
     async def job() -> None:
-        await make(ttl=0.9).acquire()
+        await make().acquire()
 
     def collected() -> bool:
         gc.collect()

@@ -208,7 +208,7 @@ async def test_d15_a_foreign_key_is_told_and_left_alone(redis: Redis, foreign: s
         before = await redis.dump(key)
         for use in COMMANDS:
             with pytest.raises(WrongKeyType, match="choose another name") as caught:
-                await asyncio.wait_for(COMMANDS[use](sem), 2)
+                await asyncio.wait_for(COMMANDS[use](sem), 15)
             assert caught.value.code == "WRONGTYPE"
             assert await redis.dump(key) == before, use
             assert await redis.keys() == [key], use
@@ -235,7 +235,7 @@ async def test_d15_a_foreign_key_while_it_is_held(sync: Coordinator, redis: Redi
     lease.check()
     assert not waiting.done()
     await lease.release()
-    next_lease = await asyncio.wait_for(waiting, 2)
+    next_lease = await asyncio.wait_for(waiting, 15)
     assert (await sem.statistics()).held == 3
     await next_lease.release()
     await kept.release()

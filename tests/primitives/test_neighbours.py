@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
 from redis_sync_aio import (
@@ -34,6 +35,21 @@ SELDOM = Backoff(initial=60, cap=60, jitter=False)
 NEVER = 300.0
 SOON = 3.0
 """Seconds, with those of a busy machine, in which something happens that else would take tens of them."""
+
+
+@pytest_asyncio.fixture
+async def sync(redis: Redis) -> AsyncIterator[Coordinator]:
+    """A coordinator that looks as often as one does by default."""
+    async with Coordinator(redis) as coordinator:
+        yield coordinator
+
+
+@pytest_asyncio.fixture
+async def other(make_client: MakeClient, redis: Redis) -> AsyncIterator[Coordinator]:
+    """Another such process."""
+    async with Coordinator(make_client()) as coordinator:
+        yield coordinator
+
 
 Make = Callable[..., Any]
 """Makes it for a coordinator, of the name `NAME` or another."""

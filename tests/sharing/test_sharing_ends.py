@@ -263,10 +263,12 @@ async def test_p5_the_last_one_withdraws_the_ticket(
 ) -> None:
     """P5: there is one ticket for all; it goes when the last one of them has gone."""
     theirs = await shared(other).acquire()
-    tasks = await waiters(shared(sync), sync, 3, timeout=0.3 if how == "times out" else None)
-    staying = await waiters_more(sync, 1)
+    timeout = 0.3 if how == "times out" else None
+    tasks = [asyncio.create_task(shared(sync).acquire(timeout=timeout)) for _ in range(3)]
+    staying = asyncio.create_task(shared(sync).acquire())  # in the same turn: it waits behind them, however late it is
     await in_queue(redis, 1)
     if how == "cancelled":
+        await in_line(sync, 4)
         for task in tasks:
             task.cancel()
     await asyncio.wait(tasks)
@@ -279,12 +281,6 @@ async def test_p5_the_last_one_withdraws_the_ticket(
     await theirs.release()
     await gets_free(redis)
     await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
-
-
-async def waiters_more(sync: Coordinator, number: int) -> asyncio.Task[Any]:
-    task = asyncio.create_task(shared(sync).acquire())
-    await in_line(sync, 3 + number)
-    return task
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

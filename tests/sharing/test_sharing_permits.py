@@ -109,7 +109,7 @@ async def test_p2_another_process_has_its_turn(sync: Coordinator, other: Coordin
     tasks = [asyncio.create_task(busy()) for _ in range(20)]
     await wait_until(lambda: len(hub_of(sync).listeners) == 5, FAST, timeout=5)
     for _ in range(20):
-        lease = await semaphore(other).acquire(timeout=1)
+        lease = await semaphore(other).acquire(timeout=15)
         await lease.release()
     stop = True
     await asyncio.gather(*tasks)
@@ -213,7 +213,7 @@ async def test_p3_all_who_share_make_room_for_who_waits(
         whole = asyncio.create_task(semaphore(other if elsewhere else sync, 3).acquire(3))
         await wait_until(is_queued, FAST, timeout=5)
         await held.release()
-        await (await asyncio.wait_for(whole, 2)).release()
+        await (await asyncio.wait_for(whole, 15)).release()
         stop = True
         await asyncio.gather(*tasks)
 
@@ -238,7 +238,7 @@ async def test_p6_a_permit_that_is_lost_is_handed_to_nobody(sync: Coordinator, r
     waiting = asyncio.create_task(sem.acquire())
     await wait_until(waits(sem, 1), FAST, timeout=5)
     await redis.delete(*sem._keys.all)
-    lease = await asyncio.wait_for(waiting, 2)
+    lease = await asyncio.wait_for(waiting, 15)
     assert lost.is_lost()
     assert lease.token != lost.token
     with pytest.raises(LeaseLost):
@@ -276,10 +276,10 @@ async def test_p2_readers_do_not_join_while_a_writer_waits(sync: Coordinator, ot
     await wait_until(waits(rw, 2), FAST, timeout=5)
     assert await rw.read().try_acquire() is None
     await reader.release()
-    writing = await asyncio.wait_for(writer, 2)
+    writing = await asyncio.wait_for(writer, 15)
     assert not late.done()
     await writing.release()
-    reading = await asyncio.wait_for(late, 2)
+    reading = await asyncio.wait_for(late, 15)
     assert reading.fence >= writing.fence > reader.fence
     await reading.release()
 
@@ -340,7 +340,7 @@ async def test_a_late_command_does_not_pass_for_the_next_task(server: EmbeddedSe
                 tx.multi()
                 tx.set("data", "1")
         await first.release()
-        second = await asyncio.wait_for(waiting, 2)
+        second = await asyncio.wait_for(waiting, 15)
         assert second.token != first.token
         async with second.transaction() as tx:
             tx.multi()
@@ -361,4 +361,4 @@ async def test_a_downgraded_writer_is_no_writer_for_those_behind_it(sync: Coordi
     assert not waiting.done()
     writer.check()
     await writer.release()
-    await (await asyncio.wait_for(waiting, 2)).release()
+    await (await asyncio.wait_for(waiting, 15)).release()

@@ -48,7 +48,7 @@ async def test_an_upgrade_waits_for_the_readers_beside_it(sync: Coordinator) -> 
             pass
     assert not entered.is_set()
     await second.release()
-    await asyncio.wait_for(task, 2)
+    await asyncio.wait_for(task, 15)
     first.check()
     await first.release()
     assert not await rw.locked()

@@ -92,7 +92,8 @@ def run_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if not excused:
             break
         for server in SHARED:
-            with suppress(RedisError), Redis.from_url(server.url) as client:
+            with suppress(RedisError, RuntimeError), Redis.from_url(server.url, socket_timeout=30) as client:
+                server.resume()
                 client.flushall()
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True

@@ -43,7 +43,7 @@ class Nodes(ClusterTopology):
         async def is_there() -> bool:
             return slot in await self.slots(target)
 
-        await wait_until(is_there, SOON, timeout=10)
+        await wait_until(is_there, SOON, timeout=60)
 
     async def agree_on(self, slot: int) -> None:
         """Return when no two nodes think that they have the slot."""
@@ -51,7 +51,7 @@ class Nodes(ClusterTopology):
         async def one_has_it() -> bool:
             return sum([slot in await self.slots(node) for node in self.primaries]) == 1
 
-        await wait_until(one_has_it, SOON, timeout=10)
+        await wait_until(one_has_it, SOON, timeout=60)
 
     async def follows(self, replica: EmbeddedServer) -> None:
         """Return when it has the data of its primary."""
@@ -60,7 +60,7 @@ class Nodes(ClusterTopology):
             async with replica.client() as client:
                 return bool((await client.info("replication")).get("master_link_status") == "up")
 
-        await wait_until(up, SOON, timeout=20)
+        await wait_until(up, SOON, timeout=60)
 
 
 @asynccontextmanager

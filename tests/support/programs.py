@@ -21,7 +21,7 @@ import redis_sync_aio
 
 ROOT = Path(redis_sync_aio.__file__).parents[1]
 COMMAND = (sys.executable, "-m", "redis_sync_aio")
-PATIENCE = 150
+PATIENCE = 300
 """Seconds that a program may take; it is there to end a test that hangs."""
 
 

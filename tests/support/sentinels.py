@@ -21,7 +21,9 @@ from .inside import now
 
 GROUP = "main"
 DOWN_AFTER = 1.0
-"""Seconds of silence after which the primary counts as dead."""
+"""Seconds of silence after which a primary counts as dead, where it is to die."""
+PATIENT = 600.0
+"""The same where it is not: a busy machine is no death."""
 
 
 class Group(SentinelTopology):
@@ -44,9 +46,9 @@ class Group(SentinelTopology):
 
 
 @asynccontextmanager
-async def sentinels(_: Path | None = None) -> AsyncIterator[Group]:
-    """Start all five; they follow each other when this returns."""
-    async with Group(group=GROUP, down_after=DOWN_AFTER) as group:
+async def sentinels(_: Path | None = None, down_after: float = PATIENT) -> AsyncIterator[Group]:
+    """Start all five; they follow each other when this returns. A test that kills the primary passes `DOWN_AFTER`."""
+    async with Group(group=GROUP, down_after=down_after) as group:
         try:
             yield group
         finally:

@@ -118,7 +118,7 @@ async def release_to_waiter(w: Wired, arm: Arm) -> int:
     await w.queued(waiting=waiting)
     arm(RELEASE)
     fence = await _let_go(w, lease)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(15):
         following = await waiting
     assert following.fence > fence
     return await _let_go(w, following)

@@ -50,7 +50,7 @@ def play(server: EmbeddedServer, name: str, how: str = "", *, url: str = "", **e
     """Run a scene in a process of its own; with ``url`` it gets to the server by that way."""
     command = [sys.executable, "-W", "error", "-m", __name__, name, url or server.url, how]
     environment = {**os.environ, "PYTHONDEVMODE": "1", **environment}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1:]) == (0, "", ["done"]), done
 
 
@@ -99,10 +99,10 @@ async def forking(url: str, how: str) -> None:
     # A child that runs on with the parent's loop may make it deaf for a connection, and that is noticed by timeout.
     client = (RedisCluster if "cluster" in how else Redis).from_url(url, socket_timeout=0.5, socket_connect_timeout=5)
     made_from = made_of(client, how)
-    held = AsyncLock(made_from, NAME, ttl=3)
+    held = AsyncLock(made_from, NAME, ttl=6)
     async with held as lease:
         waiting = asyncio.create_task(held.acquire())
-        working = asyncio.create_task(work(AsyncLock(made_from, "busy", ttl=5)))
+        working = asyncio.create_task(work(AsyncLock(made_from, "busy", ttl=9)))
         await wait_until(waits(held), FAST, timeout=15)
         for _ in range(FORKS[how.split()[-1]]):
             pid = os.fork()
@@ -118,7 +118,7 @@ async def forking(url: str, how: str) -> None:
             lease.check()
             ends = lease._grant.deadline
         assert (await held.statistics()).waiters == 1
-    after = await asyncio.wait_for(waiting, 2)
+    after = await asyncio.wait_for(waiting, 15)
     await after.release()
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
@@ -407,7 +407,7 @@ async def test_p5_a10_all_tasks_are_cancelled_while_polling(redis: Redis) -> Non
         assert calls
         for task in (under_way, *calls):
             task.cancel()
-        await asyncio.wait_for(lease.release(), 1)
+        await asyncio.wait_for(lease.release(), 15)
         assert await redis.get(NAME) is None
 
 
