@@ -37,6 +37,8 @@ from ._faults import (
     delay,
     delay_reply,
 )
+from ._fixtures import Fixtures, Scope, Server, make_fixtures
+from ._idle import assert_idle
 from ._proxy import FaultProxy, Match, Upstream
 from ._resp import Frame, Predicate, anything, arg, command, script
 from ._sentinel import SentinelTopology
@@ -59,20 +61,25 @@ __all__ = [
     "EmbeddedServer",
     "Fault",
     "FaultProxy",
+    "Fixtures",
     "Frame",
     "IndependentServers",
     "Match",
     "Passage",
     "Predicate",
     "Rule",
+    "Scope",
     "SentinelTopology",
+    "Server",
     "Topology",
     "Upstream",
     "answer_error",
     "anything",
     "arg",
+    "assert_idle",
     "command",
     "delay",
     "delay_reply",
+    "make_fixtures",
     "script",
 ]

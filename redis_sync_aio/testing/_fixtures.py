@@ -1,0 +1,251 @@
+"""The fixtures of the pytest plugin: plain functions, which need no event loop to be set up and torn down.
+
+A client and a coordinator are made without a loop, and bind to the one that first uses them. They are closed at the end
+of that loop, or after the test if the loop goes on, or runs in another thread. So it does not matter which plugin runs
+the tests, with which scope of the loop, or whether the test calls `asyncio.run` itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from urllib.parse import parse_qs, urlencode, urlsplit
+from weakref import WeakSet
+
+import redis as blocking
+from redis.asyncio import ConnectionPool, Redis
+
+from ..coordinator import Coordinator
+from ..embedded import EmbeddedServer
+from ..instrumentation import Event, Requested, observe_all
+from ._idle import close_hubs, hubs_of, left_here
+
+Scope: TypeAlias = Literal["function", "class", "module", "package", "session"]
+CLOSE_TIMEOUT = 10.0
+
+
+class Server(Protocol):
+    """The server of the tests: an `EmbeddedServer`, or the one of ``--sync-url``."""
+
+    @property
+    def url(self) -> str:
+        """Where it is; its path is the database of this process."""
+        ...
+
+    def client(self, **kwargs: Any) -> Redis:
+        """Return a new client."""
+        ...
+
+
+@dataclass(frozen=True)
+class GivenServer:
+    """The server of ``--sync-url``: of each xdist worker another database of it."""
+
+    url: str
+
+    def client(self, **kwargs: Any) -> Redis:
+        """Return a new client; options are those of `redis.asyncio.Redis.from_url`."""
+        return Redis.from_url(self.url, **kwargs)
+
+
+class Fixtures(NamedTuple):
+    """Two fixtures, for names of a conftest.py."""
+
+    client: Any
+    coordinator: Any
+
+
+def make_fixtures(
+    scope: Scope = "function",
+    *,
+    prefix: str = "sync",
+    client: Mapping[str, Any] | None = None,
+    coordinator: Mapping[str, Any] | None = None,
+    clean: bool = True,
+) -> Fixtures:
+    """Return fixtures ``<prefix>_client`` and ``<prefix>_coordinator`` of another scope, or with other options.
+
+    Args:
+        scope: of pytest. The event loop of the tests has to live as long: a coordinator is used in one loop only.
+        prefix: of their names; those with "sync" take the place of the plugin's.
+        client: options of the client, such as ``{"decode_responses": True}``.
+        coordinator: options of `Coordinator`, such as ``{"claim": 1}``.
+        clean: begin with an empty database. Say False for fixtures that are used within the lifetime of others.
+
+    Example (conftest.py):
+        module_client, module_coordinator = make_fixtures("module", prefix="module")
+    """
+    import pytest
+
+    def make_client(request: pytest.FixtureRequest) -> Iterator[Redis]:
+        yield from client_fixture(request, request.getfixturevalue("sync_server"), client or {}, clean)
+
+    def make_coordinator(request: pytest.FixtureRequest) -> Iterator[Coordinator]:
+        yield from coordinator_fixture(request.getfixturevalue(f"{prefix}_client"), coordinator or {})
+
+    return Fixtures(
+        pytest.fixture(scope=scope, name=f"{prefix}_client")(make_client),
+        pytest.fixture(scope=scope, name=f"{prefix}_coordinator")(make_coordinator),
+    )
+
+
+# -- what the fixtures do ----------------------------------------------------------------------------------
+
+
+def server_fixture(config: Any) -> Iterator[Server]:
+    """Yield the server of this process: a private one, or a database of the given one."""
+    url = config.getoption("sync_url")
+    if url:
+        yield GivenServer(database_of(url, os.environ.get("PYTEST_XDIST_WORKER", "")))
+        return
+    with EmbeddedServer() as server:
+        yield server
+
+
+def database_of(url: str, worker: str) -> str:
+    """Return the URL of the database of an xdist worker: so many after that of ``url``."""
+    number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        query = parse_qs(parts.query)
+        query["db"] = [str(int(query.get("db", ["0"])[0]) + number)]
+        return f"unix://{parts.path}?{urlencode(query, doseq=True)}"
+    return parts._replace(path=f"/{int(parts.path.strip('/') or 0) + number}").geturl()
+
+
+def client_fixture(request: Any, server: Server, options: Mapping[str, Any], clean: bool) -> Iterator[Redis]:
+    """Yield a client of an empty database; afterwards close all that uses it, and fail if anything was left."""
+    private, flush = isinstance(server, EmbeddedServer), bool(request.config.getoption("sync_flush"))
+    with ExitStack() as stack:
+        if clean:
+            admin = stack.enter_context(closing(blocking.Redis.from_url(server.url)))
+            _empty(admin, server.url, private, flush)
+            if not private:
+                stack.callback(_clear, admin)
+        watched = Watched(server.url, options)
+        watching = stack.enter_context(ExitStack())
+        if strict := bool(request.config.getini("sync_fail_on_leak")):
+            watching.enter_context(observe_all(watched.observe))
+        yield watched.client
+        watched.finish()
+        watching.close()
+        if strict and watched.left:
+            import pytest
+
+            pytest.fail(f"left behind by {request.node.nodeid}: {'; '.join(watched.left)}", pytrace=False)
+
+
+def coordinator_fixture(client: Redis, options: Mapping[str, Any]) -> Iterator[Coordinator]:
+    """Yield a coordinator; the fixture of its client closes it."""
+    coordinator = Coordinator(client, **options)
+    if isinstance(pool := client.connection_pool, WatchedPool) and pool.watched is not None:
+        pool.watched.own.append(coordinator)
+    yield coordinator
+    _closed_unused(coordinator)
+
+
+def _closed_unused(coordinator: Coordinator) -> None:
+    coordinator._binding._closed_unused = True  # if it was never used: a later use is an error
+
+
+class WatchedPool(ConnectionPool):
+    """A pool of connections that are closed at the end of the event loop that uses them."""
+
+    watched: Watched | None = None
+
+    async def get_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a connection; the end of the running loop will close it."""
+        if self.watched is not None:
+            self.watched.note()
+        return await super().get_connection(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+class Watched:
+    """A client and all that uses it, in whichever event loops that is."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        pool = WatchedPool.from_url(url, **options)
+        pool.watched = self
+        self.client: Redis = Redis.from_pool(pool)
+        self.own: list[Coordinator] = []
+        """The coordinators of fixtures, which may be open at the end."""
+        self.left: list[str] = []
+        """What was left when a loop ended, or the test."""
+        self._ends: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+        self._ended: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+    def note(self) -> None:
+        """Note that the running loop uses it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._ends and loop not in self._ended:
+            end = self._ends[loop] = self._at_loop_end(loop)
+            with suppress(StopIteration):  # run to its first yield, which registers it with the loop
+                end.asend(None).send(None)
+
+    def observe(self, event: Event) -> None:
+        """Watch the loop that a request comes from."""
+        if isinstance(event, Requested):
+            self.note()
+
+    async def _at_loop_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._ended.add(loop)
+            if self._ends.pop(loop, None) is not None:
+                await self._close(loop)
+
+    async def _close(self, loop: asyncio.AbstractEventLoop) -> None:
+        own = [coordinator._binding.started for coordinator in self.own]
+        self.left += left_here(self.client, *own, where=lambda hub: hub.loop is loop)
+        await close_hubs(self.client, loop)
+        await self.client.connection_pool.disconnect()
+
+    def finish(self) -> None:
+        """Close what is left in loops that go on."""
+        loops = {*self._ends, *(hub.loop for hub in hubs_of(self.client))}
+        for loop in loops:
+            end = self._ends.pop(loop, None)
+            if not loop.is_closed():
+                run_in(loop, lambda loop=loop, end=end: self._end(loop, end))  # type: ignore[misc]
+
+    async def _end(self, loop: asyncio.AbstractEventLoop, end: AsyncGenerator[None, None] | None) -> None:
+        await self._close(loop)
+        if end is not None:
+            await end.aclose()
+
+
+def run_in(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine to its end in a loop that is idle, or that runs in another thread."""
+    if not loop.is_running():
+        loop.run_until_complete(make())
+    else:
+        asyncio.run_coroutine_threadsafe(make(), loop).result(CLOSE_TIMEOUT)
+
+
+def _empty(admin: blocking.Redis, url: str, private: bool, flush: bool) -> None:
+    """Empty the database if that is allowed; fail if it is not, and it has keys."""
+    import pytest
+
+    if private:
+        admin.flushall()
+    elif flush:
+        admin.flushdb()
+    elif keys := list(admin.scan_iter(count=100)):
+        shown = ", ".join(repr(key.decode(errors="replace") if isinstance(key, bytes) else key) for key in keys[:3])
+        where = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
+        pytest.fail(
+            f"the database {where} has keys ({shown} …), and tests need an empty one: name another in --sync-url, or"
+            " allow them to empty it with --sync-flush",
+            pytrace=False,
+        )
+
+
+def _clear(admin: blocking.Redis) -> None:
+    """Delete what the test has left: the database was empty before."""
+    for keys in iter(lambda: list(admin.scan_iter(count=1000)), []):
+        admin.unlink(*keys)

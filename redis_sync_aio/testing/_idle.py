@@ -1,0 +1,104 @@
+"""What is left of the locks of a client: leases, waiting tasks, coordinators, connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from .._acquire.binding import CoordinatorLike
+from .._acquire.closing import living
+from .._acquire.hub import Hub
+from .._acquire.implicit import client_of
+from .._acquire.statistics import statistics_of
+from .._client.settings import Client
+from .._core.arguments import Seconds, seconds
+from .._core.backoff import wait_until
+from .._leases.terms import HELD
+from ..inspection import inspect
+from ._topology import SOON
+
+
+async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0) -> None:
+    """Check that nothing is left of the locks of ``client``: no lease, no ticket, no coordinator, no connection.
+
+    It looks at this process: leases that are held, tasks that wait, coordinators that were not closed (other than
+    ``client`` itself, if that is one), connections of the client's pool that were not given back. And at the server:
+    names that are held or waited for, by any process.
+
+    Args:
+        client: an asyncio client, or a `Coordinator`, which may stay open.
+        within: seconds (or timedelta) for what is about to end by itself, such as a release in flight.
+
+    Raises:
+        AssertionError: something is left; the message lists all of it.
+        Unreachable, CommandRefused: the server could not be asked.
+    """
+    source, left = client_of(client), list[str]()
+    own = None if client is source else cast("CoordinatorLike", client)._binding.started
+
+    async def nothing() -> bool:
+        left[:] = left_here(source, own)
+        for name in await inspect(source):
+            holders = [f"{it.token!r}" for it in name.holders]
+            left.append(f"at the server: {name.kind} {name.name!r}, held by {holders}, {name.waiters} waiting")
+        return not left
+
+    try:
+        await wait_until(nothing, SOON, timeout=seconds(within, "within"))
+    except TimeoutError:
+        raise AssertionError(f"not idle: {'; '.join(left)}") from None
+
+
+def hubs_of(client: Client) -> list[Hub]:
+    """Return the hubs of this process that use ``client`` and can still be used, or are being closed."""
+    hubs = [cast("Hub", closing._hub) for closing in list(living)]
+    return [hub for hub in hubs if hub.client is client and not hub.forked and not hub.loop.is_closed() and open_(hub)]
+
+
+def open_(hub: Hub) -> bool:
+    """Return whether a hub was not closed, or is just being closed."""
+    task = hub.closing._task
+    return hub.why_closed is None or (task is not None and not task.done())
+
+
+def left_here(client: Client, *own: Hub | None, where: Callable[[Hub], bool] = lambda _: True) -> list[str]:
+    """Return what is left in this process, a sentence each; coordinators that are ``own`` may be open.
+
+    ``where``: which hubs to look at.
+    """
+    left: list[str] = []
+    for hub in hubs_of(client):
+        if where(hub):
+            left += _left_in(hub)
+            if hub not in own and hub.closing.on_close is None:  # else it is implicit, and closes itself
+                left.append(f"{hub!r} was not closed")
+    if isinstance(client, Redis):
+        pool: Any = client.connection_pool
+        if used := len(pool._in_use_connections):
+            left.append(f"{used} connections of the client's pool were not given back (a pubsub or pipeline?)")
+    return left
+
+
+def _left_in(hub: Hub) -> Iterator[str]:
+    hub.give_back_resting()
+    held = [grant for resource in hub.resources.values() for grant in resource.held() if grant.state is HELD]
+    known = {grant.token: grant.fence for grant in held}
+    found = statistics_of(hub)
+    for one in found.held:
+        if known.get(one.token) == one.fence:
+            by = f"identity {one.identity!r}" if one.identity else "a task that has ended"
+            where = f", acquired at {one.origin}" if one.origin else ""
+            yield f"{one.kind} {one.name!r} is held by {f'task {one.task!r}' if one.task else by}{where}"
+    for waiter in found.waiting:
+        by = f"task {waiter.task!r}" if waiter.task else "a task"
+        yield f"{waiter.kind} {waiter.name!r} is waited for by {by}"
+
+
+async def close_hubs(client: Client, loop: asyncio.AbstractEventLoop) -> None:
+    """Close all hubs of ``client`` in the running loop."""
+    for hub in hubs_of(client):
+        if hub.loop is loop:
+            await hub.closing.close(0.0)

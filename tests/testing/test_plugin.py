@@ -1,0 +1,287 @@
+"""The pytest plugin, in runs of their own: every way to run asynchronous tests, with warnings as errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from redis_sync_aio import embedded
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing._fixtures import database_of
+
+ROOT = Path(embedded.__file__).parents[1]
+
+TESTS = """
+import pytest
+from redis_sync_aio import AsyncLock
+
+{marks}
+
+@{fixture}
+async def lease(sync_coordinator):
+    async with sync_coordinator.lock("held by a fixture") as lease:
+        yield lease
+
+async def test_a_client_and_a_coordinator(sync_client, sync_coordinator, lease):
+    assert await sync_client.dbsize() > 0
+    async with sync_coordinator.lock("x") as other, AsyncLock(sync_client, "implicit"):
+        assert await sync_client.get("x") == other.token.encode()
+    lease.check()
+    await sync_client.set("left", 1)
+
+@pytest.mark.parametrize("again", [1, 2])
+async def test_each_test_begins_with_an_empty_database(sync_client, again):
+    assert await sync_client.dbsize() == 0
+    await sync_client.set("left", 1)
+
+async def test_a_coordinator_alone(sync_coordinator):
+    async with sync_coordinator.lock("x"):
+        pass
+
+def test_one_without_a_loop(sync_client, sync_coordinator):
+    assert sync_coordinator.client is sync_client
+"""
+PLAIN = """
+import asyncio
+
+def test_loops_of_the_test_itself(sync_client, sync_coordinator):
+    async def first():
+        async with sync_coordinator.lock("x"):
+            assert await sync_client.get("x")
+
+    async def second():
+        assert await sync_client.get("x") is None
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+def test_a_loop_in_a_thread_that_outlives_the_test(sync_client, sync_coordinator):
+    import threading
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    async def use():
+        async with sync_coordinator.lock("x"):
+            assert await sync_client.get("x")
+
+    asyncio.run_coroutine_threadsafe(use(), loop).result(60)
+    global ending
+    ending = loop
+
+def test_it_ends(sync_client):
+    ending.call_soon_threadsafe(ending.stop)
+"""
+PLUGIN = "redis_sync_aio_pytest"
+ASYNCIO = ("-p", "pytest_asyncio.plugin")
+ANYIO = 'pytestmark = pytest.mark.anyio\n\n@pytest.fixture\ndef anyio_backend():\n    return "asyncio"\n'
+
+
+def run(directory: Path, *options: str, **files: str) -> tuple[int, str]:
+    """Run pytest on files, with our plugin and those in ``options``; return its exit code and what it printed."""
+    for name, content in files.items():
+        (directory / f"{name}.py").write_text(content)
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-p", PLUGIN]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    for inherited in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
+        environment.pop(inherited, None)
+    done = subprocess.run(
+        [*command, *options], cwd=directory, env=environment, capture_output=True, text=True, timeout=170, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def check(result: tuple[int, str], *said: str, code: int = 0) -> None:
+    returned, printed = result
+    assert returned == code, printed
+    for words in said:
+        assert words in printed, printed
+
+
+def asyncio_options(mode: str, scope: str) -> tuple[str, ...]:
+    scopes = (f"asyncio_default_{of}_loop_scope={scope}" for of in ("test", "fixture"))
+    return *ASYNCIO, *(word for option in (f"asyncio_mode={mode}", *scopes) for word in ("-o", option))
+
+
+HEAVY = pytest.mark.ci
+MODES = [
+    pytest.param("strict", "function", marks=[]),
+    pytest.param("strict", "module", marks=HEAVY),
+    pytest.param("strict", "session", marks=HEAVY),
+    pytest.param("auto", "function", marks=HEAVY),
+    pytest.param("auto", "module", marks=HEAVY),
+    pytest.param("auto", "session", marks=HEAVY),
+]
+
+
+@pytest.mark.parametrize(("mode", "scope"), MODES)
+def test_pytest_asyncio(tmp_path: Path, mode: str, scope: str) -> None:
+    marks = "import pytest_asyncio" + ("\npytestmark = pytest.mark.asyncio" if mode == "strict" else "")
+    tests = TESTS.format(marks=marks, fixture="pytest_asyncio.fixture")
+    if mode == "strict":  # the mark is an error on a test that is no coroutine
+        tests = tests.replace("def test_one_without", "async def test_one_without")
+    check(run(tmp_path, *asyncio_options(mode, scope), "-o", "sync_fail_on_leak=true", test_it=tests), "5 passed")
+
+
+def test_anyio(tmp_path: Path) -> None:
+    tests = TESTS.format(marks=ANYIO, fixture="pytest.fixture")
+    check(run(tmp_path, "-p", "anyio.pytest_plugin", "-o", "sync_fail_on_leak=true", test_it=tests), "5 passed")
+
+
+def test_no_plugin_for_asynchronous_tests(tmp_path: Path) -> None:
+    check(run(tmp_path, "-o", "sync_fail_on_leak=true", test_it=PLAIN), "3 passed")
+
+
+@pytest.mark.ci
+def test_xdist_with_a_server_for_each_worker(tmp_path: Path) -> None:
+    tests = TESTS.format(marks="import pytest_asyncio", fixture="pytest_asyncio.fixture")
+    options = ("-p", "xdist.plugin", "-n", "2", *asyncio_options("auto", "function"))
+    check(run(tmp_path, *options, test_it=tests, test_other=tests), "10 passed")
+
+
+WORKER = """
+import os
+
+def test_the_database_is_that_of_the_worker(sync_client, sync_server):
+    number = int(os.environ["PYTEST_XDIST_WORKER"][2:])
+    assert sync_client.connection_pool.connection_kwargs["db"] == 1 + number
+    assert sync_server.url.endswith(f"/{1 + number}")
+"""
+
+
+@pytest.mark.ci
+def test_xdist_with_databases_of_one_server(tmp_path: Path) -> None:
+    with EmbeddedServer(port=0) as server:
+        options = ("-p", "xdist.plugin", "-n", "2", "--sync-url", f"{server.url}/1")
+        check(run(tmp_path, *options, test_it=WORKER, test_other=WORKER), "2 passed")
+
+
+def test_urls_of_databases() -> None:
+    assert database_of("redis://host:7000", "") == "redis://host:7000/0"
+    assert database_of("redis://:secret@host/4", "gw3") == "redis://:secret@host/7"
+    assert database_of("unix:///tmp/a.sock?db=2&username=me", "gw1") == "unix:///tmp/a.sock?db=3&username=me"
+
+
+async def test_a_given_server_is_not_emptied_unless_that_is_allowed(tmp_path: Path) -> None:
+    """Keys that were there stay; keys that a test leaves are deleted; the message shows no password."""
+    tests = TESTS.format(marks="import pytest_asyncio", fixture="pytest_asyncio.fixture")
+    options = asyncio_options("auto", "function")
+    async with EmbeddedServer(port=0) as server, server.client() as client:
+        with_password = server.url.replace("redis://", "redis://default:secret@")
+        await client.config_set("requirepass", "secret")
+        url = ("--sync-url", with_password)
+        check(run(tmp_path, *options, *url, test_it=tests), "5 passed")
+        assert await client.dbsize() == 0
+        await client.set("precious", 1)
+        code, printed = run(tmp_path, *options, *url, test_it=tests)
+        check((code, printed), "precious", "--sync-flush", "5 errors", code=1)
+        assert "secret" not in printed, printed
+        assert await client.get("precious") == b"1"
+        check(run(tmp_path, *options, *url, "--sync-flush", test_it=tests), "5 passed")
+        assert await client.get("precious") is None
+
+
+LEAKS = """
+import asyncio
+from redis_sync_aio import AsyncLock, Coordinator
+
+kept = []
+
+async def test_a_lease(sync_coordinator):
+    kept.append(await sync_coordinator.lock("lease").acquire())
+
+async def test_a_lease_of_the_client(sync_client):
+    kept.append(await AsyncLock(sync_client, "implicit").acquire())
+
+async def test_a_forgotten_lease(sync_coordinator):
+    await sync_coordinator.lock("forgotten").acquire()
+
+async def test_a_coordinator(sync_client):
+    kept.append(Coordinator(sync_client))
+    async with kept[-1].lock("x"):
+        pass
+
+async def test_a_subscription(sync_client):
+    kept.append(sync_client.pubsub())
+    await kept[-1].subscribe("channel")
+
+async def test_nothing(sync_client, sync_coordinator):
+    async with sync_coordinator.lock("x"):
+        await sync_client.ping()
+
+async def test_a_waiting_task(sync_coordinator):
+    lock = sync_coordinator.lock("waited for")
+    async with lock:
+        kept.append(asyncio.create_task(lock.acquire(), name="waiter"))
+        while not (await lock.statistics()).waiters:
+            pass
+        kept.append(await sync_coordinator.semaphore("permits", limit=2).acquire(identity="me"))
+    kept.append(await kept[-2])
+"""
+
+
+@pytest.mark.parametrize("scope", ["function", pytest.param("session", marks=HEAVY)])
+def test_a_test_that_leaks_fails_if_that_is_wanted(tmp_path: Path, scope: str) -> None:
+    """The failure lists all that is left. Without the option the plugin clears it away."""
+    options = asyncio_options("auto", scope)
+    said = (
+        "lock 'lease' is held by a task that has ended",
+        "lock 'implicit' is held by a task that has ended",
+        "lock 'forgotten' is held by a task that has ended",
+        "was not closed",
+        "1 connections of the client's pool were not given back",
+        "lock 'waited for' is held by",
+        "semaphore 'permits' is held by identity 'me'",
+        "left behind by test_it.py::test_a_lease: ",
+    )
+    result = run(tmp_path, *options, "-o", "sync_fail_on_leak=true", test_it=LEAKS)
+    check(result, "7 passed, 6 errors", *said, code=1)
+    kept = LEAKS.replace("    await sync_coordinator.lock", "    kept[:] = await sync_coordinator.lock").replace(
+        '"forgotten").acquire()', '"forgotten").acquire(),'
+    )
+    check(run(tmp_path, *options, test_it=kept), "7 passed")
+
+
+SCOPED = """
+from redis_sync_aio.testing import make_fixtures
+
+module_client, module_coordinator = make_fixtures("module", prefix="module", client={"decode_responses": True})
+sync_client, sync_coordinator = make_fixtures(coordinator={"origins": True}, clean=False)
+"""
+SCOPED_TESTS = """
+import pytest_asyncio
+
+async def test_first(module_coordinator, module_client):
+    global first
+    first = module_coordinator
+    async with module_coordinator.lock("x") as lease:
+        assert await module_client.get("x") == lease.token
+    await module_client.set("kept", "yes")
+
+async def test_second(module_coordinator, module_client, sync_coordinator):
+    assert module_coordinator is first and sync_coordinator.client is not module_client
+    assert await module_client.get("kept") == "yes"
+    async with sync_coordinator.lock("x"):
+        assert "test_second" in sync_coordinator.statistics().held[0].origin
+"""
+
+
+def test_fixtures_of_another_scope(tmp_path: Path) -> None:
+    check(run(tmp_path, *asyncio_options("auto", "module"), conftest=SCOPED, test_it=SCOPED_TESTS), "2 passed")
+
+
+UNUSED = """
+import sys
+
+def test_nothing_of_ours_is_imported():
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("redis", "redis_sync_aio", "hiredis")]
+"""
+
+
+def test_a_run_that_uses_no_fixture_imports_neither_redis_nor_the_package(tmp_path: Path) -> None:
+    check(run(tmp_path, test_it=UNUSED), "1 passed")
