@@ -79,16 +79,6 @@ def test_both_ways_to_start_it_show_the_same() -> None:
     assert done.stdout == command("--help").stdout
 
 
-def test_the_library_does_not_import_the_command_line() -> None:
-    """Neither typer nor rich nor `cli`: the time that importing the package takes does not know of them."""
-    script = "import sys, redis_sync_aio; print([name for name in sys.modules if 'typer' in name or 'rich' in name " \
-             "or name.startswith('redis_sync_aio.cli')])"  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.stdout == "[]\n"
-
-
 def test_a_shell_gets_its_completions() -> None:
     found = command(_REDIS_SYNC_AIO_COMPLETE="complete_bash", COMP_WORDS="redis-sync-aio do", COMP_CWORD="1")
     assert found.stdout.split() == ["doctor"]
