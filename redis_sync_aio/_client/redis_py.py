@@ -26,7 +26,6 @@ import redis.exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.driver_info import DriverInfo
 
 from .._core.cancellation import heeded, wait_shielded
 from .._core.version import __version__
@@ -247,7 +246,7 @@ class AdoptedConnection:
         self.transport = cast("asyncio.Transport", writer.transport)
         self._redis_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
         self.leftover = bytes(reader._buffer)
-        self.named = bool(getattr(connection, "client_name", None)) or getattr(connection, "driver_info", None) is None
+        self.named = bool(getattr(connection, "client_name", None)) or not _introduces(connection)
         """Whether the caller's client has given it a name, or wants it to have none."""
         self.leads_to = getattr(connection, "host", None), getattr(connection, "port", None)
         self.closed_by_client = False
@@ -293,11 +292,23 @@ async def probe(client: Redis) -> None:
 def _new_connection(pool: Any) -> Any:
     connection = pool.make_connection()
     connection.retry = Retry(NoBackoff(), 0)  # our backoff decides, with deadlines
+    _name_this_package(connection)
+    return connection
+
+
+def _name_this_package(connection: Any) -> None:
+    """Let CLIENT SETINFO tell the server that this package uses redis-py, unless the caller wants no CLIENT SETINFO."""
     info = getattr(connection, "driver_info", None)
-    if isinstance(info, DriverInfo):  # None: the caller wants no CLIENT SETINFO
+    if info is not None and hasattr(info, "add_upstream_driver"):
         with suppress(ValueError):  # a version that redis-py does not admit
             connection.driver_info = deepcopy(info).add_upstream_driver("redis_sync_aio", __version__)
-    return connection
+    elif getattr(connection, "lib_name", None) == "redis-py":  # redis-py before 7.2
+        connection.lib_name = f"redis-py(redis_sync_aio_v{__version__})"
+
+
+def _introduces(connection: Any) -> bool:
+    """Return whether ``connection`` tells the server which library it is of."""
+    return any(getattr(connection, about, None) is not None for about in ("driver_info", "lib_name"))
 
 
 def opening(connection: Any) -> AbstractContextManager[None]:
