@@ -34,7 +34,7 @@ from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from ._acquire.acquisition import acquire
 from ._acquire.healing import LAST_LOOK
-from ._acquire.implicit import hub_of
+from ._acquire.implicit import hub_of, keys_of
 from ._acquire.request import Request
 from ._client.error_replies import redis_errors
 from ._client.resp import Reply
@@ -132,7 +132,7 @@ class Lock(RedisLock):
 
     @name.setter
     def name(self, name: str | bytes | memoryview) -> None:
-        self._keys = lock_keys(encode(self.redis, bytes(name) if isinstance(name, memoryview) else name, "name"))
+        self._keys = keys_of(self.redis, bytes(name) if isinstance(name, memoryview) else name, lock_keys)
         self._name = name
         self._mine: WeakKeyDictionary[asyncio.Task[object], _Acquired] = WeakKeyDictionary()
         self._latest = _Acquired(b"", 0.0, None)

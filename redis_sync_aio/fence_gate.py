@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import client_of, hub_of
+from ._acquire.implicit import hub_of, keys_of
 from ._client.resp import Reply
-from ._client.settings import Client, encode
+from ._client.settings import Client
 from ._core.arguments import Name, Seconds, ttl_ms
 from ._core.display import shown, text
 from ._core.keys import gate_keys
@@ -56,7 +56,7 @@ class FenceGate:
 
     def __init__(self, client: Client | CoordinatorLike, name: Name, *, ttl: Seconds = timedelta(days=7)) -> None:
         self._source = client
-        self._keys = gate_keys(encode(client_of(client), name, "name")).by("lua")
+        self._keys = keys_of(client, name, gate_keys).by("lua")
         self._ttl_ms = ttl_ms(ttl)
 
     async def accept(self, fence: int | Lease) -> None:

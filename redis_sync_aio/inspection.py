@@ -16,13 +16,13 @@ from functools import partial
 import anyio
 
 from ._acquire.binding import CoordinatorLike
-from ._acquire.implicit import client_of
+from ._acquire.implicit import client_of, prefix_of
 from ._client.checkout import checkout
 from ._client.cluster import Cluster
 from ._client.settings import Client, encode, response_timeout_of
 from ._client.topology import servers_of
 from ._core.arguments import Name, count, require_bool
-from ._core.keys import Keys, lock_keys, permit_keys
+from ._core.keys import Keys, check_slot, checked_prefix, lock_keys, permit_keys
 from ._inspection.patterns import check, compiled, exact, literal
 from ._inspection.problems import TRANSIENT
 from ._inspection.reading import reading_of
@@ -47,6 +47,7 @@ async def inspect(
     limit: int = 1000,
     shown: int = 100,
     idle: bool = False,
+    prefix: str | None = None,
 ) -> tuple[NameView, ...]:
     """Return the locks, semaphores and read/write locks that are held or waited for, sorted by name.
 
@@ -65,6 +66,9 @@ async def inspect(
         limit: how many names to return at most, at least 1. If there are as many, there may be more.
         shown: how many holders and waiters of each name to list, at least 1. All are counted.
         idle: also return names that nobody holds or waits for, and that are remembered.
+        prefix: that of the coordinators whose names are looked for, and shown without it; default: that of the
+            `Coordinator` given, else none. Without one, ``orders`` of a coordinator with the prefix ``app1:`` is found
+            as ``app1:{orders}``.
 
     A lock that another package took is found if somebody has waited for it, or by its exact name: any string may be
     such a lock.
@@ -85,19 +89,22 @@ async def inspect(
     wanted, limit, shown = encode(source, pattern, "pattern"), count(limit, "limit", 1), count(shown, "shown", 1)
     require_bool(idle, "idle")
     check(wanted)
+    before = prefix_of(client) if prefix is None else checked_prefix(prefix)
     servers = servers_of(source)
     found: list[NameView] = []
     name, timeout = exact(wanted), response_timeout_of(source, None)
     async with reading(source):
         if isinstance(servers, Cluster):
+            if name is not None:
+                check_slot(name, before)
             await servers.refresh()
         every = servers.clients()
-        for one in every if name is None else [servers.client_of(name)]:
+        for one in every if name is None else [servers.client_of(*lock_keys(name, before).all)]:
             others = [partial(checkout, other, timeout) for other in every if other is not one]
             look = _Look(shown, idle, partial(heard, others))
             async with (
                 opened(partial(checkout, one, timeout)) as server,
-                aclosing(_searched(server, wanted) if name is None else _named(name)) as search,
+                aclosing(_searched(server, wanted, before) if name is None else _named(name, before)) as search,
             ):
                 async for names in search:
                     found += await look.at(server, names)
@@ -110,13 +117,13 @@ def _sorted(found: list[NameView]) -> tuple[NameView, ...]:
     return tuple(sorted(found, key=lambda view: (view.name, view.kind)))
 
 
-async def _named(name: bytes) -> AsyncGenerator[Sequence[Keys], None]:
-    yield [lock_keys(name), permit_keys(name, "sem"), permit_keys(name, "rw")]
+async def _named(name: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:
+    yield [lock_keys(name, prefix), permit_keys(name, "sem", prefix), permit_keys(name, "rw", prefix)]
 
 
-async def _searched(server: Server, pattern: bytes) -> AsyncGenerator[Sequence[Keys], None]:
+async def _searched(server: Server, pattern: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:
     matches, known = compiled(pattern).fullmatch, set[bytes]()
-    while (names := await server.scan(pattern)) is not None:
+    while (names := await server.scan(pattern, prefix)) is not None:
         new = [keys for keys in names if keys.id not in known and matches(keys.name)]
         known.update(keys.id for keys in new)
         for batch in batches(new):

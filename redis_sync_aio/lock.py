@@ -67,7 +67,7 @@ class AsyncLock(PlainLock):
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
         name: the key that holds the holder's token; other Redis locks on that key and this one exclude each other.
-            1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none).
+            1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}".
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years. None: forever (a crashed
             holder then blocks everybody until `force_release`).
         auto_renew: renew leases in the background, in good time, for as long as they are held.

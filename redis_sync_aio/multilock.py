@@ -222,7 +222,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         return ", ".join(map(repr, self.names))
 
     def _key(self) -> Hashable:
-        return running_loop(), Same(self._client), tuple(lock._keys.name for lock in self._locks)
+        return running_loop(), Same(self._client), tuple(lock._keys.all[0] for lock in self._locks)
 
     def _followed(
         self, granting: Callable[[], Awaitable[MultiGrant | None]], *, waits: bool

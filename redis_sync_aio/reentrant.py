@@ -213,4 +213,9 @@ class AsyncReentrantLock(LeaseContext[Lease]):
             if owner is None:
                 raise WrongContext.no_task(self.name)
         # A task that forgets to release must not stay alive by that.
-        return loop, Same(self._client), self._lock._keys.name, ref(owner) if isinstance(owner, asyncio.Task) else owner
+        return (
+            loop,
+            Same(self._client),
+            self._lock._keys.all[0],
+            ref(owner) if isinstance(owner, asyncio.Task) else owner,
+        )

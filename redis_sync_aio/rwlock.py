@@ -70,8 +70,8 @@ class Side(PermitPrimitive):
         return f"<{type(self).__name__} {self.name!r} ttl={self._ttl_ms / 1000}>"
 
 
-def _keys_of_both(name: bytes) -> PermitKeys:
-    return permit_keys(name, "rw")
+def _keys_of_both(name: bytes, prefix: bytes) -> PermitKeys:
+    return permit_keys(name, "rw", prefix)
 
 
 class ReadSide(Side):
@@ -118,7 +118,7 @@ class AsyncReadWriteLock:
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). It has
+        name: 1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}". It has
             nothing to do with a lock or a semaphore of the same name.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
         auto_renew, max_hold, on_lost, engine, linger: as `AsyncLock`.

@@ -108,7 +108,7 @@ class AsyncSemaphore(PermitPrimitive):
 
     Args:
         client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
-        name: 1 to 8192 bytes; one with a ``}`` has to have a whole hash tag, as in "orders:{42}" ("{}" is none). A
+        name: 1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}". A
             semaphore and a lock of one name have nothing to do with each other.
         limit: how many permits there are, 1 to 1,000,000,000; None: as many as the server says.
         on_mismatch: whose limit counts while permits are held or waited for by another one, as in a rolling deployment
@@ -164,7 +164,7 @@ class AsyncSemaphore(PermitPrimitive):
         super().__init__(
             client,
             name,
-            lambda wire: permit_keys(wire, "sem"),
+            lambda wire, prefix: permit_keys(wire, "sem", prefix),
             LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger),
         )
 

@@ -20,14 +20,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ._acquire.implicit import client_of
+from ._acquire.implicit import client_of, prefix_of
 from ._client.retry import RETRY_FOR
-from ._client.settings import Client, encode
+from ._client.settings import Client, encode, is_cluster
 from ._client.topology import servers_of
 from ._core.arguments import Name, Seconds, count, require_bool, timeout_seconds
 from ._core.backoff import Backoff
 from ._core.display import shown
-from ._core.keys import turn_key
+from ._core.keys import check_slot, lock_keys, turn_key
 from ._core.name_templates import check_template, names_from, signature_without_first
 from ._leases.grant import Grant
 from ._leases.lease import grant_of
@@ -248,7 +248,8 @@ class LockTurn:
 
     def __init__(self, client: Client | Coordinator, keys: tuple[bytes, ...]) -> None:
         self._client = client
-        self.keys: tuple[bytes, ...] = tuple(map(turn_key, keys))
+        self._names = tuple(map(turn_key, keys))
+        self.keys: tuple[bytes, ...] = tuple(lock_keys(name, prefix_of(client)).all[0] for name in self._names)
         self._grant: Grant | None = None
 
     @property
@@ -258,7 +259,7 @@ class LockTurn:
 
     async def take(self, timeout: float | None) -> None:
         """Wait for the turn. Raises AcquireTimeout. On cancellation nothing is left."""
-        lock = AsyncMultiLock(self._client, self.keys, ttl=TURN_TTL, max_hold=TURN_MAX)
+        lock = AsyncMultiLock(self._client, self._names, ttl=TURN_TTL, max_hold=TURN_MAX)
         self._grant = grant_of(await lock.acquire(timeout=timeout))
 
     def give_back(self) -> None:
@@ -287,9 +288,12 @@ def _terms(
         )
     encoded = _encoded(client, keys)
     for key in encoded if exactly_once or escalate_after is not None else ():
-        turn_key(key)  # raises when its braces do not allow for keys next to it
+        if is_cluster(client_of(client)):
+            check_slot(key)  # there will be keys next to it
+        turn_key(key)
     return TransactionOptions(
         encoded,
+        prefix_of(client),
         count(attempts, "attempts", least=1),
         timeout_seconds(deadline, "deadline"),
         backoff or BACKOFF,

@@ -87,7 +87,9 @@ class Hub:
         self.observing = Observing(self, partial(address_of, self.client), options.observers)
 
         self.servers = servers_of(self.client)
-        self._endpoint = Endpoint.new(f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8))
+        self._endpoint = Endpoint.new(
+            f"{socket.gethostname()[:32]}:{os.getpid()}", secrets.token_hex(8), options.prefix
+        )
         self.link_events = LinkEvents(self)
         self.link = None if options.push == "never" else self._new_link()
         self._use(self.link or self._new_pool_executor())

@@ -7,9 +7,11 @@ and otherwise when the event loop ends.
 from __future__ import annotations
 
 import os
-from typing import cast
+from typing import Protocol, TypeVar, cast
 
-from .._client.settings import Client, check_client, running_loop
+from .._client.settings import Client, check_client, encode, is_cluster, running_loop
+from .._core.arguments import Name
+from .._core.keys import Keys, check_slot
 from .binding import Binding, CoordinatorLike
 from .closing import living
 from .hub import Hub
@@ -35,6 +37,33 @@ def client_of(source: Client | CoordinatorLike) -> Client:
         return binding.options.client
     check_client(source)
     return cast("Client", source)
+
+
+K_co = TypeVar("K_co", bound=Keys, covariant=True)
+
+
+class MakeKeys(Protocol[K_co]):
+    """A function of `_core/keys` that makes the keys of a name."""
+
+    def __call__(self, name: bytes, prefix: bytes, /) -> K_co: ...
+
+
+def prefix_of(source: Client | CoordinatorLike) -> bytes:
+    """Return the prefix of the keys of what a user gave; a client has none."""
+    binding = binding_of(source)
+    return b"" if binding is None else binding.options.prefix
+
+
+def keys_of(source: Client | CoordinatorLike, name: Name, make: MakeKeys[K_co], what: str = "name") -> K_co:
+    """Return the keys of ``name``, encoded as the client encodes keys, with the prefix of the coordinator.
+
+    Raises TypeError or ValueError for a name that cannot be one; in a cluster also as `check_slot`.
+    """
+    client, prefix = client_of(source), prefix_of(source)
+    wire = encode(client, name, what)
+    if is_cluster(client):
+        check_slot(wire, prefix)
+    return make(wire, prefix)
 
 
 def hub_of(source: Client | CoordinatorLike) -> Hub:

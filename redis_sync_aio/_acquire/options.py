@@ -12,6 +12,7 @@ from .._core.arguments import Seconds, count, one_of, positive_seconds, require_
 from .._core.attached import Attached, Observer, PatternOf
 from .._core.backoff import Backoff
 from .._core.display import shown
+from .._core.keys import checked_prefix
 
 MOST_POLL_CAP = 300.0
 """Seconds. The queue of waiters lives for twice as long after the latest look."""
@@ -42,6 +43,7 @@ class HubOptions:
     """The options of a `Coordinator`; times are in seconds."""
 
     client: Client
+    prefix: bytes
     push: Push
     claim_ms: int
     burst: int
@@ -61,6 +63,7 @@ class HubOptions:
 def hub_options(
     client: Client,
     *,
+    prefix: str = "",
     push: Push = "auto",
     claim: Seconds = 4.5,
     burst: int = 64,
@@ -90,6 +93,7 @@ def hub_options(
     answered_within = response_timeout_of(client, response_timeout)
     return HubOptions(
         client,
+        checked_prefix(prefix),
         push,
         claim_ms,
         burst,

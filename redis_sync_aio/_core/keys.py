@@ -16,6 +16,9 @@
     rsa:…           channel   inbox of one coordinator; in a cluster, of one at one shard; and its presence
 
 All keys of one name share a hash slot: they carry NAME's own hash tag, or NAME itself as the tag.
+
+A coordinator with a prefix renames: `orders` is the lock PREFIX{orders}, and `orders:{42}` is PREFIXorders:{42}: with a
+colon at its end. So each of its keys begins with the prefix, and so does its inbox: see `qualified`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
 
+from .display import shown
+
 MAX_NAME_BYTES = 8192
+MAX_PREFIX_CHARACTERS = 64
 INBOX_PREFIX = b"rsa:"
 
 CLUSTER_MARK = b"C"
@@ -52,14 +58,14 @@ class Endpoint(NamedTuple):
     token_prefix: bytes
 
     @classmethod
-    def new(cls, process: str, unique: str) -> Endpoint:
-        """Make the endpoint of a process that describes itself so. ``unique`` is hexadecimal: see `snapshot.Sharer`."""
-        return cls(INBOX_PREFIX + unique.encode(), f"{process}:{unique}:".encode())
+    def new(cls, process: str, unique: str, prefix: bytes = b"") -> Endpoint:
+        """Make the endpoint of a process that describes itself so. ``unique`` is hexadecimal: see `inbox_of`."""
+        return cls(prefix + INBOX_PREFIX + unique.encode(), b"%b:%b%b:" % (process.encode(), prefix, unique.encode()))
 
     @property
     def shown(self) -> bytes:
         """What CLIENT LIST shows of this process: its host and number, as in its tokens."""
-        process = b":".join(self.token_prefix.split(b":")[:-2])
+        process = b":".join(self.token_prefix.split(b":")[:2])
         return b"redis_sync_aio:" + re.sub(rb"[^!-~]", b"?", process)
 
     @property
@@ -85,22 +91,30 @@ class Endpoint(NamedTuple):
 
     def again(self) -> Endpoint:
         """Return a new endpoint for the same server: the former inbox has no listener any more."""
-        former = self.inbox.removeprefix(INBOX_PREFIX)
+        former = self.inbox.rpartition(b":")[2]
         unique, mark, shard = former.partition(CLUSTER_MARK)
         stays = unique[:PRESENCE_DIGITS]
         now = stays + secrets.token_hex((len(unique) - len(stays)) // 2).encode() + mark + shard
-        return Endpoint(INBOX_PREFIX + now, self.token_prefix.removesuffix(former + b":") + now + b":")
+        inbox, token_prefix = self.inbox.removesuffix(former), self.token_prefix.removesuffix(former + b":")
+        return Endpoint(inbox + now, token_prefix + now + b":")
 
 
 _MAKER = re.compile(
-    rb"(?:(.+)%b)?([^:]{1,32}):(\d{1,10}):([0-9a-f]{16}(?:%b[0-9a-f]+)?)(%b)?:\d+(?:%b)?"
+    rb"(?:(.+)%b)?([^:]{1,32}):(\d{1,10}):((?:[\w.:/-]*:)?)([0-9a-f]{16}(?:%b[0-9a-f]+)?)(%b)?:\d+(?:%b)?"
     % (LABEL_MARK, CLUSTER_MARK, POLLING_MARK, SHARING_MARK),
     re.DOTALL,
 )
+_BEFORE_UNIQUE = re.compile(rb"[^:]*:\d+:(.*)", re.DOTALL)
+
+
+def inbox_of(before: bytes, unique: bytes) -> bytes:
+    """Return the inbox of the process whose tokens begin with ``before`` and ``unique``: see sharing_token.lua."""
+    found = _BEFORE_UNIQUE.fullmatch(before)
+    return (found[1] if found else b"") + INBOX_PREFIX + unique
 
 
 def _presence(inbox: bytes) -> bytes:
-    return inbox[: len(INBOX_PREFIX) + PRESENCE_DIGITS]
+    return inbox[: inbox.rindex(b":") + 1 + PRESENCE_DIGITS]
 
 
 class Maker(NamedTuple):
@@ -121,14 +135,19 @@ class Maker(NamedTuple):
         """Return the process that made ``token``; None for an identity, and for a token of another package."""
         if (found := _MAKER.fullmatch(token)) is None:
             return None
-        label, host, pid, unique, polls = found.groups()
-        inbox, shown = INBOX_PREFIX + unique, host.decode("utf-8", "backslashreplace")
+        label, host, pid, prefix, unique, polls = found.groups()
+        inbox, shown = prefix + INBOX_PREFIX + unique, host.decode("utf-8", "backslashreplace")
         return cls(shown, int(pid), inbox, _presence(inbox), polls is not None, label)
 
 
 def of_cluster(inbox: bytes) -> bool:
     """Return whether that is the inbox of a process at a shard of a cluster."""
-    return CLUSTER_MARK in inbox
+    return CLUSTER_MARK in inbox.rpartition(b":")[2]
+
+
+def inbox_pattern(inbox: bytes) -> bytes:
+    """Return the pattern, as an ACL has it, of all inboxes with the prefix of ``inbox``."""
+    return inbox.rpartition(b":")[0] + b":*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,37 +248,85 @@ def hash_tag(key: bytes) -> bytes:
     return key
 
 
-def lock_keys(name: bytes) -> LockKeys:
+_PREFIX = re.compile(r"(?:[A-Za-z0-9_.:/-]*:)?")
+
+
+def checked_prefix(prefix: object) -> bytes:
+    """Return the prefix of keys and inboxes that a user gave; raise TypeError or ValueError if it cannot be one.
+
+    It ends with a colon, so that `app1:` is not the beginning of `app10:`; it has no braces, so that names have the
+    hash slots that they have without it; and none of its characters means anything in a pattern.
+    """
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, not {shown(prefix)}")
+    if len(prefix) > MAX_PREFIX_CHARACTERS or not _PREFIX.fullmatch(prefix):
+        raise ValueError(
+            f"prefix must consist of at most {MAX_PREFIX_CHARACTERS} letters of ASCII, digits, '_', '.', '/', '-' and "
+            f"':', and end with ':', as in 'app1:'; not {shown(prefix)}"
+        )
+    return prefix.encode()
+
+
+def qualified(name: bytes, prefix: bytes) -> bytes:
+    """Return what the lock ``name`` of a coordinator with this prefix is called without one; raises as `lock_keys`.
+
+    It has a hash tag, so all keys of the lock begin with it. No two names become the same. A name that begins with "}"
+    cannot stand in braces, so it is refused with a prefix.
+    """
+    if not prefix:
+        return name
+    if name.startswith(b"}"):
+        raise ValueError(f"the name {name!r} begins with a brace, which cannot follow a prefix: leave the brace out")
+    return prefix + _stem(name)
+
+
+def check_slot(name: bytes, prefix: bytes = b"") -> None:
+    """Raise ValueError if the keys of ``name`` would lie in different slots of a cluster."""
+    full = qualified(name, prefix)
+    if hash_tag(_stem(full)) != hash_tag(full):
+        raise ValueError(
+            f"the braces in the name {name!r} break its hash tag: its keys would lie in different slots of the "
+            "cluster; write a whole tag, as in 'orders:{42}', or leave braces out"
+        )
+
+
+def lock_keys(name: bytes, prefix: bytes = b"") -> LockKeys:
     """Return the keys of the lock called ``name``.
 
-    Raises ValueError when the name is empty, longer than 8192 bytes, or has braces that would put its
-    keys into different hash slots.
+    Raises ValueError when the name is empty, or longer than 8192 bytes. In a cluster see `check_slot`.
     """
-    stem = _stem(name)
-    return LockKeys(name, (name, stem + b":queue", stem + b":fence", stem + b":polls"))
+    full = qualified(name, prefix)
+    stem = _stem(full)
+    return LockKeys(name, (full, stem + b":queue", stem + b":fence", stem + b":polls"))
 
 
 def joined_keys(keys: Sequence[Keys]) -> LockKeys | None:
     """Return the keys of several locks for one script, in order; None when they are in different hash slots."""
-    if len({hash_tag(one.name) for one in keys}) != 1:
+    if len({hash_tag(one.all[0]) for one in keys}) != 1:
         return None
     every = tuple(key for one in keys for key in one.all)
     return LockKeys(keys[0].name, every, engine=keys[0].engine)
 
 
-def robust_keys(name: bytes) -> RobustKeys:
+def robust_keys(name: bytes, prefix: bytes = b"") -> RobustKeys:
     """Return the keys of the robust lock called ``name``; raises as `lock_keys`."""
-    return RobustKeys(name, (*lock_keys(name).all, _stem(name) + b":record"))
+    keys = lock_keys(name, prefix)
+    return RobustKeys(name, (*keys.all, record_key(keys)))
 
 
-def gate_keys(name: bytes) -> GateKeys:
+def record_key(keys: LockKeys) -> bytes:
+    """Return the key of the record that a lock has if it is a robust one."""
+    return _stem(keys.all[0]) + b":record"
+
+
+def gate_keys(name: bytes, prefix: bytes = b"") -> GateKeys:
     """Return the key of the gate called ``name``; raises as `lock_keys`."""
-    return GateKeys(name, (_stem(name) + b":gate",))
+    return GateKeys(name, (_stem(qualified(name, prefix)) + b":gate",))
 
 
-def permit_keys(name: bytes, kind: Literal["sem", "rw"]) -> PermitKeys:
+def permit_keys(name: bytes, kind: Literal["sem", "rw"], prefix: bytes = b"") -> PermitKeys:
     """Return the keys of the semaphore ("sem") or read/write lock ("rw") called ``name``; raises as `lock_keys`."""
-    stem = _stem(name) + b":" + kind.encode()
+    stem = _stem(qualified(name, prefix)) + b":" + kind.encode()
     return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
 
 
@@ -276,9 +343,9 @@ def turn_key(key: bytes) -> bytes:
     return _stem(key) + b":turn"
 
 
-def marker_key(key: bytes, unique: bytes) -> bytes:
+def marker_key(key: bytes, unique: bytes, prefix: bytes = b"") -> bytes:
     """Return the key that tells whether one transaction on ``key`` was committed, in the same hash slot."""
-    return _stem(key) + b":commit:" + unique
+    return prefix + _stem(key) + b":commit:" + unique
 
 
 _LEFT_BEHIND = re.compile(rb"(.+?):(?:(sem|rw)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL)
@@ -286,17 +353,23 @@ KEY_ENDINGS = b"[}:]:[fpqrs]*"
 """A pattern of SCAN for the ends of all keys but NAME."""
 
 
-def keys_around(key: bytes) -> Keys | None:
+def keys_around(key: bytes, prefix: bytes = b"") -> Keys | None:
     """Return the keys of the lock, semaphore or read/write lock that ``key`` belongs to.
 
-    None for a key that is none of theirs, and for NAME itself: any string may be a lock.
+    None for a key that is none of theirs, and for NAME itself: any string may be a lock. Names without ``prefix`` are
+    none of theirs either.
     """
     if (found := _LEFT_BEHIND.fullmatch(key)) is None:
         return None
     stem, kind = found[1], found[2]
-    name = stem[1:-1] if stem[:1] == b"{" and stem[-1:] == b"}" else stem[:-1]
+    full = _without_stem(stem)
+    if not full.startswith(prefix):
+        return None
+    name = _without_stem(full.removeprefix(prefix)) if prefix else full
     try:
-        keys: Keys = lock_keys(name) if kind is None else permit_keys(name, "sem" if kind == b"sem" else "rw")
+        keys: Keys = (
+            lock_keys(name, prefix) if kind is None else permit_keys(name, "sem" if kind == b"sem" else "rw", prefix)
+        )
     except ValueError:
         return None
     # Checked: `a` and `{a}` have other keys, and a name may look like a key.
@@ -310,12 +383,10 @@ def _stem(name: bytes) -> bytes:
         raise ValueError(
             f"the name of a lock has at most {MAX_NAME_BYTES} bytes, this one has {len(name)}: {name[:40]!r}…"
         )
-    tag = hash_tag(name)
     # A name with a tag of its own gets one colon more, so that `a` and `{a}` share no key.
-    stem = name + b":" if tag != name else b"{" + name + b"}"
-    if hash_tag(stem) != tag:
-        raise ValueError(
-            f"the braces in the name {name!r} break its hash tag: its keys would lie in different slots; "
-            "write a whole tag, as in 'orders:{42}', or leave braces out"
-        )
-    return stem
+    return name + b":" if hash_tag(name) != name else b"{" + name + b"}"
+
+
+def _without_stem(stem: bytes) -> bytes:
+    """Return the name whose `_stem` this is, if it is one of a name."""
+    return stem[1:-1] if stem[:1] == b"{" and stem[-1:] == b"}" else stem[:-1]

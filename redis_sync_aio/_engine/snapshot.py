@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from .._core.keys import INBOX_PREFIX, SHARING_MARK
+from .._core.keys import SHARING_MARK, inbox_of
 from .._scripts.constants import ASK_AGAIN, FREE_MS
 
 
@@ -57,7 +57,7 @@ def ticket_member(inbox: bytes, number: int, claim_ms: int, token: bytes, weight
     return b"%b|%d|%d|%b" % (inbox, number, claim_ms, token)
 
 
-_SHARER = re.compile(rb":([0-9A-Fa-f]+):(\d+)%b\Z" % SHARING_MARK)
+_SHARER = re.compile(rb"(.*:)([0-9A-Fa-f]+):(\d+)%b" % SHARING_MARK, re.DOTALL)
 
 
 class Sharer(NamedTuple):
@@ -69,8 +69,8 @@ class Sharer(NamedTuple):
     @classmethod
     def of(cls, token: bytes) -> Sharer | None:
         """Return the process that shares the lease of ``token``; None if its lease is not shared."""
-        found = _SHARER.search(token)
-        return None if found is None else cls(INBOX_PREFIX + found[1], int(found[2]))
+        found = _SHARER.fullmatch(token)
+        return None if found is None else cls(inbox_of(found[1], found[2]), int(found[3]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 from .._client.error_replies import error_code
 from .._client.resp import Reply, ReplyError, Words
 from .._core.display import text
-from .._core.keys import Keys, LockKeys, PermitKeys, robust_keys
+from .._core.keys import Keys, LockKeys, PermitKeys, record_key
 from .._engine.watch_dialogue import pairs
 from .._scripts.constants import WRITER_WEIGHT
 from . import problems
@@ -159,19 +159,19 @@ class LockReading(_Reading):
     def __init__(self, keys: LockKeys, shown: int) -> None:
         super().__init__(keys, shown)
         self._fence_key = keys.fence
-        self._record = robust_keys(keys.name).record
+        self._key, self._record = keys.all[0], record_key(keys)
         self._holder: bytes | None = None
         self._left = -2
         self._granted = b""
 
     def first_asked(self, now: int) -> list[Words]:
         """See `Reading`."""
-        return [(b"GET", self.name), (b"PTTL", self.name), (b"GET", self._fence_key), self._queue_asked()]
+        return [(b"GET", self._key), (b"PTTL", self._key), (b"GET", self._fence_key), self._queue_asked()]
 
     def first(self, replies: Replies) -> bool:
         """See `Reading`."""
         held, left, last, queue = replies
-        self._holder, self._left = self._usable(held, self.name), self._usable(left, self.name, -2)
+        self._holder, self._left = self._usable(held, self._key), self._usable(left, self._key, -2)
         if (last := self._usable(last, self._fence_key)) and last[:16].isdigit():
             self._fence, self._granted = int(last[:16]), last[17:]
         self._take_queue(queue)

@@ -57,15 +57,15 @@ class Server:
         self.time = microseconds(_checked(next(replies)))
         return [[next(replies) for _ in commands] for commands in questions]
 
-    async def scan(self, pattern: bytes) -> list[Keys] | None:
+    async def scan(self, pattern: bytes, prefix: bytes) -> list[Keys] | None:
         """Return the names whose keys the next step of a SCAN finds, those of each once; None when it has ended."""
         if self._cursor is None:
             return None
-        match = b"*%b*%b" % (pattern, KEY_ENDINGS)
+        match = b"%b*%b*%b" % (prefix, pattern, KEY_ENDINGS)
         ((reply,),) = await self.ask([[(b"SCAN", self._cursor, b"MATCH", match, b"COUNT", COUNT)]])
         cursor, keys = _checked(reply)
         self._cursor = None if cursor == b"0" else cursor
-        return list(dict.fromkeys(found for key in keys if (found := keys_around(key)) is not None))
+        return list(dict.fromkeys(found for key in keys if (found := keys_around(key, prefix)) is not None))
 
     async def listening(self, channels: Iterable[bytes]) -> dict[bytes, bool]:
         """Return of each channel whether anybody listens; nothing if the user may not ask that."""

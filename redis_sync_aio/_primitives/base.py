@@ -19,7 +19,7 @@ from .._acquire.acquisition import acquire
 from .._acquire.attachment import attach
 from .._acquire.binding import CoordinatorLike
 from .._acquire.hub import Hub
-from .._acquire.implicit import client_of, hub_of
+from .._acquire.implicit import MakeKeys, client_of, hub_of, keys_of
 from .._acquire.request import Request, never_refused
 from .._acquire.resource import Resource
 from .._client.resp import Argument, Reply
@@ -75,7 +75,7 @@ class Primitive(LeaseContext[L]):
         self,
         client: Client | CoordinatorLike,
         name: Name,
-        keys: Callable[[bytes], Keys],
+        keys: MakeKeys[Keys],
         options: LeaseOptions,
     ) -> None:
         super().__init__(options.on_lost)
@@ -83,7 +83,7 @@ class Primitive(LeaseContext[L]):
         one_of(engine, get_args(Engine), "engine")
         self._source = client
         self._client = client_of(client)
-        self._keys = keys(self._encode(name, "name")).by(engine)
+        self._keys = keys_of(client, name, keys).by(engine)
         self._ttl_ms = FOREVER if ttl is None else ttl_ms(ttl)
         self._auto_renew = require_bool(options.auto_renew, "auto_renew")
         self._max_hold = None if max_hold is None else ttl_ms(max_hold, "max_hold") / 1000

@@ -120,7 +120,7 @@ class Majority:
 
     def key(self) -> Hashable:
         """Return what identifies the lock in this process."""
-        return running_loop(), tuple(Same(lock._client) for lock in self.locks), self.locks[0]._keys.name
+        return running_loop(), tuple(Same(lock._client) for lock in self.locks), self.locks[0]._keys.all[0]
 
     async def acquire(self, ttl: Seconds | None, ends: float) -> RedlockGrant | None:
         """Wait for a majority until ``ends`` (local clock); None when others held it for all that time.

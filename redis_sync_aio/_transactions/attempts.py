@@ -118,7 +118,7 @@ class Attempts:
         watched: tuple[bytes, ...] = ()
         first: tuple[Encodables, ...] = ()
         if self._terms.exactly_once:
-            self._marker = marker = CommitMarker(self._client, self._terms.keys[0], self._response_timeout)
+            self._marker = marker = CommitMarker(self._client, keys[0], self._terms.prefix, self._response_timeout)
             watched, first = (marker.key,), (marker.done,)
         return Transaction(
             WatchSession(

@@ -39,10 +39,10 @@ PATIENCE = 20.0
 class CommitMarker:
     """Whether one attempt was committed."""
 
-    def __init__(self, client: Redis, key: bytes, response_timeout: float | None = None) -> None:
+    def __init__(self, client: Redis, key: bytes, prefix: bytes, response_timeout: float | None = None) -> None:
         self._client = client
         self._response_timeout = response_timeout_of(client, response_timeout)
-        self.key = marker_key(key, secrets.token_hex(8).encode())
+        self.key = marker_key(key, secrets.token_hex(8).encode(), prefix)
         self.done: Encodables = self._set(DONE)
 
     def _set(self, value: bytes, *options: str) -> Encodables:

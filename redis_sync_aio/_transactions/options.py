@@ -40,6 +40,8 @@ class TransactionOptions:
     """The checked options of a transaction."""
 
     keys: tuple[bytes, ...]
+    prefix: bytes
+    """The beginning of keys that are written next to the caller's."""
     attempts: int
     deadline: float | None
     backoff: Backoff

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from .._client.resp import Reply, ReplyError
 from .._core.display import text
-from .._core.keys import INBOX_PREFIX, Endpoint
+from .._core.keys import Endpoint, inbox_pattern
 from . import failures
 from .connection import Connection
 
@@ -70,7 +70,7 @@ class Handshake:
         subscribed = connection.ask((b"SUBSCRIBE", self.inbox))
         published = connection.ask((b"PUBLISH", self.inbox, b""))
         _ignored(connection.ask((b"SUBSCRIBE", self.endpoint.presence)))
-        rights = f"SUBSCRIBE and PUBLISH on {text(INBOX_PREFIX)}*"
+        rights = f"SUBSCRIBE and PUBLISH on {text(inbox_pattern(self.inbox))}"
         for answer, what in ((hello, "RESP3 (HELLO 3)"), (subscribed, rights), (published, rights)):
             try:
                 await answer

@@ -65,8 +65,8 @@ def bench(
 async def measure(session: Session, seconds: float, tasks: int) -> Figures:
     """Take all three measurements, one after the other."""
     async with AsyncExitStack() as stack:
-        sync = await stack.enter_async_context(Coordinator(session.client))
-        other = await stack.enter_async_context(Coordinator(session.client))
+        sync = await stack.enter_async_context(Coordinator(session.client, prefix=session.prefix))
+        other = await stack.enter_async_context(Coordinator(session.client, prefix=session.prefix))
         alone = await stack.enter_async_context(_names(session, 1))
         many = await stack.enter_async_context(_names(session, tasks))
         contended = await stack.enter_async_context(_names(session, 1))
@@ -132,7 +132,7 @@ async def _names(session: Session, count: int) -> AsyncIterator[list[str]]:
     finally:
         delete: Callable[..., Awaitable[object]] = session.client.delete
         for name in names:
-            await delete(*lock_keys(name.encode()).all)
+            await delete(*lock_keys(name.encode(), session.prefix.encode()).all)
 
 
 def show(figures: Figures, address: str, console: Console) -> None:

@@ -35,6 +35,8 @@ class Session:
     """Seconds that an answer may take."""
     sentinels: tuple[Redis, ...] = ()
     """A client of each sentinel, for an address with Sentinel."""
+    prefix: str = ""
+    """The prefix of the coordinators that the command is about."""
 
 
 def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options: Any) -> NoReturn:
@@ -108,7 +110,7 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
                 first: Any = cluster.get_primaries()[0]
                 return Redis(host=first.host, port=first.port, retry=retry, **(options | more))
 
-            yield Session(cluster, address, output, node, patience)
+            yield Session(cluster, address, output, node, patience, prefix=shared.prefix)
     elif address.topology == "server":
 
         def server(**more: Any) -> Redis:
@@ -116,7 +118,7 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
 
         async with server() as client:
             await try_to_connect(client)
-            yield Session(client, address, output, server, patience)
+            yield Session(client, address, output, server, patience, prefix=shared.prefix)
     else:
         own = {"username": shared.sentinel_username, "password": shared.sentinel_password, "ssl": address.tls}
         kept = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_", "protocol"))}
@@ -131,7 +133,7 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
         try:
             async with primary() as client:
                 await try_to_connect(client)
-                yield Session(client, address, output, primary, patience, tuple(sentinel.sentinels))
+                yield Session(client, address, output, primary, patience, tuple(sentinel.sentinels), shared.prefix)
         finally:
             for one in sentinel.sentinels:
                 await one.aclose()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from .._client.address import Address, BadAddress, parse_address
+from .._core.keys import checked_prefix
 from ._failures import USAGE, Failure
 from ._output import Output, keep_secret
 
@@ -38,6 +39,7 @@ class Shared:
     json: bool
     no_color: bool
     debug: bool
+    prefix: str = ""
 
     def address(self) -> Address:
         """Return where to connect to; Failure if the address and the TLS options make no sense."""
@@ -61,6 +63,14 @@ def not_empty(name: str) -> str:
     if not name:
         raise typer.BadParameter("it is empty")
     return name
+
+
+def _checked_prefix(value: str) -> str:
+    try:
+        checked_prefix(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
 
 
 def _no_color(value: bool) -> bool:
@@ -97,6 +107,8 @@ def _options(
         help="Print no colours; so does NO_COLOR.")] = False,
     debug: Annotated[bool, typer.Option("--debug", rich_help_panel=OUTPUT,
         help="Print the traceback of an error.")] = False,
+    prefix: Annotated[str, typer.Option(callback=_checked_prefix, metavar="PREFIX", show_default=False,
+        rich_help_panel=CONNECTION, help="That of the coordinators, as in app1: or none.")] = "",
 ) -> None:  # fmt: skip
     """Declare the options; their names are the fields of `Shared`."""
 

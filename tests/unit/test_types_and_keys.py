@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from redis_sync_aio import AsyncLock
+from redis_sync_aio import AsyncLock, Coordinator
 from redis_sync_aio._client.settings import encode
 from redis_sync_aio._core.arguments import MAX_TTL_MS, positive_seconds, require_bool, seconds, timeout_seconds, ttl_ms
 from redis_sync_aio._core.display import text
@@ -24,8 +24,10 @@ from redis_sync_aio._core.keys import (
     MAX_NAME_BYTES,
     Engine,
     Keys,
+    check_slot,
     gate_keys,
     hash_tag,
+    keys_around,
     lock_keys,
     permit_keys,
     robust_keys,
@@ -147,15 +149,13 @@ ACCEPTED: tuple[bytes, ...] = (
     b"\xc3", "schl\u00fcssel".encode(), b"|", b"a:queue", b"{a}:queue", b"%s", b"{a\xff}", b"{ }", b"{a{b}",
     b"x" * MAX_NAME_BYTES,
 )  # fmt: skip
-REFUSED: tuple[bytes, ...] = (
-    b"", b"{}", b"}", b"a}{b", b"a}b", b"{}a", b"a{}b", b"{}{a}", b"x" * (MAX_NAME_BYTES + 1), b"x" * (1 << 20),
-    b"}" * 9000, b"{}}",
-)  # fmt: skip
+REFUSED: tuple[bytes, ...] = (b"", b"x" * (MAX_NAME_BYTES + 1), b"x" * (1 << 20), b"}" * 9000)
+NOT_IN_A_CLUSTER: tuple[bytes, ...] = (b"{}", b"}", b"a}{b", b"a}b", b"{}a", b"a{}b", b"{}{a}", b"{}}", b"a}")
 EITHER: tuple[bytes, ...] = (b"{", b"a{", b"a{b", b"{{", b"{{}", b"{{}}", b"{a}" * 9000)
 
 
 def assert_one_slot(name: bytes) -> None:
-    """The one promise about an accepted name: its keys are different, and lie in NAME's own slot."""
+    """The one promise about a name that a cluster accepts: its keys are different, and lie in NAME's own slot."""
     keys = lock_keys(name)
     assert keys.all == (keys.name, keys.queue, keys.fence, keys.polls)
     assert keys.name == name, "P11: the holder's key is NAME itself"
@@ -169,15 +169,29 @@ def test_e1_the_keys_of_a_name_share_its_slot(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED, ids=shown)
-def test_e1_a_name_that_would_break_its_hash_tag_is_refused(name: bytes) -> None:
+def test_e1_an_empty_or_endless_name_is_refused(name: bytes) -> None:
     with pytest.raises(ValueError, match="name") as caught:
         lock_keys(name)
     assert len(str(caught.value)) < 400 + len(repr(name[:MAX_NAME_BYTES])), "a message, not a dump"
 
 
+@pytest.mark.parametrize("name", NOT_IN_A_CLUSTER, ids=shown)
+def test_e1_a_name_that_breaks_its_hash_tag_is_refused_where_there_are_slots(name: bytes) -> None:
+    """Its keys are fine elsewhere, and behind a prefix, where the name stands in braces if it can."""
+    with pytest.raises(ValueError, match="braces in the name"):
+        check_slot(name)
+    assert len(set(lock_keys(name).all)) == 4
+    if name.startswith(b"}"):
+        with pytest.raises(ValueError, match="begins with a brace"):
+            lock_keys(name, b"app:")
+    else:
+        check_slot(name, b"app:")
+
+
 @pytest.mark.parametrize("name", EITHER, ids=shown)
 def test_e1_odd_names_are_refused_or_share_their_slot(name: bytes) -> None:
     try:
+        check_slot(name)
         assert_one_slot(name)
     except ValueError:
         pass
@@ -186,7 +200,7 @@ def test_e1_odd_names_are_refused_or_share_their_slot(name: bytes) -> None:
 @given(st.binary(min_size=1) | st.lists(st.sampled_from([b"{", b"}", b"a", b":", b"\xff"]), min_size=1).map(b"".join))
 def test_e1_every_accepted_name_shares_its_slot(name: bytes) -> None:
     try:
-        lock_keys(name)
+        check_slot(name)
     except ValueError:
         return
     assert_one_slot(name)
@@ -198,7 +212,7 @@ def test_e1_all_names_of_braces_up_to_6_characters() -> None:
         for characters in product((b"{", b"}", b"a"), repeat=length):
             name = b"".join(characters)
             try:
-                lock_keys(name)
+                check_slot(name)
             except ValueError:
                 continue
             assert_one_slot(name)
@@ -222,18 +236,39 @@ def test_p1_different_names_share_no_key(one: bytes, other: bytes) -> None:
     assert not set(lock_keys(one).all) & set(lock_keys(other).all)
 
 
-def test_p1_no_two_names_of_braces_up_to_5_characters_share_a_key() -> None:
+@pytest.mark.parametrize("prefix", [b"", b"app:", b"a:"])
+def test_p1_no_two_names_of_braces_up_to_5_characters_share_a_key(prefix: bytes) -> None:
+    """With a prefix, all their keys begin with it, and lie in one slot; and the search finds each name again."""
     owners: dict[bytes, bytes] = {}
     shared: list[tuple[bytes, bytes]] = []
     for length in range(1, 6):
         for characters in product((b"{", b"}", b"a"), repeat=length):
             name = b"".join(characters)
-            try:
-                keys = lock_keys(name).all
-            except ValueError:
-                continue
+            if prefix and name.startswith(b"}"):
+                continue  # refused
+            keys = lock_keys(name, prefix).all
+            if prefix:
+                assert all(key.startswith(prefix) for key in keys)
+                assert len({key_slot(key) for key in keys}) == 1
+            for one in (lock_keys(name, prefix), permit_keys(name, "sem", prefix), permit_keys(name, "rw", prefix)):
+                assert keys_around(one.all[2], prefix) == one
             shared += [(owners[key], name) for key in keys if owners.setdefault(key, name) != name]
     assert not shared, shared[:5]
+
+
+NO_PREFIX = ["app1", "app1.", "{a}:", "a*:", "a b:", "caf\u00e9:", "a|b:", "x" * 64 + ":", "[a]:", "a:\n"]
+
+
+@pytest.mark.parametrize("prefix", NO_PREFIX, ids=ascii)
+async def test_a_prefix_that_rights_and_patterns_could_misread_is_refused(prefix: str) -> None:
+    with pytest.raises(ValueError, match="prefix must consist of"):
+        Coordinator(Redis(), prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", [b"app1:", None, 1])
+async def test_a_prefix_is_text(prefix: Any) -> None:
+    with pytest.raises(TypeError, match="prefix must be a str"):
+        Coordinator(Redis(), prefix=prefix)
 
 
 # -- names and identities of a client --------------------------------------------------------------------

@@ -3,6 +3,6 @@
 local function notify_contended(holder, anyway)
   local inbox, id = sharer(holder)
   if inbox and (anyway or redis.call('ZCARD', QUEUE) > 0) then
-    publish('INBOX_PREFIX' .. inbox, id .. ' CONTENDED ' .. digits .. ' 0')
+    publish(inbox, id .. ' CONTENDED ' .. digits .. ' 0')
   end
 end

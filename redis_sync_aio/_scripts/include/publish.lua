@@ -4,7 +4,7 @@
 -- take a message for a grant although nobody listens here. So it gets ASK_AGAIN, which
 -- redirects it.
 local function publish(inbox, message)
-  if string.find(inbox, 'CLUSTER_MARK', 5, true) then
+  if string.find(inbox, 'CLUSTER_MARK%x+$') then
     local here = redis.pcall('PUBSUB', 'NUMSUB', inbox)
     if here.err then return here end
     if here[2] == 0 then

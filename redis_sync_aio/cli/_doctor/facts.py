@@ -82,6 +82,8 @@ class Rights:
     """Why no message of a channel arrives."""
     listeners: int = 1
     """How many connections got a message of a channel that only this program knows."""
+    prefix: str = ""
+    """The prefix of the channels."""
 
 
 @dataclass(frozen=True, slots=True)

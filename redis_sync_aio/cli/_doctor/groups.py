@@ -100,7 +100,8 @@ def push(found: Rights) -> Finding:
         fix = "connect without the proxy, or to a server from version 6 on"
         return Finding("push", "warn", f"RESP3 (HELLO 3) is refused: {found.resp3.why}", meaning, fix)
     if found.push is not None:
-        fix = f"allow +subscribe +publish and the channels &{INBOX_PREFIX.decode()}* (docs/servers.md, Rights)"
+        channels = f"{found.prefix}{INBOX_PREFIX.decode()}*"
+        fix = f"allow +subscribe +publish and the channels &{channels} (docs/servers.md, Rights)"
         return Finding("push", "warn", f"messages cannot be pushed: {found.push.why}", meaning, fix)
     if found.listeners > 1:
         what = f"{found.listeners - 1} other clients receive the messages of every channel"

@@ -48,7 +48,7 @@ async def rights_of(session: Session, ask: Ask) -> Rights:
     user = "" if isinstance(user, Refused) else str(user)
     missing: list[str] | None = await _missing(user, ask) if user else None
     resp3, push, listeners = await _push(session, ask)
-    return Rights(user, scripts, missing is not None, missing or [], resp3, push, listeners)
+    return Rights(user, scripts, missing is not None, missing or [], resp3, push, listeners, session.prefix)
 
 
 async def _missing(user: str, ask: Ask) -> list[str] | None:
@@ -65,7 +65,7 @@ async def _missing(user: str, ask: Ask) -> list[str] | None:
 
 async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | None, int]:
     """Subscribe to a channel of our own, publish there, and count who gets it, as the link of locks does."""
-    channel = (INBOX_PREFIX + secrets.token_hex(8).encode()).decode()
+    channel = session.prefix + (INBOX_PREFIX + secrets.token_hex(8).encode()).decode()
     async with session.another_client(protocol=3) as client:
         try:
             await try_to_connect(client)

@@ -50,7 +50,7 @@ def ls(
 
 async def list_names(session: Session, pattern: str, limit: int, idle: bool) -> int:
     """Print the names that match."""
-    found = await inspect(session.client, pattern, limit=limit + 1, shown=10, idle=idle)
+    found = await inspect(session.client, pattern, limit=limit + 1, shown=10, idle=idle, prefix=session.prefix)
     views, more = found[:limit], len(found) > limit
     value: dict[str, Any] = {"names": words.each_json(views), "more": more}
     session.output.show(value, lambda console: show(console, views, more))

@@ -79,7 +79,7 @@ def release(
 async def release_name(session: Session, name: str, kind: str | None, choice: Choice, yes: bool) -> int:
     """Find the holders that are meant, ask, and end their leases."""
     choice.check()
-    found = await inspect(session.client, escape(name), shown=MOST)
+    found = await inspect(session.client, escape(name), shown=MOST, prefix=session.prefix)
     views = [it for it in found if it.holders and kind in (None, it.kind, "lock" if it.kind == "robust" else it.kind)]
     if not views:
         return report(session, name, [], f"nobody holds {words.plain(name)!r}")
@@ -139,7 +139,7 @@ def announced(view: NameView, meant: Sequence[HolderView]) -> list[str]:
 async def end(session: Session, view: NameView, meant: Sequence[HolderView], force: bool) -> list[HolderView]:
     """End the leases; return those that were held until now."""
     ended = []
-    async with Coordinator(session.client, push="never") as sync:
+    async with Coordinator(session.client, prefix=session.prefix, push="never") as sync:
         if force and view.kind in ("lock", "robust"):
             return list(meant) if await AsyncLock(sync, view.name).force_release() else []
         lock = _primitive(sync, view.kind, view.name)

@@ -36,7 +36,7 @@ def show(
 
 async def show_name(session: Session, name: str, shown: int) -> int:
     """Print what stands under a name."""
-    views = await inspect(session.client, escape(name), shown=shown, idle=True)
+    views = await inspect(session.client, escape(name), shown=shown, idle=True, prefix=session.prefix)
     session.output.show({"names": words.each_json(views)}, lambda console: print_all(console, name, views))
     return 0 if views else 1
 

@@ -75,7 +75,7 @@ async def sample(
     loop, first = asyncio.get_running_loop(), True
     while True:
         try:
-            views = await inspect(session.client, pattern, limit=limit)
+            views = await inspect(session.client, pattern, limit=limit, prefix=session.prefix)
         except SyncError as error:
             if first:
                 raise

@@ -52,7 +52,7 @@ async def follow(session: Session, pattern: str, interval: float) -> int:
     while True:
         started = loop.time()
         try:
-            now = keyed(await inspect(session.client, pattern, limit=MOST))
+            now = keyed(await inspect(session.client, pattern, limit=MOST, prefix=session.prefix))
         except SyncError as error:
             if not looked_once:
                 raise

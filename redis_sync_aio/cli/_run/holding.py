@@ -102,7 +102,7 @@ class Holding:
 
     async def _hold(self) -> int:
         began = monotonic()
-        async with Coordinator(self.session.client) as sync:
+        async with Coordinator(self.session.client, prefix=self.session.prefix) as sync:
             try:
                 lease = await self._acquire(sync)
             except LimitMismatch as error:
