@@ -24,6 +24,7 @@ Push: TypeAlias = Literal["auto", "always", "never"]
 class CoordinatorOptions(TypedDict, total=False):
     """The options of a `Coordinator`, as keywords."""
 
+    prefix: str
     push: Push
     claim: Seconds
     burst: int
