@@ -39,6 +39,7 @@ from ._faults import (
 )
 from ._fixtures import Fixtures, Scope, Server, make_fixtures
 from ._idle import assert_idle
+from ._losses import freeze_renewals, lose, steal
 from ._proxy import FaultProxy, Match, Upstream
 from ._resp import Frame, Predicate, anything, arg, command, script
 from ._sentinel import SentinelTopology
@@ -80,6 +81,9 @@ __all__ = [
     "command",
     "delay",
     "delay_reply",
+    "freeze_renewals",
+    "lose",
     "make_fixtures",
     "script",
+    "steal",
 ]

@@ -1,0 +1,173 @@
+"""Losses on demand: each reason for which a lease is lost, without waiting for its ttl."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, cast, get_args
+
+from .._acquire.binding import CoordinatorLike
+from .._acquire.closing import living
+from .._acquire.hub import Hub
+from .._acquire.implicit import client_of, hub_of
+from .._client.settings import Client
+from .._core.arguments import Name, Seconds, ttl_ms
+from .._core.keys import PermitKeys
+from .._engine.commands import Commands, Delivery
+from .._leases.grant import Grant
+from .._leases.lease import Lease, grant_of
+from .._leases.manager import GrantManager
+from .._leases.terms import HELD
+from .._transport.call import Call
+from ..errors import LeaseLost, LossReason
+from ..lock import AsyncLock
+
+
+async def lose(lease: Lease, reason: LossReason = "taken") -> None:
+    """Let ``lease`` be lost for ``reason``, now; return when it is. What `LeaseLost` says of the reason holds.
+
+    - "expired": it is released at the server behind the back of its holder, who is then asked to renew it.
+    - "taken": another token is put under the key of the lock, for a minute; then the holder is asked to renew it.
+    - "unreachable", "late": its holder takes it for lost, and the server hands it on, as after its ttl.
+    - "closed": it is given up as if its coordinator was closed, which goes on.
+    - "released": another task releases it while its body runs.
+
+    A lease that stands on others (multi-lock, reentrant lock, Redlock) is lost with as many of them as it takes. If the
+    body of the lease calls this itself, it is cancelled at its next ``await``, perhaps in here.
+
+    Raises:
+        ValueError: no such reason; permits are never "taken"; there is no body for "released".
+        LeaseLost, NotHeld: it is not held any more.
+
+    Example:
+        lease = await sync.lock("orders:42").acquire()
+        await lose(lease, "taken")
+        with pytest.raises(LeaseLost):
+            lease.check()
+    """
+    if reason not in get_args(LossReason):
+        raise ValueError(f"reason is one of {', '.join(get_args(LossReason))}; not {reason!r}")
+    grant = grant_of(lease)
+    grant.check()
+    if reason == "released":
+        if grant.body is None:
+            raise ValueError("reason 'released' is for a lease with a running body: enter it by `async with`")
+        await asyncio.create_task(lease.release(), name="redis_sync_aio testing loss")
+        return
+    for part in _parts(grant):
+        if not grant.is_lost() and part.state is HELD:
+            await _lose(part, reason)
+
+
+async def steal(source: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 60.0) -> str:
+    """Take a lock by force, as another client that disregards it; return the token that holds it now.
+
+    Whoever held it loses it: holders in this event loop have noticed when this returns (reason "taken"), others
+    at their next renewal. Waiters go on waiting. ``await lock.release(identity=token)`` gives it to the next of them.
+
+    Args:
+        source: an asyncio client or a `Coordinator`, on the server of the lock.
+        name: of a lock; semaphores and read/write locks have other keys.
+        ttl: seconds (or timedelta) for which it is taken.
+    """
+    key, token = AsyncLock(source, name)._keys.all[0], f"stolen:{secrets.token_hex(8)}"
+    await _put(client_of(source), key, token, ttl_ms(ttl))
+    for hub in _hubs_here():
+        for grant in [it for it in hub.all_leases() if it.keys.all[0] == key]:
+            await _notice(grant, "taken")
+    return token
+
+
+@contextmanager
+def freeze_renewals(source: Client | CoordinatorLike) -> Iterator[None]:
+    """Send no renewals in the ``with`` block, so that leases end with their ttl (reason "expired").
+
+    ``source``: a `Coordinator`, or a client, whose implicit coordinator is meant. `Lease.extend` still works. At the
+    end of the block what is still held is renewed. Raises RuntimeError if renewals are frozen already.
+
+    Example:
+        with freeze_renewals(sync):
+            lease = await sync.lock("orders:42", ttl=0.5).acquire()
+            await lease.lost.wait()
+    """
+    hub = hub_of(source)
+    renewals: Any = hub.manager.renewals
+    if "renew_if_due" in vars(renewals):
+        raise RuntimeError("the renewals of this coordinator are frozen already")
+
+    def put_off(grant: Grant) -> None:
+        grant.renew_at = grant.deadline
+
+    renewals.renew_if_due = put_off
+    try:
+        yield
+    finally:
+        del renewals.renew_if_due
+        for grant in list(hub.all_leases()):
+            if grant.state is HELD and grant.ttl_ms and not grant.renewing:
+                renewals.renew_if_due(grant)
+                hub.manager.keep(grant)
+
+
+def _hubs_here() -> list[Hub]:
+    loop = asyncio.get_running_loop()
+    hubs = [cast("Hub", closing._hub) for closing in list(living)]
+    return [hub for hub in hubs if hub.loop is loop and hub.why_closed is None and not hub.forked]
+
+
+def _parts(grant: Grant) -> Iterator[Grant]:
+    """Iterate over the grants of the server that ``grant`` stands on."""
+    for member in grant.manager.members_of(grant):
+        if member.permit is grant:
+            yield grant
+        elif isinstance(member.permit.manager, GrantManager):
+            yield member.permit
+        else:
+            yield from _parts(member)
+
+
+async def _lose(grant: Grant, reason: LossReason) -> None:
+    manager = cast("GrantManager", grant.manager)
+    if reason == "taken":
+        if isinstance(grant.keys, PermitKeys):
+            raise ValueError("permits are never 'taken': others get permits of their own. Use reason 'expired'")
+        await _put(manager.client, grant.keys.all[0], f"stolen:{secrets.token_hex(8)}", 60_000)
+        await _notice(grant, "taken")
+    elif reason == "expired":
+        await _free(grant)
+        await _notice(grant, "expired")
+    elif reason == "closed":
+        grant.interrupted = True
+        manager.release(grant)
+        grant.lose("closed")
+    else:
+        grant.interrupted = True
+        grant.lose(reason)
+        await _free(grant)
+
+
+async def _put(client: Client, key: bytes, token: str, milliseconds: int) -> None:
+    await client.set(key, token, px=milliseconds)
+
+
+async def _free(grant: Grant) -> None:
+    """Release a grant at the server."""
+    manager = cast("GrantManager", grant.manager)
+
+    def send(commands: Commands, delivery: Delivery) -> Call:
+        return commands.release(grant.keys, grant.wire_token, delivery, release_args=grant.release_args())
+
+    await manager.ask(grant, send, lambda call: call.error)
+
+
+async def _notice(grant: Grant, reason: LossReason) -> None:
+    """Let the holder learn from the server that a grant is gone."""
+    if grant.state is not HELD:
+        return
+    if grant.ttl_ms:
+        with suppress(LeaseLost):
+            await grant.manager.extend(grant, grant.ttl_ms)
+    else:  # it has no end, and so no renewals
+        grant.lose(reason)

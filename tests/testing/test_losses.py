@@ -1,0 +1,166 @@
+"""`lose`, `steal`, `freeze_renewals`, `assert_idle`: through the public API, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, cast, get_args
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AsyncLock, AsyncRedlock, AsyncRobustLock, Coordinator, Lease, LeaseLost, NotHeld, wait_until
+from redis_sync_aio.errors import LossReason
+from redis_sync_aio.testing import IndependentServers, assert_idle, freeze_renewals, lose, steal
+
+from ..support.body import FAST, waits
+
+REASONS = cast("tuple[LossReason, ...]", get_args(LossReason))
+KINDS = ("lock", "endless", "shared", "semaphore", "reader", "multi", "reentrant", "robust")
+
+
+def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[Lease]:
+    options: dict[str, Callable[[], Any]] = {
+        "lock": lambda: sync.lock("x").hold(),
+        "endless": lambda: sync.lock("x", ttl=None).hold(),
+        "shared": lambda: sync.lock("x", share=True).hold(),
+        "semaphore": lambda: sync.semaphore("x", limit=2).hold(),
+        "reader": lambda: sync.read_write_lock("x").read().hold(),
+        "multi": lambda: sync.multi_lock(["x", "y"]).hold(),
+        "reentrant": lambda: sync.reentrant_lock("x").hold(),
+        "robust": lambda: AsyncRobustLock(sync, "x").hold(),
+    }
+    return cast("AbstractAsyncContextManager[Lease]", options[kind]())
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_kind_of_lease_can_be_lost_for_each_reason(
+    sync: Coordinator, other: Coordinator, kind: str, reason: LossReason
+) -> None:
+    """The body is cancelled and LeaseLost says the reason; nothing of the holder is left on the server."""
+    held: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+
+    async def body() -> None:
+        async with hold(sync, kind) as lease:
+            held.set_result(lease)
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(body())
+    lease = await held
+    if reason == "taken" and kind in ("semaphore", "reader"):
+        with pytest.raises(ValueError, match="never 'taken'"):
+            await lose(lease, reason)
+        reason = "expired"
+    await lose(lease, reason)
+    async with asyncio.timeout(60):
+        with pytest.raises(LeaseLost) as caught:
+            await task
+    assert caught.value.reason == reason
+    if reason != "taken":
+        await assert_idle(other, within=60)
+
+
+async def test_what_is_lost_goes_to_the_next_waiter(sync: Coordinator, other: Coordinator) -> None:
+    for reason in ("expired", "unreachable", "late", "closed"):
+        lease = await sync.lock("x").acquire()
+        waiting = asyncio.create_task(other.lock("x").acquire())
+        await wait_until(waits(sync.lock("x")), FAST, timeout=60)
+        await lose(lease, reason)
+        async with asyncio.timeout(60):
+            granted = await waiting
+        assert granted.fence > lease.fence
+        await granted.release()
+
+
+async def test_a_redlock_is_lost_with_its_majority() -> None:
+    async with IndependentServers(3) as group:
+        clients = group.clients()
+        lease = await AsyncRedlock(clients, "x").acquire()
+        await lose(lease, "expired")
+        assert lease.lost.is_set()
+        for client in clients:
+            await client.aclose()
+
+
+async def test_what_cannot_be_lost_is_refused(sync: Coordinator) -> None:
+    lease = await sync.lock("x").acquire()
+    with pytest.raises(ValueError, match="reason is one of"):
+        await lose(lease, "bad luck")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="running body"):
+        await lose(lease, "released")
+    await lease.release()
+    with pytest.raises(NotHeld):
+        await lose(lease, "taken")
+
+
+async def test_a_stolen_lock_is_lost_and_can_be_given_to_the_next_waiter(sync: Coordinator, other: Coordinator) -> None:
+    lock = sync.lock("x")
+    lease = await lock.acquire()
+    token = await steal(other, "x")
+    assert lease.lost.is_set()
+    with pytest.raises(LeaseLost, match="another token"):
+        lease.check()
+    waiting = asyncio.create_task(lock.acquire())
+    await wait_until(waits(lock), FAST, timeout=60)
+    assert (await lock.statistics()).holder == token
+    await other.lock("x").release(identity=token)
+    async with asyncio.timeout(60):
+        await (await waiting).release()
+
+
+async def test_frozen_renewals_let_leases_end_with_their_ttl(sync: Coordinator) -> None:
+    longer = await sync.lock("longer", ttl=60).acquire()
+    with freeze_renewals(sync):
+        lease = await sync.lock("x", ttl=0.3).acquire()
+        with pytest.raises(RuntimeError, match="frozen already"), freeze_renewals(sync):
+            pass
+        async with asyncio.timeout(60):
+            await lease.lost.wait()
+        with pytest.raises(LeaseLost) as caught:
+            lease.check()
+        assert caught.value.reason in ("expired", "late")  # late: this process stood still meanwhile
+    longer.check()
+    await longer.release()
+    again = await sync.lock("x", ttl=60).acquire()
+    await again.extend(30)
+    before = again.remaining()
+    with freeze_renewals(sync):
+        pass
+
+    async def renewed() -> bool:  # at the end of the block, by the ttl
+        return again.remaining() > before - 1
+
+    await wait_until(renewed, FAST, timeout=60)
+    await again.release()
+
+
+async def test_a_client_is_idle_when_nothing_is_left(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
+    """The error lists leases, waiting tasks, coordinators and connections, and what others hold on the server."""
+    await assert_idle(sync)
+    lease = await sync.lock("mine").acquire()
+    waiting = asyncio.create_task(AsyncLock(redis, "mine").acquire(), name="a waiter")
+    await wait_until(waits(sync.lock("mine")), FAST, timeout=60)
+    theirs = await other.semaphore("theirs", limit=2).acquire()
+    subscription = redis.pubsub()
+    await subscription.subscribe("channel")
+    with pytest.raises(AssertionError) as caught:
+        await assert_idle(redis, within=0.01)
+    said = str(caught.value)
+    for words in (
+        "lock 'mine' is held by task",
+        "lock 'mine' is waited for by task 'a waiter'",
+        "was not closed",
+        "1 connections of the client's pool",
+        "at the server: lock 'mine', held by",
+        "at the server: semaphore 'theirs', held by",
+    ):
+        assert words in said, said
+    await subscription.aclose()  # type: ignore[no-untyped-call]
+    await theirs.release()
+    await lease.release()
+    await (await waiting).release()
+    await assert_idle(sync, within=60)
+    await sync.close()
+    await assert_idle(redis, within=60)
