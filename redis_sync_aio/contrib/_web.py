@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypedDict, TypeVar, cast
 from uuid import UUID
+from weakref import WeakSet
 
 import anyio
 
@@ -44,6 +45,20 @@ NOT_SERVED: tuple[type[Exception], ...] = (AcquireTimeout, Unreachable, Coordina
 def seconds_until_free(busy: AcquireTimeout) -> str:
     """Return the value of Retry-After: whole seconds until the holder's lease ends unless it is renewed."""
     return str(max(1, math.ceil(busy.remaining or 0)))
+
+
+_busy: WeakSet[AcquireTimeout] = WeakSet()
+
+
+def remember_busy(error: AcquireTimeout) -> None:
+    """Remember the error of a lease that a handler asked for, as opposed to those of locks inside the handler."""
+    if error.answered:
+        _busy.add(error)
+
+
+def is_busy(error: AcquireTimeout) -> bool:
+    """Return whether others hold what the handler itself asked for."""
+    return error in _busy
 
 
 # -- what an application has -------------------------------------------------------------------------------

@@ -124,8 +124,7 @@ class _LeaseDependency:
         try:
             lease = await self._entered(hold, connection_)
         except AcquireTimeout as error:
-            if error.answered:
-                connection_.scope[_BUSY] = error
+            _web.remember_busy(error)
             raise
         async with AsyncExitStack() as stack:
             stack.push_async_exit(hold)
@@ -165,10 +164,6 @@ class _LeaseDependency:
         if lease is None:
             raise HTTPException(_web.GONE, _web.GONE_TEXT)
         return lease
-
-
-_BUSY = "redis_sync_aio.busy"
-"""The key, in the scope of a request, of the error of its own lease, as opposed to those of locks in the endpoint."""
 
 
 def _callable(value: object, field: str) -> Callable[..., object]:
@@ -280,7 +275,7 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
 
 async def _answer(connection: Request | WebSocket, error: Exception) -> Response | None:
     """Answer an error of a request."""
-    if isinstance(error, AcquireTimeout) and connection.scope.get(_BUSY) is error:
+    if isinstance(error, AcquireTimeout) and _web.is_busy(error):
         status, text, after = _web.LOCKED, _web.BUSY_TEXT, _web.seconds_until_free(error)
     else:
         method = connection.scope.get("method", "WEBSOCKET")

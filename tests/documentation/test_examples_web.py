@@ -15,7 +15,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from fastapi import FastAPI
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncLock, Coordinator, wait_until
+from redis_sync_aio import AsyncLock, Coordinator, Lease, wait_until
+from redis_sync_aio.contrib.aiohttp import SYNC
+from redis_sync_aio.contrib.aiohttp import hold_lock as hold_lock_of_aiohttp
 from redis_sync_aio.contrib.fastapi import hold_lock
 from redis_sync_aio.embedded import EmbeddedServer
 
@@ -275,7 +277,7 @@ async def test_aiohttp_busy_account_is_423_with_retry_after(
         async with lock, client.post("/accounts/ann/deposits?cents=7") as answer:
             assert answer.status == 423
             assert answer.headers["Retry-After"] in ("6", "7")
-            assert await answer.json() == {"detail": "this account is being changed"}
+            assert await answer.json() == {"detail": "other requests are at work on this: try again later"}
             assert (await lock.statistics()).waiters == 0
         async with client.post("/accounts/ann/deposits?cents=7") as answer:
             assert answer.status == 200
@@ -354,11 +356,11 @@ async def test_aiohttp_a_server_that_hangs_is_503(
 async def test_aiohttp_an_inner_lock_that_is_busy_is_not_taken_for_the_account(
     server: EmbeddedServer, redis: Redis, rival: Coordinator
 ) -> None:
-    async def handler(request: web.Request, lease: object) -> web.Response:
-        async with request.app[aiohttp_service.SYNC].lock("inner").hold(timeout=0):
+    async def handler(request: web.Request, lease: Lease) -> web.Response:
+        async with request.app[SYNC].lock("inner").hold(timeout=0):
             raise AssertionError
 
     app = aiohttp_service.create_app(server.url)
-    app.router.add_post("/inner/{account}", aiohttp_service.with_account_lease(handler))
+    app.router.add_post("/inner/{account}", hold_lock_of_aiohttp("lock:{account}", timeout=0)(handler))
     async with served(app) as client, rival.lock("inner"), client.post("/inner/ann") as answer:
         assert (answer.status, await answer.json()) == (503, UNAVAILABLE)

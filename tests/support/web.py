@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from aiohttp import web
 
 from redis_sync_aio import AsyncLock, AsyncSemaphore, wait_until
 
@@ -99,3 +100,17 @@ async def free(lock: AsyncLock) -> None:
         return found.holder is None and not found.waiters
 
     await wait_until(reached, FAST, timeout=LONG)
+
+
+@asynccontextmanager
+async def aiohttp_of(app: web.Application, *, handler_cancellation: bool = False) -> AsyncIterator[int]:
+    """Serve an application of aiohttp, and yield its port."""
+    runner = web.AppRunner(app, handler_cancellation=handler_cancellation, shutdown_timeout=LONG)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        [(_, port)] = runner.addresses
+        yield port
+    finally:
+        await runner.cleanup()
