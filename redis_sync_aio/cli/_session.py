@@ -37,6 +37,10 @@ class Session:
     """A client of each sentinel, for an address with Sentinel."""
     prefix: str = ""
     """The prefix of the coordinators that the command is about."""
+    server_at: Callable[[str, int], Redis] | None = None
+    """Makes a client of any server of that service, by its address."""
+    sentinel_at: Callable[[str, int], Redis] | None = None
+    """Makes a client of any sentinel, by its address."""
 
 
 def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options: Any) -> NoReturn:
@@ -130,10 +134,19 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
             made: Redis = sentinel.master_for(address.service, **(options | more))
             return made
 
+        def server_at(host: str, port: int) -> Redis:
+            return Redis(host=host, port=port, **options)
+
+        def sentinel_at(host: str, port: int) -> Redis:
+            return Redis(host=host, port=port, **kept)
+
         try:
             async with primary() as client:
                 await try_to_connect(client)
-                yield Session(client, address, output, primary, patience, tuple(sentinel.sentinels), shared.prefix)
+                watching = tuple(sentinel.sentinels)
+                yield Session(
+                    client, address, output, primary, patience, watching, shared.prefix, server_at, sentinel_at
+                )
         finally:
             for one in sentinel.sentinels:
                 await one.aclose()

@@ -14,33 +14,12 @@ from redis_sync_aio import Backoff, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import EVEN, SHARDS, SLOTS, cluster
+from ..support.doctor import CODES, examine, levels, told
 from ..support.programs import ROOT, command, printed_json, terminal
 from ..support.proxy import ERROR, FaultProxy
-from ..support.sentinels import GROUP, Group, sentinels
 
 SOON = Backoff(initial=0.01, cap=0.05)
-CODES = {"warn": 1, "bad": 2}
 SECRET = "correct-horse"
-
-
-def examine(url: str, *words: str, **env: str) -> list[dict[str, Any]]:
-    """Return all findings."""
-    found: list[dict[str, Any]] = printed_json("doctor", "--url", url, *words, expect=(0, 1, 2), **env)["findings"]
-    return found
-
-
-def told(url: str, level: str, check: str, *words: str, **env: str) -> str:
-    """Return what the doctor found of ``check``: one finding, of that level, with its meaning and a remedy."""
-    report = printed_json("doctor", "--url", url, *words, expect=(CODES[level], 2), **env)
-    found = [one for one in report["findings"] if one["check"] == check and one["level"] == level]
-    assert found, report
-    assert found[0]["meaning"].endswith(".")
-    assert found[0]["fix"]
-    return str(found[0]["found"])
-
-
-def levels(found: list[dict[str, Any]]) -> dict[str, str]:
-    return {one["check"]: one["level"] for one in found}
 
 
 async def off_the_loop(url: str, level: str, check: str, *words: str, **env: str) -> str:
@@ -200,13 +179,27 @@ async def test_rights() -> None:
         assert told(server.url, "warn", "push", **env).startswith("messages cannot be pushed: ")
 
 
+async def test_keys() -> None:
+    """Names without the keys around them are no use; those that have them are named."""
+    rights = ("&*", "+@all")
+    with EmbeddedServer(port=0) as server:
+        env = await user(server, "~orders:*", *rights)
+        assert told(server.url, "bad", "keys", **env) == "user 'locks' may use orders:*, but no keys around names"
+        env = await user(server, *rights)
+        assert told(server.url, "bad", "keys", **env) == "user 'locks' may use no keys"
+        found = examine(server.url, **await user(server, "~orders:*", "~{orders:*", "~cache:*", *rights))
+        (keys,) = [one for one in found if one["check"] == "keys"]
+        assert (keys["level"], keys["found"]) == ("ok", "user 'locks' may lock names like orders:*")
+
+
 async def test_what_may_not_be_looked_at_is_said() -> None:
     """With the least rights that locks need, nothing crashes, and nothing is called ok that was not seen."""
     needed = "+evalsha +eval +subscribe +publish +get +set +del +pttl +pexpire +time +zadd +zrem +zrange +zscore +zcard"
     with EmbeddedServer(port=0) as server:
         found = examine(server.url, **await user(server, "~orders:*", "~{orders:*", "&rsa:*", "-@all", *needed.split()))
     seen = levels(found)
-    assert {seen[check] for check in ("version", "eviction", "persistence", "settings", "commands")} == {"unknown"}
+    hidden = ("version", "eviction", "persistence", "settings", "commands", "keys")
+    assert {seen[check] for check in hidden} == {"unknown"}
     assert (seen["scripts"], seen["push"]) == ("ok", "ok")
     assert all("readable" in one["found"] for one in found if one["level"] == "unknown")
 
@@ -239,7 +232,7 @@ async def test_a_client_that_receives_everything(server: EmbeddedServer, redis: 
         assert told(server.url, "warn", "push") == "1 other clients receive the messages of every channel"
 
 
-# -- clusters and sentinels --------------------------------------------------------------------------------
+# -- clusters -------------------------------------------------------------------------------------------
 
 
 async def test_a_cluster() -> None:
@@ -262,24 +255,6 @@ async def test_slots_that_nobody_has() -> None:
         await nodes.say(last, "CLUSTER", "DELSLOTS", SLOTS - 2, SLOTS - 1)
         url = f"redis+cluster://127.0.0.1:{last.port}"
         assert told(url, "bad", "slots") == "2 of 16,384 slots have no primary"
-
-
-def url_of(group: Group, *ports: int) -> str:
-    return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports or group.ports) + f"/{GROUP}"
-
-
-async def test_sentinels(tmp_path: Path) -> None:
-    """A quorum that is a minority; one that cannot be reached; a sentinel that does not answer."""
-
-    async with sentinels(tmp_path) as group:
-        assert levels(examine(url_of(group)))["quorum"] == "ok"
-        for one in group.sentinel.sentinels:
-            await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "1")
-        assert told(url_of(group), "warn", "quorum") == "the quorum is 1 of 3"
-        for one in group.sentinel.sentinels:
-            await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "4")
-        assert told(url_of(group), "bad", "quorum").startswith("NOQUORUM")
-        assert told(url_of(group, group.ports[0], 1), "warn", "sentinel") == "it does not answer"
 
 
 # -- what holds for all ------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from .._session import Session, execute
 from .._shared import Shared
-from . import groups, safety, settings
+from . import groups, safety, sentinels, settings
+from .ask_sentinels import replica_facts, sentinel_facts
 from .facts import Facts
 from .findings import LEVELS, Finding, Level, worst
-from .questions import facts_of, sentinel_facts, servers
+from .questions import facts_of, servers
 from .rights import rights_of
 
 EXITS = {
@@ -35,12 +36,16 @@ def doctor(shared: Shared) -> None:
 
 async def examine(session: Session) -> int:
     """Ask all servers, print what was found, and return the exit code."""
-    asked = servers(session)
+    asked, primary = servers(session), None
     findings = [*groups.rights(await rights_of(session, next(iter(asked.values()))))]
     for where, ask in asked.items():
-        judged = judge(await facts_of(where, ask))
+        facts = await facts_of(where, ask)
+        primary, judged = primary or facts, judge(facts)
         findings += [replace(one, where=where) for one in judged] if len(asked) > 1 else judged
-    findings += groups.sentinel(await sentinel_facts(session))
+    watching = await sentinel_facts(session)
+    findings += sentinels.sentinels(watching)
+    if primary is not None:
+        findings += sentinels.replicas(primary, await replica_facts(session, watching), watching)
     findings.sort(key=lambda one: LEVELS.index(one.level), reverse=True)
     level = worst(findings)
     report = {"address": session.address.shown, "level": level, "findings": [one.as_dict() for one in findings]}

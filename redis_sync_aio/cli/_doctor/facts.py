@@ -17,6 +17,7 @@ SETTINGS = (
     "maxclients",
     "client-output-buffer-limit",
     "notify-keyspace-events",
+    "repl-ping-replica-period",
     "cluster-require-full-coverage",
 )
 """Names that CONFIG GET is asked for, one by one; what INFO tells is not needed."""
@@ -49,6 +50,11 @@ class Facts:
     nodes: Sequence[Sequence[str]] = ()
     """What CLUSTER NODES said: the words of each line."""
 
+    @property
+    def pings(self) -> int:
+        """Return the seconds between two signs of life of a primary to its replicas."""
+        return self.setting("repl-ping-replica-period") or 10
+
     def number(self, name: str) -> int | None:
         """Return a number of INFO; None if it is not there."""
         value = self.info.get(name)
@@ -76,6 +82,10 @@ class Rights:
     """Whether the server said which commands are allowed."""
     missing: Sequence[str] = ()
     """Commands that scripts use, and that the user may not run."""
+    names: Sequence[str] | None = None
+    """Patterns of the names that its locks may have; None: not known."""
+    bare: Sequence[str] = ()
+    """Patterns of keys that it may write without those that stand around such names."""
     resp3: Refused | None = None
     """Why there is no RESP3."""
     push: Refused | None = None
@@ -95,3 +105,9 @@ class SentinelFacts:
     """What SENTINEL MASTER said; empty if it did not answer."""
     quorum: Refused | None = None
     """Why a failover is not possible now."""
+    replicas: Sequence[Mapping[str, str]] = ()
+    """What SENTINEL REPLICAS said of each."""
+    others: Sequence[Mapping[str, str]] = ()
+    """What SENTINEL SENTINELS said of each."""
+    announced: bool = False
+    """Whether only other sentinels name it; it is not in the address."""

@@ -1,17 +1,15 @@
-"""Checks of clusters, of sentinels, and of what the user may do."""
+"""Checks of clusters, and of what the user may do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from redis_sync_aio._core.keys import INBOX_PREFIX
 
-from .facts import Facts, Rights, SentinelFacts
+from .facts import Facts, Rights
 from .findings import Finding
 
 SLOTS = 16384
-ENOUGH = 3
-"""Sentinels: with fewer, the end of one is the end of failovers."""
 
 
 def cluster(facts: Facts) -> Iterator[Finding]:
@@ -45,33 +43,6 @@ def cluster(facts: Facts) -> Iterator[Finding]:
         yield Finding("shard", "warn", "this shard has no replica", meaning, "add a replica to it")
 
 
-def sentinel(found: Sequence[SentinelFacts]) -> Iterator[Finding]:
-    """Yield whether the sentinels can fail over."""
-    answered = [one for one in found if one.service]
-    for one in found:
-        if not one.service:
-            meaning = "One sentinel less can agree on a failover, and clients wait for it when they connect."
-            yield Finding("sentinel", "warn", "it does not answer", meaning, "start it, or drop it", one.where)
-    if not answered:
-        return
-    one = answered[0]
-    total, quorum = int(one.service.get("num-other-sentinels", 0)) + 1, int(one.service.get("quorum", 0))
-    if refused := next((it.quorum for it in answered if it.quorum), None):
-        meaning = "When the primary dies no replica is promoted, and no lock can be acquired."
-        yield Finding("quorum", "bad", refused.why.rstrip("."), meaning, "bring sentinels back, or lower the quorum")
-    elif total < ENOUGH:
-        found_here = f"{total} sentinels watch the service"
-        meaning = "When the machine of one is lost, the others cannot fail over."
-        yield Finding("quorum", "warn", found_here, meaning, "run three sentinels, on three machines")
-    elif quorum * 2 <= total:
-        meaning = "A minority may declare the primary dead; needless failovers lose grants."
-        yield Finding(
-            "quorum", "warn", f"the quorum is {quorum} of {total}", meaning, "SENTINEL SET … quorum: a majority"
-        )
-    else:
-        yield Finding("quorum", "ok", f"{total} sentinels, quorum {quorum}")
-
-
 def rights(found: Rights) -> Iterator[Finding]:
     """Yield whether the user may do what locks need."""
     whose = f"user {found.user!r}" if found.user else "this user"
@@ -90,7 +61,27 @@ def rights(found: Rights) -> Iterator[Finding]:
         yield Finding("commands", "ok", f"{whose} may run all commands that locks need")
     else:
         yield Finding("commands", "unknown", "which commands are allowed is not readable (ACL DRYRUN)")
+    yield keys(found, whose)
     yield push(found)
+
+
+def keys(found: Rights, whose: str) -> Finding:
+    """Return which names the user may lock: it needs the keys around them, too."""
+    if found.names is None:
+        return Finding("keys", "unknown", f"which keys {whose} may use is not readable (ACL GETUSER)")
+    if found.names == ["*"]:
+        return Finding("keys", "ok", f"{whose} may use all keys")
+    if found.names:
+        meaning = "A lock of another name raises PermissionDenied."
+        return Finding("keys", "ok", f"{whose} may lock names like {', '.join(found.names)}", meaning)
+    what = f"{whose} may use {', '.join(found.bare) or 'no keys'}" + (
+        ", but no keys around names" if found.bare else ""
+    )
+    meaning = "Every lock raises PermissionDenied: next to the key NAME it has keys that begin with {NAME}."
+    fix = (
+        f"ACL SETUSER … {' '.join(f'~{{{one}' for one in found.bare) or '~NAMES:* ~{NAMES:*'} (docs/servers.md, Rights)"
+    )
+    return Finding("keys", "bad", what, meaning, fix)
 
 
 def push(found: Rights) -> Finding:

@@ -8,12 +8,10 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from redis.asyncio import Redis, RedisCluster
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .._session import Session
-from .facts import SETTINGS, Facts, Refused, SentinelFacts
+from .facts import SETTINGS, Facts, Refused
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends a command to one server; returns its answer, or `Refused`."""
@@ -97,30 +95,13 @@ async def _slowest(ask: Ask) -> tuple[str, float] | None:
     return (name, seconds) if found else None
 
 
-async def sentinel_facts(session: Session) -> list[SentinelFacts]:
-    """Return what each sentinel says about the service."""
-    found: list[SentinelFacts] = []
-    service = session.address.service
-    for (host, port), client in zip(session.address.hosts, session.sentinels, strict=False):
-        ask, where = asking(client), f"{host}:{port}"
-        try:
-            about, quorum = await ask("SENTINEL", "MASTER", service), await ask("SENTINEL", "CKQUORUM", service)
-        except (RedisConnectionError, RedisTimeoutError, OSError):
-            found.append(SentinelFacts(where, {}))
-            continue
-        words = [] if isinstance(about, Refused) else [_text(word) for word in about]
-        pairs = dict(zip(words[::2], words[1::2], strict=False))
-        no_quorum = quorum if isinstance(quorum, Refused) and "NOQUORUM" in quorum.why else None
-        found.append(SentinelFacts(where, pairs, no_quorum))
-    return found
-
-
-def _pairs(text: Any) -> dict[str, str]:
+def _pairs(answer: Any) -> dict[str, str]:
     """Return the "name:value" lines of an answer."""
-    if isinstance(text, Refused):
+    if isinstance(answer, Refused):
         return {}
-    return dict(line.split(":", 1) for line in _text(text).splitlines() if ":" in line)
+    return dict(line.split(":", 1) for line in text(answer).splitlines() if ":" in line)
 
 
-def _text(word: Any) -> str:
+def text(word: Any) -> str:
+    """Return a word of an answer as text."""
     return word.decode(errors="replace") if isinstance(word, bytes) else str(word)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from redis_sync_aio._core.keys import INBOX_PREFIX
+from redis_sync_aio._core.keys import INBOX_PREFIX, lock_keys
+from redis_sync_aio._inspection.patterns import compiled
 
 from .._session import Session, try_to_connect
 from .facts import Refused, Rights
@@ -34,6 +36,8 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "ZREMRANGEBYRANK": (KEY, 0, 0),
 }
 """What the scripts of locks, semaphores and read/write locks run, with arguments for ACL DRYRUN."""
+SAMPLE = re.compile(r"\*+|\?|\[[^\]]*\]")
+"""What a pattern leaves open."""
 UNKNOWN = "0" * 40
 """The digest of no script: the server answers a user that may call scripts that there is none, and does nothing."""
 
@@ -48,7 +52,9 @@ async def rights_of(session: Session, ask: Ask) -> Rights:
     user = "" if isinstance(user, Refused) else str(user)
     missing: list[str] | None = await _missing(user, ask) if user else None
     resp3, push, listeners = await _push(session, ask)
-    return Rights(user, scripts, missing is not None, missing or [], resp3, push, listeners, session.prefix)
+    names, bare = await _names(user, ask) if user else (None, [])
+    known = missing is not None
+    return Rights(user, scripts, known, missing or [], names, bare, resp3, push, listeners, session.prefix)
 
 
 async def _missing(user: str, ask: Ask) -> list[str] | None:
@@ -61,6 +67,29 @@ async def _missing(user: str, ask: Ask) -> list[str] | None:
         if "command" in str(answer):  # else it is OK, or it is about the key, and locks may have other names
             found.append(name)
     return found
+
+
+async def _names(user: str, ask: Ask) -> tuple[list[str] | None, list[str]]:
+    """Return the patterns of names that may be locked, and those without the keys around the names.
+
+    None if the server does not tell, or if what it tells is not simple. Which names locks have is not known, so each
+    pattern stands for one that it matches.
+    """
+    answer = await ask("ACL", "GETUSER", user)
+    about = {} if isinstance(answer, Refused) else dict(zip(answer[::2], answer[1::2], strict=False))
+    if "keys" not in about or about.get("selectors"):
+        return None, []
+    words = about["keys"] if isinstance(about["keys"], list) else about["keys"].split()  # a list before Redis 7
+    patterns = [word.removeprefix("%RW").removeprefix("~") for word in words if not word.startswith(("%R~", "%W~"))]
+    allowed = [compiled(pattern.encode()) for pattern in patterns]
+
+    def usable(pattern: str) -> bool:
+        keys = lock_keys(SAMPLE.sub("x", pattern).encode()).all
+        return all(any(one.fullmatch(key) for one in allowed) for key in keys)
+
+    names = [pattern for pattern in patterns if pattern.count("{") == pattern.count("}")]  # else they are for the rest
+    found = [pattern for pattern in names if usable(pattern)]
+    return found, [pattern for pattern in names if pattern not in found]
 
 
 async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | None, int]:

@@ -18,15 +18,21 @@ SMALL = 1 << 20
 
 def version(facts: Facts) -> Iterator[Finding]:
     """Yield whether the server is recent enough."""
-    name = "Valkey" if "valkey_version" in facts.info else "Redis"
-    found = str(facts.info.get("valkey_version") or facts.info.get("redis_version", ""))
+    found = version_of(facts)
     if not found:
         yield unreadable("version", "INFO")
-    elif tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) < OLDEST:
+    elif tuple(int(part) for part in found.split()[1].split(".")[:2] if part.isdigit()) < OLDEST:
         meaning = "Scripts of this package use commands that it does not have."
-        yield Finding("version", "bad", f"{name} {found}", meaning, "upgrade to Redis 6.2 or newer, or to Valkey")
+        yield Finding("version", "bad", found, meaning, "upgrade to Redis 6.2 or newer, or to Valkey")
     else:
-        yield Finding("version", "ok", f"{name} {found}")
+        yield Finding("version", "ok", found)
+
+
+def version_of(facts: Facts) -> str:
+    """Return which server it is, in which version; empty if it does not tell."""
+    name = "Valkey" if "valkey_version" in facts.info else "Redis"
+    number = str(facts.info.get("valkey_version") or facts.info.get("redis_version", ""))
+    return f"{name} {number}" if number else ""
 
 
 def role(facts: Facts) -> Iterator[Finding]:
@@ -134,7 +140,8 @@ def events(facts: Facts) -> Iterator[Finding]:
     """Yield whether each command of a lock also publishes events."""
     if flags := facts.settings.get("notify-keyspace-events"):
         meaning = "Each command of a lock publishes events, too, which takes the server some time."
-        yield Finding("events", "ok", f"notify-keyspace-events is {flags}", meaning)
+        fix = "CONFIG SET notify-keyspace-events '', unless a program needs them"
+        yield Finding("events", "ok", f"notify-keyspace-events is {flags}", meaning, fix)
 
 
 def readable(facts: Facts) -> Iterator[Finding]:
