@@ -140,6 +140,22 @@ async def test_ctrl_c_and_another_size_leave_the_terminal_clean(server: Embedded
             assert "\x1b[3" not in it.screen
 
 
+async def test_top_that_is_asked_to_end_leaves_the_terminal_clean(server: EmbeddedServer, sync: Coordinator) -> None:
+    """SIGTERM ends it with 143; a filter that matches nothing says so before, and Esc takes it away."""
+    async with sync.lock("x"):
+        with terminal("top", *FAST, "--url", server.url) as it:
+            await shows(it, "1 names, 1 held")
+            it.types("/nope\r")
+            await shows(it, r"none of 1 names has 'nope' in it: Esc shows all")
+            before = len(it.screen)
+            it.types("\x1b")
+            await asyncio.to_thread(it.shows_after, before, "HELD BY")
+            it.process.terminate()
+            assert await ends(it) == 143
+            assert_left(it)
+            assert "Traceback" not in it.screen
+
+
 async def test_top_goes_on_while_the_server_is_away() -> None:
     """It says so, and shows names again when the server is back; before the first look it is an error."""
     with EmbeddedServer(port=0) as away:

@@ -76,6 +76,11 @@ class Terminal:
         assert found, f"no {pattern!r} in {self.screen!r}"
         return self.screen
 
+    def shows_after(self, length: int, pattern: str) -> None:
+        """Return once what was printed after so many characters matches; fail after a while."""
+        with self._news:
+            assert self._news.wait_for(lambda: re.search(pattern, self.screen[length:]), PATIENCE), self.screen
+
     def types(self, keys: str) -> None:
         """Press keys; "\\x03" is Ctrl-C."""
         os.write(self._master, keys.encode())

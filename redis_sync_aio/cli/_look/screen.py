@@ -108,6 +108,8 @@ class TopScreen:
         """Return what fits into a terminal of that size."""
         if self._open is not None:
             body: list[Text | Table] = self._opened(height)
+        elif self._filter and not self._shown() and self._views:
+            body = [Text(f"none of {len(self._views)} names has {words.plain(self._filter)!r} in it: Esc shows all")]
         else:
             body = [self._table(width, height)]
         footer = f"/{self._filter}▏" if self._typing else HELP

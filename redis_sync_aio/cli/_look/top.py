@@ -27,7 +27,8 @@ from .ls import Pattern
 from .screen import TopScreen
 from .watch import Interval
 
-EXITS = {0: "ended by q"}
+TERMINATED = 128 + signal.SIGTERM
+EXITS = {0: "ended by q", TERMINATED: "ended by SIGTERM"}
 
 
 def top(
@@ -58,14 +59,21 @@ async def run_top(session: Session, pattern: str, interval: float, limit: int) -
     sampling = asyncio.create_task(
         sample(session, screen, pattern, limit, interval, changed.set), name="redis_sync_aio top"
     )
+    terminated = False
+
+    def terminate() -> None:
+        nonlocal terminated
+        terminated = screen.done = True
+        changed.set()
+
     try:
-        with keys_of_terminal(screen, changed.set), resized(changed.set):
+        with keys_of_terminal(screen, changed.set), signals(changed.set, terminate):
             await draw(session.output.console, screen, changed, sampling)
     finally:
         sampling.cancel()
         with suppress(asyncio.CancelledError):
             await sampling
-    return 0
+    return TERMINATED if terminated else 0
 
 
 async def sample(
@@ -132,12 +140,11 @@ def keys_of_terminal(screen: TopScreen, then: Callable[[], object]) -> Iterator[
 
 
 @contextmanager
-def resized(then: Callable[[], object]) -> Iterator[None]:
-    """Call ``then`` when the terminal gets another size; end as by Ctrl-C when the program is asked to end."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGWINCH, then)
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+def signals(resized: Callable[[], object], terminate: Callable[[], object]) -> Iterator[None]:
+    """Call ``resized`` when the terminal gets another size, and ``terminate`` when the program is asked to end."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGWINCH, resized)
+    loop.add_signal_handler(signal.SIGTERM, terminate)
     try:
         yield
     finally:
