@@ -22,11 +22,11 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 from weakref import WeakKeyDictionary, ref
 
 from redis.asyncio.lock import Lock as RedisLock
@@ -47,9 +47,14 @@ from ._core.display import text
 from ._core.keys import lock_keys
 from ._engine.commands import Send
 from ._engine.replies import LockView, read_inspect, read_renew
+from ._leases.acquired import Acquired
+from ._leases.grant import Grant
 from ._scripts.constants import FOREVER, Released, Renewed
 from ._transport.call import Call
 from .errors import SyncError, Unreachable
+
+if TYPE_CHECKING:
+    from ._core.events import WithdrawnOutcome
 
 __all__ = ["Lock"]
 
@@ -134,8 +139,8 @@ class Lock(RedisLock):
     def name(self, name: str | bytes | memoryview) -> None:
         self._keys = keys_of(self.redis, bytes(name) if isinstance(name, memoryview) else name, lock_keys)
         self._name = name
-        self._mine: WeakKeyDictionary[asyncio.Task[object], _Acquired] = WeakKeyDictionary()
-        self._latest = _Acquired(b"", 0.0, None)
+        self._mine: WeakKeyDictionary[asyncio.Task[object], Acquired] = WeakKeyDictionary()
+        self._latest = Acquired(b"", 0.0, None)
         self._doubtful: bytes | None = None  # a release of this token was given up, but goes on
 
     async def __aenter__(self) -> Self:
@@ -181,36 +186,48 @@ class Lock(RedisLock):
             self.blocking_timeout if blocking_timeout is None else blocking_timeout, "blocking_timeout"
         )
         chosen = None if token is None else encode(self.redis, token, "token")
+        granting, observers = partial(self._granted, wait, limit, chosen), hub_of(self.redis).observers
+        if observers is None:
+            return await granting() is not None
+        refused: WithdrawnOutcome = "timeout" if wait and not (limit is not None and limit <= 0) else "taken"
+        name = text(self._keys.name)
+        return await observers.follow("lock", name, lambda _: granting(keep=True), refused=refused) is not None
+
+    async def _granted(self, wait: bool, limit: float | None, chosen: bytes | None, keep: bool = False) -> Grant | None:
+        """Return the grant of an `acquire`; ``keep`` it, so that observers hear of its end."""
+        request = partial(self._request, keep)
         if wait and limit is None and chosen is None:
-            return await self._request(wait=True)
+            return await request(wait=True)
         ends = math.inf if limit is None else now() + limit
-        if await self._request(chosen):
-            return True
+        if (grant := await request(chosen)) is not None:
+            return grant
         left = ends - now()
         if not wait or not left > 0:
-            return False
+            return None
         timeout = None if left == math.inf else left
         try:
             if chosen is None:
-                return await self._request(wait=True, timeout=timeout)
+                return await request(wait=True, timeout=timeout)
             async with asyncio.timeout(None if timeout is None else timeout + LAST_LOOK):
-                return await self._poll(chosen, ends)
+                return await self._poll(partial(request, chosen), ends)
         except (TimeoutError, Unreachable) as error:
             # Without a cause Redis is well: the time was too short to answer this second request.
             if isinstance(error, Unreachable) and (error.__cause__ is not None or now() < ends):
                 raise
-            return False
+            return None
 
-    async def _poll(self, token: bytes, ends: float) -> bool:
-        """Ask for the lock again and again until ``ends`` (local clock); return whether it was granted."""
+    async def _poll(self, request: Callable[[], Awaitable[Grant | None]], ends: float) -> Grant | None:
+        """Ask for the lock again and again until ``ends`` (local clock)."""
         sleep = max(real_seconds(self.sleep, "sleep") or 0.0, 0.001)
         while (left := ends - now()) > 0:
             await asyncio.sleep(min(sleep, left))
-            if await self._request(token):
-                return True
-        return False
+            if (grant := await request()) is not None:
+                return grant
+        return None
 
-    async def _request(self, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None) -> bool:
+    async def _request(
+        self, keep: bool, token: bytes | None = None, *, wait: bool = False, timeout: float | None = None
+    ) -> Grant | None:
         resource = hub_of(self.redis).resource(self._keys)
         request = Request(
             self._ttl_ms(), auto_renew=False, token=token, wait=wait, timeout=timeout, look_every=LOOK_EVERY
@@ -218,13 +235,14 @@ class Lock(RedisLock):
         with redis_errors():
             lease = await acquire(resource, request)
         if lease is None:
-            return False
+            return None
         resource.drop(lease)  # not kept for the caller: only a release or its timeout ends it
         task = _task()
         self.local.token = lease.wire_token
-        self._latest = self._mine[task] = _Acquired(lease.wire_token, lease.deadline, ref(task))
+        acquired = Acquired(lease.wire_token, lease.deadline, ref(task), lease if keep else None)
+        self._latest = self._mine[task] = acquired
         self._doubtful = None
-        return True
+        return lease
 
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns.
@@ -261,7 +279,7 @@ class Lock(RedisLock):
                     self.local.token = None
                 for it in (latest, mine):
                     if it is not None and it.token == token:
-                        it.released |= was_ours(call)
+                        it.ended(released=was_ours(call))
                 if self._doubtful == token:
                     self._doubtful = None
             if not outcome.done():
@@ -319,6 +337,9 @@ class Lock(RedisLock):
         else:
             done = await self._give_back(token, forget=False)
         if not done:
+            for it in (self._latest, self._mine.get(_task())):
+                if it is not None and it.token == token:
+                    it.ended(released=False)
             raise self._error(f"Cannot {what} a lock that's no longer owned", LockNotOwnedError)
         if self._latest.token == token:
             self._latest.deadline = sent + ms / 1000
@@ -366,14 +387,6 @@ class Lock(RedisLock):
 
     def _ttl_ms(self) -> int:
         return ttl_ms(real_seconds(self.timeout, "timeout"), "timeout") if self.timeout else FOREVER
-
-
-@dataclass(slots=True, eq=False)
-class _Acquired:
-    token: bytes
-    deadline: float  # local clock
-    task: ref[asyncio.Task[object]] | None
-    released: bool = False  # through the object by which it was acquired
 
 
 def _task() -> asyncio.Task[object]:

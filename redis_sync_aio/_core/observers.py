@@ -191,10 +191,12 @@ class Observers:
         pattern: str = "",
         *,
         waits: bool = True,
+        refused: WithdrawnOutcome = "taken",
     ) -> G | None:
         """Await what ``granting`` returns, and tell the observers what becomes of this request.
 
-        ``waits``: whether it waits for other holders, so that an AcquireTimeout says that its time was up.
+        ``waits``: whether it waits for other holders, so that an AcquireTimeout says that its time was up. ``refused``:
+        what it means that nothing is returned.
         """
         observation = Observation(self, kind, name, pattern)
         try:
@@ -203,7 +205,7 @@ class Observers:
             observation.failed(error, waits)
             raise
         if grant is None:
-            observation.withdrawn("taken")
+            observation.withdrawn(refused)
         else:
             observation.granted(grant)
         return grant

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import LockError, LockNotOwnedError
 
 from redis_sync_aio import (
     AcquireTimeout,
@@ -31,6 +32,7 @@ from redis_sync_aio import (
     synchronized,
     wait_until,
 )
+from redis_sync_aio.compat import Lock
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.instrumentation import (
     ConnectionLost,
@@ -46,7 +48,9 @@ from redis_sync_aio.instrumentation import (
     observe_all,
 )
 
+from ..conftest import MakeClient
 from ..support.body import FAST
+from ..support.inspecting import seen
 from .conftest import PRIMITIVES, Make, Primitive
 
 E = TypeVar("E", bound=Event)
@@ -91,6 +95,53 @@ def told() -> Iterator[Told]:
     events = Told()
     with observe_all(events):
         yield events
+
+
+# -- locks with redis-py's interface ------------------------------------------------------------------------
+
+
+async def test_a_lock_of_redis_py_is_told_like_a_lock(told: Told, redis: Redis, make_client: MakeClient) -> None:
+    """One request, however often it asks, to its release; a waiter had to wait; what is refused says why."""
+    lock, another = Lock(redis, "x:1", timeout=60), Lock(make_client(), "x:1", timeout=60)
+    assert await lock.acquire()
+    assert told.one(Granted).token == lock.local.token.decode()
+    assert not await another.acquire(blocking=False)
+    assert not await another.acquire(blocking_timeout=0.001)
+    assert [it.outcome for it in told.all(Withdrawn)] == ["taken", "timeout"]
+    waiting = asyncio.create_task(another.acquire())
+    await seen(redis, "x:1", lambda it: it.waiting)
+    await lock.release()
+    await waiting
+    assert [it.contended for it in told.all(Granted)] == [False, True]
+    await another.release()
+    assert len(told.all(Released)) == 2
+    assert told.all(Lost) == []
+    assert {(it.kind, it.name, it.pattern) for it in told} == {("lock", "x:1", "x:*")}
+    assert len(told.all(Requested)) == 4
+
+
+@pytest.mark.parametrize("asks", ["release", "reacquire"])
+async def test_a_lock_of_redis_py_that_was_taken_is_lost(told: Told, redis: Redis, asks: str) -> None:
+    """Nothing renews it, so its loss is told by the first call that finds it out; once."""
+    lock = Lock(redis, "x", timeout=60)
+    assert await lock.acquire()
+    await redis.set("x", "theirs")
+    with pytest.raises(LockNotOwnedError):
+        await getattr(lock, asks)()
+    assert told.one(Lost).reason == "taken"
+    with pytest.raises(LockError):
+        await lock.release()
+    assert told.names == ["Requested", "Granted", "Lost"]
+
+
+async def test_a_lock_of_redis_py_that_nobody_releases_has_an_end(told: Told, redis: Redis) -> None:
+    """It was forgotten, although it is held until its timeout."""
+    lock = Lock(redis, "x", timeout=60)
+    assert await asyncio.create_task(lock.acquire())
+    del lock
+    gc.collect()
+    await wait_until(lambda: bool(told.all(Lost)), FAST, timeout=15)
+    assert told.one(Lost).reason == "forgotten"
 
 
 # -- one request, one story --------------------------------------------------------------------------------
