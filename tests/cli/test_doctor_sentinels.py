@@ -13,8 +13,6 @@ from ..support.doctor import examine, levels, told
 from ..support.sentinels import GROUP, Group, sentinels
 
 SOON = Backoff(initial=0.01, cap=0.05)
-NEVER_DOWN = 600.0
-"""Seconds of silence: no server counts as dead because the machine is busy."""
 
 
 def url_of(group: Group, *ports: int) -> str:
@@ -23,7 +21,7 @@ def url_of(group: Group, *ports: int) -> str:
 
 async def test_sentinels() -> None:
     """A quorum that is a minority, cannot be reached, or is not the same for all; sentinels that do not answer."""
-    async with sentinels(down_after=NEVER_DOWN) as group:
+    async with sentinels() as group:
         assert levels(examine(url_of(group)))["quorum"] == "ok"
         for one in group.sentinel.sentinels:
             await one.execute_command("SENTINEL", "SET", GROUP, "quorum", "1")
@@ -45,7 +43,7 @@ async def test_sentinels() -> None:
 async def test_replicas_of_a_sentinel_set() -> None:
     """One that would evict locks as the primary; one that cannot follow; none that may be promoted; a dead one."""
     async with (
-        sentinels(down_after=NEVER_DOWN) as group,
+        sentinels() as group,
         group.primary.client() as primary,
         group.replica.client() as replica,
     ):
