@@ -6,7 +6,7 @@ to two seconds to start, listen on 127.0.0.1, and die with the process that star
     from redis_sync_aio.testing import CUT_AFTER, EmbeddedServer, FaultProxy
 
     async with EmbeddedServer() as server, FaultProxy(server) as proxy, proxy.client() as client:
-        proxy.on("EVALSHA", CUT_AFTER)  # the server executes the next script, and its answer is lost
+        proxy.on("EVALSHA", CUT_AFTER)  # the server answers the next call of a script, and the answer is lost
         async with AsyncLock(client, "orders:42"):
             ...
 

@@ -64,7 +64,7 @@ async def lose(lease: Lease, reason: LossReason = "taken") -> None:
 async def steal(source: Client | CoordinatorLike, name: Name, *, ttl: Seconds = 60.0) -> str:
     """Take a lock by force, as another client that disregards it; return the token that holds it now.
 
-    Whoever held it loses it: holders in this event loop have noticed when this returns (reason "taken"), others
+    Its holder loses it: holders in this event loop have noticed when this returns (reason "taken"), others
     at their next renewal. Waiters go on waiting. ``await lock.release(identity=token)`` gives it to the next of them.
 
     Args:

@@ -173,6 +173,8 @@ class FaultProxy:
 
     Example:
         async with FaultProxy(server) as proxy, proxy.client() as client, Coordinator(client) as sync:
+            async with sync.lock("orders:1"):      # from now on the server knows the scripts
+                pass
             rule = proxy.on("EVALSHA", CUT_AFTER)  # the server grants the lock, and the answer is lost
             async with sync.lock("orders:42"):     # it is asked again, and finds that it has it
                 assert rule.acted == 1

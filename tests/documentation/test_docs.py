@@ -32,6 +32,7 @@ PAGES = {
     "metrics.md": 3,
     "inspection.md": 2,
     "tracing.md": 2,
+    "testing.md": 2,
 }
 """How many programs each page has."""
 PROGRAMS = [program for page in PAGES for program in programs(page)]

@@ -285,3 +285,13 @@ def test_nothing_of_ours_is_imported():
 
 def test_a_run_that_uses_no_fixture_imports_neither_redis_nor_the_package(tmp_path: Path) -> None:
     check(run(tmp_path, test_it=UNUSED), "1 passed")
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.skipif(not EXAMPLES.exists(), reason="the examples are not next to these tests")
+def test_the_example_passes(tmp_path: Path) -> None:
+    files = {name: (EXAMPLES / f"{name}.py").read_text() for name in ("seats", "test_seats")}
+    options = asyncio_options("strict", "function")
+    check(run(tmp_path, *options, "-o", "sync_fail_on_leak=true", **files), "3 passed")
