@@ -96,7 +96,7 @@ class EmbeddedServer:
 
     def __init__(
         self, *, port: int | None = None, args: Sequence[str] = (), persistent: bool = False,
-        start_timeout: float = 10.0,
+        start_timeout: float = 60.0,
     ) -> None:  # fmt: skip
         self._asked_port, self._port = port, port or None
         self._args, self._persistent, self._start_timeout = tuple(args), persistent, start_timeout

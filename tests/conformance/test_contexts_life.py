@@ -302,6 +302,8 @@ async def test_e4_server_never_there(kind: Kind, make_client: MakeClient) -> Non
     async with Coordinator(client, retry_for=0.1) as sync:
         with pytest.raises(Unreachable):
             await kind.make(sync, NAME).acquire(timeout=0.05)
+    assert our_tasks() == []
+    async with Coordinator(client, retry_for=60) as sync:
         acquiring = asyncio.create_task(kind.make(sync, NAME).acquire())
         await asyncio.sleep(0)
     with pytest.raises(CoordinatorClosed):
