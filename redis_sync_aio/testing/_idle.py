@@ -36,18 +36,21 @@ async def assert_idle(client: Client | CoordinatorLike, *, within: Seconds = 5.0
         AssertionError: something is left; the message lists all of it.
         Unreachable, CommandRefused: the server could not be asked.
     """
-    source, left = client_of(client), list[str]()
+    source, left, limit = client_of(client), list[str](), seconds(within, "within")
     own = None if client is source else cast("CoordinatorLike", client)._binding.started
 
     async def nothing() -> bool:
-        left[:] = left_here(source, own)
+        found = left_here(source, own)
         for name in await inspect(source):
             holders = [f"{it.token!r}" for it in name.holders]
-            left.append(f"at the server: {name.kind} {name.name!r}, held by {holders}, {name.waiters} waiting")
+            found.append(f"at the server: {name.kind} {name.name!r}, held by {holders}, {name.waiters} waiting")
+        left[:] = found  # a look that is cut short says nothing
         return not left
 
+    if await nothing():  # one look in any case, however long the server takes
+        return
     try:
-        await wait_until(nothing, SOON, timeout=seconds(within, "within"))
+        await wait_until(nothing, SOON, timeout=limit)
     except TimeoutError:
         raise AssertionError(f"not idle: {'; '.join(left)}") from None
 
