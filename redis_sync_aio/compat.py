@@ -1,6 +1,6 @@
 """A drop-in replacement for redis-py's lock: ``client.lock("orders:42", lock_class=Lock)``.
 
-Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queue. What gets better:
+Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queue. The improvements:
 
 - A waiter is woken by the release, in the order of arrival. It does not poll, and nobody overtakes it.
 - A cancelled ``acquire()`` leaves nothing behind, and a cancelled ``release()`` still releases.
@@ -10,11 +10,11 @@ Code written for `redis.asyncio.lock.Lock` keeps working, on this package's queu
 - A task whose lock ran out cannot release, extend or own what another task holds by now through the same object.
 - An error of the release does not replace the error of the ``async with`` body; it becomes a note on it.
 
-What stays: possession is a token on the lock object, and a lock lasts until it is released or its ``timeout`` is
-over. It is not renewed, the body is not cancelled when it is lost, and closing the client does not release it.
+As before, possession is a token on the lock object, and a lock lasts until it is released or its ``timeout`` is over.
+It is not renewed, the body is not cancelled when it is lost, and closing the client does not release it.
 `redis_sync_aio.AsyncLock` does all that, and gives fences. Locks of all three kinds exclude each other.
 
-What else differs stands in docs/compat.md.
+docs/compat.md lists the other differences.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Lock(RedisLock):
         self._name = name
         self._mine: WeakKeyDictionary[asyncio.Task[object], Acquired] = WeakKeyDictionary()
         self._latest = Acquired(b"", 0.0, None)
-        self._doubtful: bytes | None = None  # a release of this token was given up, but goes on
+        self._release_uncertain: bytes | None = None  # a release of this token was given up, but goes on
 
     async def __aenter__(self) -> Self:
         if await self.acquire():
@@ -241,7 +241,7 @@ class Lock(RedisLock):
         self.local.token = lease.wire_token
         acquired = Acquired(lease.wire_token, lease.deadline, ref(task), lease if keep else None)
         self._latest = self._mine[task] = acquired
-        self._doubtful = None
+        self._release_uncertain = None
         return lease
 
     async def release(self) -> None:
@@ -264,13 +264,13 @@ class Lock(RedisLock):
         resource = hub_of(self.redis).resource(self._keys)
         outcome: asyncio.Future[Call] = resource.hub.loop.create_future()
         latest, mine = self._latest, self._mine.get(_task())
-        doubtful, self._doubtful = self._doubtful == token, token
+        uncertain, self._release_uncertain = self._release_uncertain == token, token
 
         def was_ours(call: Call) -> bool:
             # An earlier copy of this release may have been executed, and its answer lost or not waited for. Before our
             # deadline nobody but us can have ended the lock, so then it was that copy (P4).
             surely_ours = latest.token == token and call.sent < latest.deadline
-            return call.reply == Released.RELEASED or (surely_ours and (call.ambiguous or doubtful))
+            return call.reply == Released.RELEASED or (surely_ours and (call.ambiguous or uncertain))
 
         def answered(call: Call) -> None:
             resource.forget_if_idle()
@@ -280,8 +280,8 @@ class Lock(RedisLock):
                 for it in (latest, mine):
                     if it is not None and it.token == token:
                         it.ended(released=was_ours(call))
-                if self._doubtful == token:
-                    self._doubtful = None
+                if self._release_uncertain == token:
+                    self._release_uncertain = None
             if not outcome.done():
                 outcome.set_result(call)
 

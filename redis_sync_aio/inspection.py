@@ -55,7 +55,7 @@ async def inspect(
     grows with the number of keys on the server; each step takes less than a millisecond of it. A pattern without
     ``*``, ``?`` and ``[`` is a name, and nothing is searched for it.
 
-    What is read of one name is not of one moment, but of moments that follow each other closely. Names that come or go
+    The facts about one name are not of one moment, but of moments that follow each other closely. Names that come or go
     meanwhile may or may not be among the result.
 
     Args:

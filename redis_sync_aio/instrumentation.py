@@ -1,4 +1,4 @@
-"""What happens to locks, as events: for metrics, traces, tests, and logs of your own.
+"""Events of locks: for metrics, traces, tests, and logs of your own.
 
 An observer is a function that is called with each event::
 

@@ -193,7 +193,7 @@ class AsyncReentrantLock(LeaseContext[Lease]):
         return self._owned(group, owner)
 
     def _owned(self, group: LeaseGroup, owner: Hashable | None) -> Lease:
-        """Return one lease more. What a named owner holds is not the task's that acquires it."""
+        """Return one lease more. A lease of a named owner does not belong to the task that acquires it."""
         share = group.enter(GroupGrant)
         if owner is not None:
             share.acquirer = None

@@ -1,4 +1,4 @@
-"""What one process holds and waits for, as its hub knows it."""
+"""The leases and waits of one process, as its hub knows them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class WaitingHere:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStatistics:
-    """What a coordinator holds and waits for, by name: the view of this process, without asking the server.
+    """The leases and waits of a coordinator, by name: the view of this process, without asking the server.
 
     Attributes:
         held: the leases, by name, the oldest first of each.

@@ -37,7 +37,7 @@ class Address:
 
     topology: Topology
     shown: str
-    """What messages may print: hosts, ports and the service, never credentials."""
+    """The address as messages may print it: hosts, ports and the service, never credentials."""
     tls: bool
     hosts: tuple[tuple[str, int], ...]
     service: str = ""

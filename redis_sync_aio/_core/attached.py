@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .events import Event
 
 Observer: TypeAlias = "Callable[[Event], object]"
-"""What is called with each event; its result is ignored. See `redis_sync_aio.instrumentation`."""
+"""A function that is called with each event; its result is ignored. See `redis_sync_aio.instrumentation`."""
 PatternOf: TypeAlias = Callable[[str], str | None]
 """Returns the pattern of a name, or None to leave that to others."""
 
@@ -34,7 +34,7 @@ class Attached:
         self._failed = False
 
     def _take(self, event: Event) -> None:
-        """Give ``event`` to the observer. What it raises is logged the first time, and changes nothing."""
+        """Give ``event`` to the observer. Its first error is logged; errors change nothing else."""
         if self._observer is None:
             return
         try:

@@ -27,7 +27,7 @@ HEED_EVERY = AGAIN
 def undo_in(loop: asyncio.AbstractEventLoop, undo: Callable[[], object]) -> None:
     """Call ``undo`` in ``loop``: now where that runs, else as soon as it runs; never if it is closed.
 
-    What a coroutine began is undone when its await ends, however it ends. That may be by `GeneratorExit`: by
+    The work that a coroutine began is undone when its await ends, however it ends. That may be by `GeneratorExit`: by
     ``close()``, or in whatever thread the garbage collector finds that nobody awaits it any more.
     """
     if asyncio._get_running_loop() is loop:

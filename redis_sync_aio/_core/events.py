@@ -1,4 +1,4 @@
-"""What happens to requests, leases and connections, as facts: one frozen object for each event.
+"""Events of requests, leases and connections, as facts: one frozen object for each event.
 
 The package tells observers of these (`_core/observers.py`), and knows nothing of what they do with them. This module is
 imported once something is observed: to make the classes takes longer than to import everything else of `_core`.

@@ -173,7 +173,7 @@ class Keys:
         object.__setattr__(self, "id", kind.encode() + self.all[0])
 
     def by(self, engine: Engine) -> Self:
-        """Return the same keys for another engine. What this process knows of each is kept apart."""
+        """Return the same keys for another engine. This process keeps its facts about each apart."""
         return self if engine == self.engine else replace(self, engine=engine)
 
 

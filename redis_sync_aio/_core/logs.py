@@ -46,7 +46,7 @@ def _harmless() -> Iterator[None]:
 
 
 class Observed(Protocol):
-    """What is observed of a request."""
+    """The observation of a request."""
 
     request: int
 

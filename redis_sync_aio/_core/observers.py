@@ -64,7 +64,7 @@ G = TypeVar("G", bound=ObservedGrant)
 
 
 class Observation:
-    """What is observed of one request. It is the `Ended` of the grant, which it does not keep alive.
+    """The observation of one request. It is the `Ended` of the grant, which it does not keep alive.
 
     Invariant: of `withdrawn`, and the end of the grant, one has an effect, once.
     """

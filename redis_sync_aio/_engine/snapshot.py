@@ -110,7 +110,7 @@ class LockSnapshot:
 
 
 class Message(NamedTuple):
-    """What is published to an inbox that is heard: 'number fence time ms', and about the next ticket ' number ms'.
+    """A message to an inbox with a listener: 'number fence time ms', and about the next ticket ' number ms'.
 
     That number is 0 when the next ticket is not one of that inbox. In place of a fence: 0, ASK_AGAIN, CONTENDED.
     """

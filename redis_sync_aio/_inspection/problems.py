@@ -1,4 +1,4 @@
-"""What may be wrong with a name, each in a sentence that says what it means and what to do."""
+"""Problems of a name, each in a sentence that says what it means and what to do."""
 
 from __future__ import annotations
 

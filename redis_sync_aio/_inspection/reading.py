@@ -25,7 +25,7 @@ TOMBSTONES = 16
 
 
 class Reading(Protocol):
-    """What is read of one name."""
+    """The replies about one name."""
 
     @property
     def known(self) -> bool:
@@ -66,7 +66,7 @@ def reading_of(keys: Keys, shown: int) -> Reading:
 
 
 class _Reading:
-    """What locks and permits have in common: the queue, and errors."""
+    """The common part of locks and permits: the queue, and errors."""
 
     kind: Kind
     of_lock = False

@@ -1,4 +1,4 @@
-"""What an inspection returns."""
+"""The results of an inspection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read_write"]
-"""What a name is, as its keys on the server show."""
+"""The kind of a name, as its keys on the server show."""
 
 Access: TypeAlias = Literal["read", "write"]
 """The side of a read/write lock."""
@@ -23,7 +23,7 @@ ProblemCode: TypeAlias = Literal[
     "wrong_type",
     "unreadable",
 ]
-"""What may be wrong with a name."""
+"""The kinds of problems of a name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ generators are often left in another.
 
 A cancellation that was counted before the loss may come from outside, and the body has yet to meet it, or handles it.
 Or it is never withdrawn: a body swallowed it, or an `asyncio.TaskGroup` that failed left it behind (Python < 3.13). The
-count does not tell these apart. What leaves the body does: the first cancellation of its chain.
+count does not tell these apart. The exception that leaves the body does: by the first cancellation of its chain.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class LeaseManager(Protocol):
-    """What a grant needs of its manager.
+    """The manager of a grant, as the grant knows it.
 
     A `GrantManager` has the grants of the server, a `LeaseGroup` those that stand on others, a `Cohort` those of tasks.
     """
@@ -68,7 +68,7 @@ class Group(Protocol):
 
 
 class Grant:
-    """What the server gave for one request: its time, its renewals, its release, its loss.
+    """The possession that the server gave for one request: its time, its renewals, its release, its loss.
 
     Users have a `Lease`, which is the face of a grant. Inside this package there are only grants.
     """
@@ -119,7 +119,7 @@ class Grant:
     handed_over = False
     """Whether another task of this process had what it stands for, and no command was sent for it."""
     observation: Observation | None = None
-    """What is observed of its request, if that is."""
+    """The observation of its request, if there is one."""
     ended: Ended | None = None
     """Set when it has ended; exists once a task waits for that, or its request is observed."""
 

@@ -3,7 +3,8 @@
 The server may execute any of several renewals in flight last, and a shorter one ends the lease sooner (P1). While that
 one is not answered, no answer to another lets the lease last longer than it does.
 
-What was known before is kept until they are answered: a renewal that is refused, or was never sent, changes nothing.
+The span that was known before is kept until they are answered: a renewal that is refused, or was never sent, changes
+nothing.
 
 A copy of a renewal whose connection was lost may be executed later, even if another copy was answered, unless this
 connection is known to have ended at the server, too. So for a while an answer lets the lease last no longer than such

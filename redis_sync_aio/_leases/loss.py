@@ -45,7 +45,7 @@ class Cause(NamedTuple):
         )
 
 
-class Witness(Protocol):
+class Health(Protocol):
     """Knows how this process and its connections fared."""
 
     def stalled_since(self, time: float, /) -> float: ...
@@ -68,7 +68,7 @@ class Losable(Protocol):
     @property
     def permit(self) -> Losable: ...
     @property
-    def manager(self) -> Witness: ...
+    def manager(self) -> Health: ...
     def ends_by(self) -> float: ...
 
 

@@ -56,18 +56,18 @@ class Primitive(LeaseContext[L]):
     """Base of everything that is acquired; see the top of this module."""
 
     _kind = ""
-    """What events call it; empty: they are about what stands on it."""
+    """Its kind in events; empty: the events are about the primitive that stands on it."""
     _pattern = ""
     """The template that its name was made from, if any."""
     _weight = 0  # of a request for permits; a lock has none
     _grant_type: type[Grant] = Grant
     _lease_type: type[L]
-    """What an acquisition returns: the face of a grant."""
+    """The type that an acquisition returns: the face of a grant."""
     _side = 0  # of a read/write lock, by the weight of its leases; others have no sides
     _limit = 0
     _whose_limit = b""
     _label = b""
-    """What stands before the rest in its tokens."""
+    """The beginning of its tokens."""
     _leave_open: tuple[Argument, ...] = ()  # what the release of a lock says of clients that poll for it
     _release_args: tuple[Argument, ...] = ()  # what the release of an identity says about a record, if there is one
 
@@ -92,7 +92,7 @@ class Primitive(LeaseContext[L]):
             raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
         self._share = options.share and engine != "watch"
         self._default = self._new_request(None, None, None, self._weight)
-        # What the latest acquisition used; only so that the next one need not look it up.
+        # Used by the latest acquisition, and kept so that the next one need not look it up.
         self._hub: Hub | None = None
         self._latest_resource: Resource | None = None
         self._cohort: Cohort | None = None

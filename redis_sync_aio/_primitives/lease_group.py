@@ -4,7 +4,7 @@ The grants below, the *members*, are ordinary ones. The manager of their coordin
 releases them. A group is the manager of the grants above, its *shares*: it releases the members when the last share is
 released, and ends all shares when a member is lost.
 
-What keeps a group alive. While the members are held, they do (`on_loss`), so a share still counts when nothing refers
+The life of a group. While the members are held, they do (`on_loss`), so a share still counts when nothing refers
 to it. After a loss only the shares do: a caller that is still inside must not acquire again as if nothing had happened,
 and a group that all callers have forgotten must not stay forever.
 """

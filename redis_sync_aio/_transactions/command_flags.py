@@ -142,7 +142,7 @@ async def only_reads(client: Redis, connection: CheckedOut, words: Encodables) -
 
 
 class _About(NamedTuple):
-    """What the server says of a command."""
+    """The facts about a command that the server knows."""
 
     effects: bool
     parts: bool
@@ -158,7 +158,7 @@ async def _about(client: Redis, connection: CheckedOut, *names: str) -> _About |
             return answer
         if not isinstance(answer, list) or len(answer) != len(names):
             return redis.exceptions.ResponseError(f"an answer of another kind to COMMAND INFO: {answer!r}")
-        # What is missing is no command of the server's.
+        # A missing name is no command of the server.
         found = [about for about in answer if isinstance(about, list) and len(about) > 2]
         flags = {_text(flag) for about in found for flag in about[2]}
         known[names[-1]] = _About(bool(flags & _EFFECTS), any(len(about) > 9 and about[9] for about in found))

@@ -20,7 +20,7 @@ LASTED = 1.0
 
 
 class Connecting(Protocol):
-    """What a connector needs of its link. Only ``check`` may raise."""
+    """A link, as its connector knows it. Only ``check`` may raise."""
 
     def new_connection(self, adopted: AdoptedConnection) -> Connection:
         """Return a connection of the link over what redis-py has opened."""

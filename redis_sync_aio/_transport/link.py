@@ -134,7 +134,7 @@ class Link:
             connection.send(call)
 
     def _send_watching(self, connection: Connection, call: Call) -> None:
-        # What follows scripts that will be refused has to be refused, too: else it would overtake them.
+        # Calls behind scripts that will be refused have to be refused, too: otherwise they would overtake them.
         refused_soon = call.keys.engine == "auto" and any(type(earlier) is Call for earlier in connection.pending)
         if call.keys.engine == "lua" or refused_soon:
             connection.send(call)

@@ -16,7 +16,7 @@ MAX_TICK = 0.25
 
 
 class Watched(Protocol):
-    """What the ticks of a link need of it. None of its methods raises."""
+    """A link, as its ticks know it. None of its methods raises."""
 
     def present_connection(self) -> Connection | None:
         """Return the connection in use, if there is one."""

@@ -157,7 +157,7 @@ class PoolExecutor:
         """Return the error that redis-py was retrying when its time was up.
 
         It cannot be seen if redis-py was just about to try again. Then we try to connect, so that a refusal, such as of
-        a password, is reported soon; but not if ``call`` has no time left, or nothing was heard since the last try.
+        a password, is reported soon; but not if ``call`` has no time left, or no reply has come since the last try.
         """
         error = _context(error)
         silent, self._silent = self._silent, isinstance(error, TimeoutError)

@@ -1,4 +1,4 @@
-"""What all errors of this package have in common."""
+"""The base of all errors of this package."""
 
 from __future__ import annotations
 

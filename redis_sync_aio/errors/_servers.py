@@ -16,8 +16,8 @@ class Unreachable(SyncError, RedisConnectionError):
 
     Of a transaction it is: nothing was written (`OutcomeUnknown` is raised when that is not certain).
 
-    What a request that was given up may have left on the server is withdrawn as soon as the server is back,
-    and otherwise ends with its ttl.
+    A request that was given up may have left a grant or a ticket on the server. It is withdrawn as soon as the server
+    is back, and otherwise ends with its ttl.
     """
 
     @staticmethod
@@ -285,8 +285,8 @@ class CoordinatorClosed(SyncError):
     def not_sent(name: str) -> CoordinatorClosed:
         """Return the error for a command about ``name`` that a closed coordinator did not send."""
         return CoordinatorClosed(
-            f"no command was sent for {name!r}: its coordinator is closed. What it still holds ends with its ttl; "
-            "create a new Coordinator"
+            f"no command was sent for {name!r}: its coordinator is closed. Leases that it still holds end with "
+            "their ttl; create a new Coordinator"
         )
 
 

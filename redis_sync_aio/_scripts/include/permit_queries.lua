@@ -1,4 +1,4 @@
--- What is free and what is waited for; granting and dropping permits. Included after `permit_state`
+-- The free permits and the waiting tickets; granting and dropping permits. Included after `permit_state`
 -- and `soonest` (see `permit_first_expiry`).
 -- include: permit_lookup
 -- include: permit_drop

@@ -1,4 +1,4 @@
--- What most scripts need to know of the permits. Needs PERMITS, STATE and `field`.
+-- The facts about permits that most scripts need. Needs PERMITS, STATE and `field`.
 -- PERMITS  token -> when its permit ends (us)
 -- STATE    limit; used (the sum of the weights); fence (the last one); kept (until when the keys
 --          last, ms); shared ('1' once a sharing process was granted something); resized ('1' once
