@@ -313,8 +313,8 @@ async def test_a_key_of_another_type(lock: RedisLock, redis: Redis) -> None:
     ("options", "error"),
     [
         ({"name": ""}, ValueError),
-        ({"name": "}{"}, ValueError),
-        ({"name": "{}{a}"}, ValueError),
+        ({"name": "}{"}, None),
+        ({"name": "{}{a}"}, None),
         ({"name": 5}, TypeError),
         ({"timeout": -1}, ValueError),
         ({"timeout": 0.0001}, ValueError),

@@ -14,7 +14,7 @@ from benchmarks.screens import draw, screens
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = {
-    "ls": ["HELD BY", "worker-3:28376", "import !", "release NAME --force"],
+    "ls": ["HELD BY", "worker-3:28376", "import !", "release import --force"],
     "show": ["orders:42", "held by worker-3:28376", "waiting: 3"],
     "top": ["GRANT/S", "8 waiting", "1.0 granted/s", "q quit"],
     "doctor": ["bad", "maxmemory-policy is allkeys-lru", "Fix:"],

@@ -1,4 +1,4 @@
--- The free permits and the waiting tickets; granting and dropping permits. Included after `permit_state`
+-- Free permits and waiting tickets; granting and dropping permits. Included after `permit_state`
 -- and `soonest` (see `permit_first_expiry`).
 -- include: permit_lookup
 -- include: permit_drop
