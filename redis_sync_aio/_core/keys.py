@@ -348,6 +348,11 @@ def marker_key(key: bytes, unique: bytes, prefix: bytes = b"") -> bytes:
     return prefix + _stem(key) + b":commit:" + unique
 
 
+def mark_key(keys: Keys) -> bytes:
+    """Return the key that tells what became of work under a lock."""
+    return _stem(keys.all[0]) + b":mark"
+
+
 _LEFT_BEHIND = re.compile(rb"(.+?):(?:(sem|rw)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL)
 KEY_ENDINGS = b"[}:]:[fpqrs]*"
 """A pattern of SCAN for the ends of all keys but NAME."""

@@ -12,6 +12,7 @@ They can be pickled and copied. Not among them: bad arguments are TypeError, Val
 from __future__ import annotations
 
 from ._base import SyncError, copy_error
+from ._jobs import FingerprintMismatch, RunInterrupted
 from ._leases import AcquireTimeout, LimitMismatch, NotHeld, StaleFence, WouldDeadlock
 from ._loss import LeaseLost, LossReason
 from ._misuse import TransactionMisuse
@@ -29,10 +30,10 @@ from ._servers import (
 from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied
 
 __all__ = [
-    "AcquireTimeout", "CommandRefused", "Conflict", "CoordinatorClosed", "LeaseLost", "LimitMismatch", "LossReason",
-    "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied", "PermissionDenied", "PushUnavailable",
-    "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse", "UndoFailed", "UnknownStep", "Unreachable",
-    "WouldDeadlock", "WrongContext", "WrongKeyType", "copy_error",
+    "AcquireTimeout", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch", "LeaseLost",
+    "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied", "PermissionDenied",
+    "PushUnavailable", "RunInterrupted", "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse", "UndoFailed",
+    "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext", "WrongKeyType", "copy_error",
 ]  # fmt: skip
 
 # Tracebacks and pickles name the place where users find the classes.

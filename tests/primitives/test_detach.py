@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import pytest
@@ -281,21 +281,36 @@ async def test_each_request_has_one_end(make_client: MakeClient) -> None:
     assert Lost not in kinds
 
 
-async def test_what_cannot_be_detached_says_so(sync: Coordinator) -> None:
+NOT_PLAIN: dict[str, Callable[[Coordinator], Awaitable[Lease]]] = {
+    "identity": lambda sync: sync.lock("d").acquire(identity="me"),
+    "several": lambda sync: sync.multi_lock(["d", "e"]).acquire(),
+    "reader": lambda sync: sync.read_write_lock("d").read().acquire(),
+    "writer": lambda sync: sync.read_write_lock("d").write().acquire(),
+    "reentrant": lambda sync: AsyncReentrantLock(sync, "d").acquire(),
+    "robust": lambda sync: AsyncRobustLock(sync, "d").acquire(),
+}
+
+
+@pytest.mark.parametrize("acquire", NOT_PLAIN.values(), ids=list(NOT_PLAIN))
+async def test_what_cannot_be_detached_says_so(
+    sync: Coordinator, acquire: Callable[[Coordinator], Awaitable[Lease]]
+) -> None:
     """And is held as before."""
-    for lease in (
-        await sync.lock("one").acquire(identity="me"),
-        await sync.lock("two", share=True).acquire(),
-        await sync.multi_lock(["three", "four"]).acquire(),
-        await sync.read_write_lock("five").read().acquire(),
-        await sync.read_write_lock("six").write().acquire(),
-        await AsyncReentrantLock(sync, "seven").acquire(),
-        await AsyncRobustLock(sync, "eight").acquire(),
-    ):
-        with pytest.raises(ValueError, match="cannot be detached"):
-            await lease.detach()
-        lease.check()
-        await lease.release()
+    lease = await acquire(sync)
+    with pytest.raises(ValueError, match="cannot be detached"):
+        await lease.detach()
+    lease.check()
+    await lease.release()
+    with pytest.raises(ValueError, match="cannot be detached"):
+        await lease.detach()
+
+
+async def test_what_tasks_share_cannot_be_detached(sync: Coordinator) -> None:
+    """One of them has it from the other, so it is shared indeed."""
+    lock = sync.lock("d", share=True, linger=60)
+    async with lock:
+        pass
+    async with lock as lease:
         with pytest.raises(ValueError, match="cannot be detached"):
             await lease.detach()
 

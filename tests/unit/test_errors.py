@@ -14,6 +14,7 @@ from redis_sync_aio.errors import (
     CommandRefused,
     Conflict,
     CoordinatorClosed,
+    FingerprintMismatch,
     LeaseLost,
     LimitMismatch,
     NotHeld,
@@ -21,6 +22,7 @@ from redis_sync_aio.errors import (
     PartiallyApplied,
     PermissionDenied,
     PushUnavailable,
+    RunInterrupted,
     StaleFence,
     StaleWriter,
     SyncError,
@@ -49,6 +51,8 @@ ERRORS = [
     PartiallyApplied(replies=(1, ResponseError("no")), command="GET", index=1, failed=1),
     Unreachable.reply_lost("x"),
     NotHeld.released("x"),
+    FingerprintMismatch(key="x"),
+    RunInterrupted(key="x"),
     StaleWriter(name="a", identity="w", fence=7),
 ]
 

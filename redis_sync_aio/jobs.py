@@ -1,0 +1,331 @@
+"""Work that must be done once: by schedule (`once`, `once_per`), or for each request (`idempotent`).
+
+All three hold an `AsyncLock` while the work runs, and keep a mark next to it that outlasts the lock. The mark is
+written only if the lease holds at that moment (`Lease.transaction`), so a holder that was stopped for too long writes
+nothing.
+docs/jobs.md shows them with cron, APScheduler, taskiq and SAQ.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import string
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+
+from ._acquire.binding import CoordinatorLike
+from ._client.settings import Client
+from ._core.arguments import Seconds, is_async, one_of, timeout_seconds, ttl_ms
+from ._core.clock import wall_ns
+from ._core.display import shown
+from ._core.keys import mark_key
+from ._core.name_templates import check_template, names_from
+from ._leases.lease import Lease
+from ._transactions.handle import Transaction
+from .errors import FingerprintMismatch, RunInterrupted
+from .lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip
+from .transaction import transaction
+
+__all__ = ["Codec", "OnCrash", "OnInterrupted", "idempotent", "once", "once_per"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DAY = 86_400.0
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+OnCrash: TypeAlias = Literal["skip", "again"]
+"""What becomes of a slot whose run did not come to its end: it is over, or the next caller runs it again."""
+OnInterrupted: TypeAlias = Literal["again", "raise"]
+"""What becomes of a request whose run did not come to its end: it runs again, or RunInterrupted is raised."""
+
+
+class Codec(Protocol):
+    """Turns results into text and back; the module `json` is one."""
+
+    def dumps(self, value: Any, /) -> str: ...
+    def loads(self, text: str, /) -> Any: ...
+
+
+def once(
+    client: Client | CoordinatorLike,
+    name: str,
+    *,
+    slot: object = "",
+    at_least: Seconds = DAY,
+    on_crash: OnCrash = "skip",
+    ttl: Seconds = 30.0,
+    timeout: Seconds | None = None,
+) -> AbstractAsyncContextManager[Lease | None]:
+    """Return an async context manager: of all that enter it for one slot, one gets a lease, the others None.
+
+    Args:
+        client: a `redis.asyncio.Redis` or `RedisCluster`, or a `Coordinator`.
+        name: of the job.
+        slot: what is done once, such as a date; its text follows the name after a colon.
+        at_least: seconds or timedelta for which the slot stays done: longer than clocks and schedules may differ. It
+            counts from the beginning of the run for ``on_crash="skip"``, else from its end. Default: a day.
+        on_crash: "skip" (default): a run that was killed, cancelled or that raised is not repeated: at most once. A
+            caller that comes while another one runs gets None immediately. "again": it waits for the end of that run,
+            and if it did not come to its end, runs: at least once, and exactly once without a crash.
+        ttl: of the lock, which is renewed while the body runs: so long after a crash the next one runs.
+        timeout: seconds or timedelta to wait for another run with ``on_crash="again"``; None: no limit.
+
+    Raises:
+        TypeError, ValueError: a bad argument, when it is called. At the beginning: as `AsyncLock.acquire`;
+        AcquireTimeout with a ``timeout``. At its beginning and end also as `Lease.transaction`: LeaseLost when the
+        lease was lost, and then the slot is not marked as done.
+
+    On cancellation the lock is released, or was not acquired.
+
+    Example:
+        async with once(sync, "nightly", slot=date.today()) as lease:
+            if lease is not None:
+                await report(fence=lease.fence)
+    """
+    one_of(on_crash, get_args(OnCrash), "on_crash")
+    text = f"{slot}"
+    if not isinstance(name, str):
+        raise TypeError(f"name must be str, not {shown(name)}")
+    whole, limit = f"{name}:{text}" if text else name, timeout_seconds(timeout)
+    lock = AsyncLock(client, whole, ttl=ttl)
+    return _once(lock, _Mark(client, lock, at_least, "at_least"), on_crash, limit)
+
+
+@asynccontextmanager
+async def _once(lock: AsyncLock, mark: _Mark, on_crash: OnCrash, timeout: float | None) -> AsyncIterator[Lease | None]:
+    skips = on_crash == "skip"
+    lease = await (lock.try_acquire() if skips else lock.acquire(timeout=timeout))
+    if lease is not None:
+        async with lease:
+            if await mark.begin(lease, {"begun": True} if skips else None) is None:
+                yield lease
+                if not skips:
+                    await mark.write(lease, {"done": True})
+                return
+    yield None
+
+
+def once_per(
+    client: ClientSource,
+    name: str,
+    *,
+    at_least: Seconds = DAY,
+    on_crash: OnCrash = "skip",
+    ttl: Seconds = 30.0,
+    timeout: Seconds | None = None,
+    tz: tzinfo = UTC,
+) -> SynchronizeOrSkip:
+    """Decorate a coroutine function: of all calls for one slot, on all machines, one runs. The others return None.
+
+    Args:
+        client: as of `once`, or a function without arguments that returns one, which is called at each call.
+        name: of the job with its slot: ``{0}`` is the time of the call by this machine's clock, as a `datetime`, and
+            other fields are arguments of the function: ``"report:{customer}:{0:%Y-%m-%d}"``.
+        tz: the time zone of ``{0}``. Default UTC.
+        at_least, on_crash, ttl, timeout: as `once`.
+
+    Raises:
+        TypeError, ValueError: at decoration, for bad arguments, or a field that is neither.
+
+    A call raises what the function raises, and what `once` does.
+
+    Example:
+        @once_per(sync, "nightly:{0:%Y-%m-%d}", at_least=3600)
+        async def nightly() -> None: ...
+    """
+    one_of(on_crash, get_args(OnCrash), "on_crash")
+    for time, what in ((at_least, "at_least"), (ttl, "ttl")):
+        ttl_ms(time, what)
+    timeout_seconds(timeout)
+    if not isinstance(name, str):
+        raise TypeError(f"name must be str, not {shown(name)}")
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
+        signature = _checked_signature(function, name)
+
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            own = name.format((EPOCH + timedelta(microseconds=wall_ns() // 1000)).astimezone(tz), **bound.arguments)
+            options: dict[str, Any] = {"at_least": at_least, "on_crash": on_crash, "ttl": ttl, "timeout": timeout}
+            async with once(_client(client), own, **options) as lease:
+                return None if lease is None else await function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _checked_signature(function: Callable[..., Any], name: str) -> inspect.Signature:
+    """Return the signature; raise TypeError or ValueError unless ``name`` can be made of the time and arguments."""
+    if not is_async(function):
+        raise TypeError(f"{function!r} is not a coroutine function")
+    signature = inspect.signature(function)
+    for _, field, _, _ in string.Formatter().parse(name):
+        first = None if field is None else field.replace("[", ".").split(".")[0]
+        if first is not None and first != "0" and first not in signature.parameters:
+            raise ValueError(
+                f"{name!r} refers to {first!r}, which is not an argument of {function!r}; {{0}} is the time of the call"
+            )
+    return signature
+
+
+def idempotent(
+    client: ClientSource,
+    key: str,
+    *,
+    ttl: Seconds = DAY,
+    wait: bool | Seconds = True,
+    fingerprint: str | None = None,
+    on_interrupted: OnInterrupted = "again",
+    codec: Codec = json,
+    lock_ttl: Seconds = 30.0,
+) -> Synchronize:
+    """Decorate a coroutine function: of all calls with one key the first one runs, and all get its result.
+
+    The result is kept on the server as text, and each call, the first one included, gets what the codec makes of that.
+    A call that raises keeps nothing: the next one runs. If its process dies in the middle, the next one finds out.
+
+    Args:
+        client: as of `once_per`.
+        key: of the request; it may refer to the function's arguments: ``"payment:{request_id}"``.
+        ttl: seconds or timedelta for which the result is kept.
+        wait: what a call does while another one with its key runs. True (default): wait for its result; seconds or
+            timedelta: at most so long; False: raise AcquireTimeout.
+        fingerprint: what else must be the same in two calls with one key: ``"{amount}:{account}"``. None: nothing.
+        on_interrupted: "again" (default): when a run did not come to its end, the next call runs. "raise": it gets
+            RunInterrupted, for what must not happen twice; until ``ttl`` is over, or somebody deletes the mark.
+        codec: an object with ``dumps`` and ``loads``. Default: JSON.
+        lock_ttl: of the lock, which is renewed while the function runs: so long after a crash the next call goes on.
+
+    Raises:
+        TypeError, ValueError: at decoration, for bad arguments, or a field that is not an argument of the function.
+
+    A call raises what the function raises, and:
+        FingerprintMismatch: the key was used by a call with another fingerprint. RunInterrupted: see above.
+        AcquireTimeout: another call with the key runs. What `AsyncLock.acquire` and `transaction` raise.
+        LeaseLost: the lock was lost before the result was kept, so it was not.
+
+    On cancellation nothing is kept.
+
+    Example:
+        @idempotent(sync, "payment:{request_id}", fingerprint="{amount}")
+        async def pay(request_id: str, amount: int) -> dict[str, str]: ...
+    """
+    templates = [check_template(key, "key")]
+    if fingerprint is not None:
+        templates.append(check_template(fingerprint, "fingerprint"))
+    one_of(on_interrupted, get_args(OnInterrupted), "on_interrupted")
+    ttl_ms(ttl), ttl_ms(lock_ttl, "lock_ttl")
+    limit = (None if wait else 0.0) if isinstance(wait, bool) else timeout_seconds(wait)
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        names = names_from(function, templates)
+
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            own, *rest = names(args, kwargs)
+            source, own_print = _client(client), hashlib.sha256("".join(rest).encode()).hexdigest()
+            lock = AsyncLock(source, own, ttl=lock_ttl)
+            request = _Request(_Mark(source, lock, ttl, "ttl"), own, own_print, codec, on_interrupted)
+            if (found := await request.mark.read()) is not None and "result" in found:
+                kept: R = request.result_of(found)
+                return kept
+            async with lock.hold(timeout=limit) as lease:
+                result: R = await request.run(lease, functools.partial(function, *args, **kwargs))
+            return result
+
+        return call
+
+    return decorate
+
+
+class _Request:
+    """One call with a key, of which one runs."""
+
+    def __init__(self, mark: _Mark, key: str, fingerprint: str, codec: Codec, on_interrupted: OnInterrupted) -> None:
+        self.mark = mark
+        self._key = key
+        self._fingerprint = fingerprint
+        self._codec = codec
+        self._on_interrupted = on_interrupted
+
+    def result_of(self, found: Mapping[str, Any]) -> Any:
+        """Return the result that another call has kept; raise if it was another request, or did not end."""
+        if found["fingerprint"] != self._fingerprint:
+            raise FingerprintMismatch(key=self._key)
+        if "result" not in found:
+            raise RunInterrupted(key=self._key)
+        return self._codec.loads(found["result"])
+
+    async def run(self, lease: Lease, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Run the function under ``lease``, unless another call has, and return the result that is kept."""
+        begun: dict[str, Any] = {"fingerprint": self._fingerprint}
+        marks = self._on_interrupted == "raise"
+        if (found := await self.mark.begin(lease, begun if marks else None)) is not None:
+            return self.result_of(found)
+        try:
+            result = self._codec.dumps(await function())
+        except BaseException as error:
+            if marks and isinstance(error, Exception):  # it did end; of a cancelled one that is not known
+                await self.mark.forget(lease)
+            raise
+        await self.mark.write(lease, begun | {"result": result})
+        return self._codec.loads(result)
+
+
+class _Mark:
+    """What outlasts the lock: a text next to it, which only the holder of the lock may change."""
+
+    def __init__(self, client: Client | CoordinatorLike, lock: AsyncLock, lasts: Seconds, what: str) -> None:
+        self._client: Any = client
+        self._key = mark_key(lock._keys)
+        self._ms = ttl_ms(lasts, what)
+
+    async def read(self) -> dict[str, Any] | None:
+        """Return what it says, None if there is none; without the lock."""
+
+        async def body(tx: Transaction) -> Any:
+            found = await tx.get(self._key)
+            tx.multi()
+            return found
+
+        return _read((await transaction(self._client, body, self._key)).value)
+
+    async def begin(self, lease: Lease, new: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return what it says; if there is none, make it say what is ``new``."""
+        async with lease.transaction() as tx:
+            found = await tx.get(self._key)
+            tx.multi()
+            if found is None and new is not None:
+                tx.set(self._key, json.dumps(new), px=self._ms)
+        return _read(found)
+
+    async def write(self, lease: Lease, new: Mapping[str, Any]) -> None:
+        """Make it say what is ``new``."""
+        async with lease.transaction() as tx:
+            tx.multi()
+            tx.set(self._key, json.dumps(new), px=self._ms)
+
+    async def forget(self, lease: Lease) -> None:
+        """Delete it."""
+        async with lease.transaction() as tx:
+            tx.multi()
+            tx.delete(self._key)
+
+
+def _read(found: str | bytes | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    said: dict[str, Any] = json.loads(found)
+    return said
+
+
+def _client(source: ClientSource) -> Client | CoordinatorLike:
+    return source() if callable(source) else source
