@@ -68,7 +68,7 @@ def lease_lost(loss: LeaseLost, observed: Observed | None, tasks: int = 1) -> No
         lock=loss.name,
         reason=loss.reason,
         fence=loss.fence,
-        held_for=loss.held_for,
+        held=loss.held_for,
         stalled=loss.stalled,
         tasks=tasks,
         request=_request(observed),
@@ -90,10 +90,10 @@ def renewal_late(lock: str, late: float, left: float, period: float, claim: floa
     advice = "raise Coordinator(claim=): it was just handed over" if claim else "give the lock a longer ttl"
     _warn(
         "renewal_late",
-        "the renewal of the lease on %(lock)r came %(late).2f seconds late: the event loop was blocked; %(left).2f of "
-        "%(period).2f seconds are left. Move blocking work to a thread, or " + advice,
+        "the renewal of the lease on %(lock)r came %(lateness).2f seconds late: the event loop was blocked; %(left).2f "
+        "of %(period).2f seconds are left. Move blocking work to a thread, or " + advice,
         lock=lock,
-        late=late,
+        lateness=late,
         left=left,
         period=period,
         claim=claim,
@@ -184,13 +184,13 @@ def connecting_failed(server: str, error: BaseException) -> None:
     _log(logging.WARNING, "connecting_failed", message, error, server=server, why=why)
 
 
-def connection_back(server: str, seconds: float) -> None:
+def connection_restored(server: str, after: float) -> None:
     """Log the end of what `connection_lost` said."""
     _warn(
-        "connection_back",
-        "redis_sync_aio is connected to %(server)s again after %(seconds).1f seconds",
+        "connection_restored",
+        "redis_sync_aio is connected to %(server)s again after %(after).1f seconds",
         server=server,
-        seconds=seconds,
+        after=after,
     )
 
 

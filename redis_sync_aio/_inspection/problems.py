@@ -16,28 +16,29 @@ TRANSIENT: frozenset[ProblemCode] = frozenset(
 """Problems that may only be the moment between two reads: they are looked at twice."""
 
 
-def foreign_without_ttl(name: bytes, value: bytes) -> Problem:
+def foreign_without_ttl(key: bytes, value: bytes) -> Problem:
     """Describe a key with a value of another program that will not end."""
     return Problem(
         "foreign_without_ttl",
         f"its key has the value {shown(text(value))} and no ttl, and this package did not write it, so it will not "
         "become free by itself. If it is data, give the lock another name; if it is a lock that another program "
-        f"forgot, delete it: {_release(name)} --force",
+        f"forgot, delete it: {_release(key)} --force",
     )
 
 
-def holder_disconnected(name: bytes, holder: HolderView) -> Problem:
+def holder_disconnected(key: bytes, holder: HolderView) -> Problem:
     """Describe a lock without a ttl whose process is not connected."""
     return Problem(
         "holder_disconnected",
         f"process {holder.pid} on {holder.host} holds it without a ttl, and is not connected to the server: it has "
         "ended or is cut off. Look there; if it has ended, nobody else will release the lock, so do: "
-        f"{_release(name)} --token {shlex.quote(holder.token)}",
+        f"{_release(key)} --token {shlex.quote(holder.token)}",
     )
 
 
-def _release(name: bytes) -> str:
-    return f"redis-sync-aio release {shlex.quote(text(name))}"
+def _release(key: bytes) -> str:
+    """Return the command for the lock with this key, which is also its name for a client without a prefix."""
+    return f"redis-sync-aio release {shlex.quote(text(key))}"
 
 
 def dead_waiters(waiters: list[WaiterView]) -> Problem:

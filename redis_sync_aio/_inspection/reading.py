@@ -220,9 +220,9 @@ class LockReading(_Reading):
         if one.foreign and one.host is not None:
             self.problems.append(problems.fence_lost())
         elif one.foreign and self._left == -1:
-            self.problems.append(problems.foreign_without_ttl(self.name, self._holder or b""))
+            self.problems.append(problems.foreign_without_ttl(self._key, self._holder or b""))
         if self._left == -1 and one.connected is False:
-            self.problems.append(problems.holder_disconnected(self.name, one))
+            self.problems.append(problems.holder_disconnected(self._key, one))
 
 
 class PermitReading(_Reading):

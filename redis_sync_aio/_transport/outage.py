@@ -97,5 +97,5 @@ class Outage:
     def end(self) -> None:
         """Note that there is a connection; log that if a warning was logged."""
         if (self._warned or self._logged) and self._since is not None:
-            logs.connection_back(self.server(), now() - self._since)
+            logs.connection_restored(self.server(), now() - self._since)
         self._since, self._warned, self._logged = None, False, None

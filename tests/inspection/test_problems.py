@@ -34,6 +34,9 @@ async def test_a_value_of_another_program_without_a_ttl(redis: Redis) -> None:
     said = await problem(redis, "foreign_without_ttl")
     assert "'data' and no ttl" in said
     assert said.endswith("redis-sync-aio release x --force")
+    await redis.set("app1:{x}", "data")
+    (prefixed,) = await inspect(redis, "x", prefix="app1:")
+    assert str(prefixed.problems[0]).endswith("redis-sync-aio release 'app1:{x}' --force")
     (found,) = await inspect(redis, "x")
     assert found.holders[0].foreign
     assert found.holders[0].remaining is None

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import pytest
@@ -410,10 +411,29 @@ async def test_a_function_says_what_the_pattern_is(redis: Redis, caplog: pytest.
     assert [getattr(record, "event", None) for record in caplog.records] == ["observer_failed"]
 
 
+async def test_the_line_of_the_log_has_the_facts_of_the_event(
+    redis: Redis, sync: Coordinator, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the same names, and with the same request."""
+    lease = await sync.lock("x", ttl=600).acquire()
+    await redis.delete("x")
+    with pytest.raises(LeaseLost):
+        await lease.extend(600)
+    lost = told.one(Lost)
+    (record,) = [it for it in caplog.records if getattr(it, "event", "") == "lease_lost"]
+    own = {field.name for field in fields(Lost)} - {field.name for field in fields(Event)}
+    assert own <= vars(record).keys()
+    facts = vars(record)
+    assert (facts["lock"], facts["reason"], facts["request"]) == (lost.name, lost.reason, lost.request)
+
+
 # -- the coordinator ---------------------------------------------------------------------------------------
 
 
-async def test_a_blocked_loop_is_told_as_a_stall_and_a_late_renewal(redis: Redis) -> None:
+async def test_a_blocked_loop_is_told_as_a_stall_and_a_late_renewal(
+    redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line of the log says the same of the renewal, in the same words."""
     told: list[Event] = []
     async with Coordinator(redis, observe=told.append) as sync, sync.lock("busy", ttl=60) as lease:
         await lease.extend(6)  # due after two seconds: it is more than two seconds late after five
@@ -424,6 +444,10 @@ async def test_a_blocked_loop_is_told_as_a_stall_and_a_late_renewal(redis: Redis
     assert late.request == granted.request
     assert late.lateness > 2
     assert late.left < 6
+    record = next(it for it in caplog.records if getattr(it, "event", "") == "renewal_late")
+    assert {name: vars(record)[name] for name in ("lateness", "left", "request")} == {
+        name: getattr(late, name) for name in ("lateness", "left", "request")
+    }
     assert max(event.seconds for event in told if isinstance(event, Stalled)) > 3
 
 

@@ -121,7 +121,7 @@ async def test_a_waiter_hears_of_the_release(place: Place, caplog: pytest.LogCap
     assert "KeyError: 'token'" in record.getMessage()
     assert record.exc_info is not None
     assert not logged(caplog, "connection_lost")
-    assert len(logged(caplog, "connection_back")) == 1
+    assert len(logged(caplog, "connection_restored")) == 1
 
 
 @pytest.mark.parametrize("push", ["auto", "never"])
@@ -168,7 +168,7 @@ async def test_an_outage_that_begins_with_it(caplog: pytest.LogCaptureFixture) -
             vault.times = 0
             await wait_until(lambda: bool(logged(caplog, "connection_lost")), FAST, timeout=10)
             server.start()
-            await wait_until(lambda: bool(logged(caplog, "connection_back")), FAST, timeout=10)
+            await wait_until(lambda: bool(logged(caplog, "connection_restored")), FAST, timeout=10)
 
 
 async def test_somebody_cancels_the_tasks_of_the_link(place: Place) -> None:
