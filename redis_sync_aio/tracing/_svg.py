@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax import saxutils
+from xml.sax.saxutils import quoteattr
 
 from ._layout import AREA, GAP, HEADING, RIGHT, THIN, WIDTH, By, Part, Row, Scale, duration, parts_of
 from ._timeline import Mark, Span, Timeline, Turn, steps, waits
@@ -32,6 +34,15 @@ MOST_PROCESSES = 8
 """The greatest number of processes that the legend names."""
 LEFT_MOST, LETTER = 260, 7.2
 """The greatest width of the labels, and that of a letter in them."""
+
+
+_NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML does not allow, not even as a reference; any name may have them."""
+
+
+def escape(text: str) -> str:
+    """Return text as XML; what XML cannot say is shown as Python shows it."""
+    return saxutils.escape(_NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
 
 
 def svg(

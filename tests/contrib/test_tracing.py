@@ -285,6 +285,15 @@ async def test_names_are_escaped(sync: Coordinator, tmp_path: Path) -> None:
     assert "<b>" not in page.read_text()
 
 
+async def test_names_may_have_characters_that_xml_has_not(sync: Coordinator, tmp_path: Path) -> None:
+    """Not even as a reference: a file with one could not be opened at all."""
+    async with tracing(sync) as trace, sync.lock("odd\x1b[31m\x00\uffff"):
+        pass
+    drawn = picture(trace, tmp_path)
+    assert r"odd\x1b[31m\x00\uffff" in drawn.texts
+    assert r"odd\x1b[31m\x00\uffff" in drawn.told("hold")[0]
+
+
 async def test_what_cannot_be_saved_or_read_is_refused(tmp_path: Path) -> None:
     async with tracing() as trace:
         pass
