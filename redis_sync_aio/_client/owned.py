@@ -44,7 +44,7 @@ def owned_client(url: str, options: Mapping[str, Any] | None) -> OwnedClient:
     address, more = parse_address(url), dict(options or {})
     if address.topology == "server":
         return OwnedClient(Redis.from_url(address.url, **more))
-    more = _credentials(address) | ({"ssl": True} if address.tls else {}) | more
+    more = _from(address) | more
     if address.topology == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
         return OwnedClient(RedisCluster(startup_nodes=nodes, **more))
@@ -55,6 +55,7 @@ def owned_client(url: str, options: Mapping[str, Any] | None) -> OwnedClient:
     return OwnedClient(client, tuple(sentinel.sentinels))
 
 
-def _credentials(address: Address) -> dict[str, Any]:
-    given = {"username": address.username, "password": address.password}
+def _from(address: Address) -> dict[str, Any]:
+    """Return the options of redis-py that stand in ``address``."""
+    given: dict[str, Any] = {"username": address.username, "password": address.password, "ssl": address.tls or None}
     return {name: value for name, value in given.items() if value is not None}
