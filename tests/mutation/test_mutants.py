@@ -141,8 +141,8 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     # a process that shares what it holds
     "everybody shares whose token ends so": Mutant(
-        "return string.match(token, ':(%x+):(%d+)SHARING_MARK$')",
-        "return token, '1'",
+        "if not before then return end",
+        "if not before then return token, '1' end",
     ),
     "nobody shares": Mutant("if string.sub(token, -1) == 'SHARING_MARK' then", "if false then"),
     "one fence too few": Mutant("FENCE_RANGE", "127"),
