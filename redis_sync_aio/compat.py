@@ -38,7 +38,8 @@ from ._acquire.implicit import hub_of, keys_of
 from ._acquire.request import Request
 from ._client.error_replies import redis_errors
 from ._client.resp import Reply
-from ._client.settings import Client, check_client, encode
+from ._client.settings import Client, RedisClient, encode
+from ._client.valkey_py import accepted
 from ._core import logs
 from ._core.arguments import real_seconds, ttl_ms
 from ._core.cancellation import give_up_on, leaving, patience_of, redeliver_cancellation
@@ -117,8 +118,7 @@ class Lock(RedisLock):
         blocking: bool = True, blocking_timeout: float | None = None, thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> None:  # fmt: skip
-        check_client(redis)  # and not RedisLock.__init__, which ties the class to the scripts of the first client
-        self.redis: Client = redis
+        self.redis: RedisClient = accepted(redis)  # no RedisLock.__init__: it ties the class to its client's scripts
         self.name = name  # its setter needs the client
         self.timeout: float | None = timeout
         self.sleep: float = sleep

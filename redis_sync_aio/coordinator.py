@@ -20,7 +20,7 @@ from ._acquire.options import CoordinatorOptions, Push, hub_options
 from ._acquire.statistics import CoordinatorStatistics, HeldHere, WaitingHere, statistics_of
 from ._client.owned import owned_client
 from ._client.retry import RETRY_FOR
-from ._client.settings import Client, address_of
+from ._client.settings import Client, RedisClient, address_of
 from ._core.arguments import Name, Seconds, explains_words_of_redis_py, seconds
 from ._core.attached import Observer, PatternOf
 from ._core.backoff import Backoff
@@ -39,8 +39,9 @@ class Coordinator:
     """Runs the locks of one client in one event loop, over one connection to each server.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster`, however configured. Its pool is not used for locks; one
-            connection is opened next to it, with the client's own settings, to each shard of a cluster.
+        client: a `redis.asyncio.Redis` or `RedisCluster`, however configured, or a `valkey.asyncio.Valkey` or
+            `ValkeyCluster`, whose settings a client of redis-py gets (docs/servers.md). Its pool is not used for locks;
+            one connection is opened next to it, with the client's own settings, to each shard of a cluster.
         prefix: the beginning of all its keys and channels, as in "app1:", for a user with the rights ``~app1:*`` and
             ``&app1:*`` (docs/servers.md). Names, also in messages and events, stay as they are. It ends with a colon.
         push: "auto" (default): wake-ups are pushed; where the server or the ACL user does not allow that, waiters
@@ -181,8 +182,8 @@ class Coordinator:
         return f"<Coordinator of {address_of(self.client)}{'' if self.why_closed is None else ', closed'}>"
 
     @property
-    def client(self) -> Client:
-        """The client it was made from."""
+    def client(self) -> RedisClient:
+        """The client it was made from; of a client of valkey-py, that of redis-py with the same settings."""
         return self._binding.options.client
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._acquire.binding import CoordinatorLike
 from ._acquire.options import CoordinatorOptions
-from ._client.settings import Client
+from ._client.settings import Client, RedisClient, ValkeyClient
 from ._core.arguments import Json, Name, Seconds
 from ._core.attached import Observer, PatternOf
 from ._core.keys import Engine
@@ -35,9 +35,11 @@ __all__ = [
     "OnMismatch",
     "PatternOf",
     "Push",
+    "RedisClient",
     "Replies",
     "Seconds",
     "Synchronize",
     "SynchronizeOrSkip",
     "UndoStep",
+    "ValkeyClient",
 ]

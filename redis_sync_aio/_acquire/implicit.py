@@ -7,9 +7,10 @@ and otherwise when the event loop ends.
 from __future__ import annotations
 
 import os
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
-from .._client.settings import Client, check_client, encode, is_cluster, running_loop
+from .._client.settings import Client, RedisClient, encode, is_cluster, running_loop
+from .._client.valkey_py import accepted
 from .._core.arguments import Name
 from .._core.keys import Keys, check_slot
 from .binding import Binding, CoordinatorLike
@@ -30,13 +31,12 @@ def binding_of(source: object) -> Binding | None:
     return found if isinstance(found, Binding) else None
 
 
-def client_of(source: Client | CoordinatorLike) -> Client:
-    """Return the client of what a user gave; raise TypeError unless it is an asyncio client, or a coordinator."""
+def client_of(source: Client | CoordinatorLike) -> RedisClient:
+    """Return the client to use for what a user gave; raise TypeError unless it is a client or a coordinator."""
     binding = binding_of(source)
     if binding is not None:
         return binding.options.client
-    check_client(source)
-    return cast("Client", source)
+    return accepted(source)
 
 
 K_co = TypeVar("K_co", bound=Keys, covariant=True)
@@ -72,10 +72,10 @@ def hub_of(source: Client | CoordinatorLike) -> Hub:
     Raises WrongContext or CoordinatorClosed if it cannot be used here and now.
     """
     binding = binding_of(source)
-    return _implicit(cast("Client", source)) if binding is None else binding.hub()
+    return _implicit(accepted(source)) if binding is None else binding.hub()
 
 
-def _implicit(client: Client) -> Hub:
+def _implicit(client: RedisClient) -> Hub:
     loop = running_loop()
     found = hubs.get((id(client), id(loop)))
     if found is None:
@@ -98,7 +98,7 @@ def _close_orphans() -> None:
 class _Idle:
     """Closes a hub when it was not used for a while."""
 
-    def __init__(self, client: Client, hub: Hub) -> None:
+    def __init__(self, client: RedisClient, hub: Hub) -> None:
         self._key = id(client), id(hub.loop)
         self._hub = hub
         hub.closing.on_close = self._closed

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict, get_args
 
 from .._client.retry import RETRY_FOR
-from .._client.settings import Client, check_client, response_timeout_of
+from .._client.settings import Client, RedisClient, response_timeout_of
+from .._client.valkey_py import accepted
 from .._core.arguments import Seconds, count, one_of, positive_seconds, require_bool, ttl_ms
 from .._core.attached import Attached, Observer, PatternOf
 from .._core.backoff import Backoff
@@ -43,7 +44,7 @@ class CoordinatorOptions(TypedDict, total=False):
 class HubOptions:
     """The options of a `Coordinator`; times are in seconds."""
 
-    client: Client
+    client: RedisClient
     prefix: bytes
     push: Push
     claim_ms: int
@@ -82,7 +83,7 @@ def hub_options(
 
     Raises TypeError or ValueError, as `Coordinator` says.
     """
-    check_client(client)
+    redis = accepted(client)
     one_of(push, get_args(Push), "push")
     claim_ms = ttl_ms(claim, "claim")
     burst, slice = count(burst, "burst"), positive_seconds(slice, "slice")
@@ -91,9 +92,9 @@ def hub_options(
     if poll is not None and not isinstance(poll, Backoff):
         raise TypeError(f"poll must be a Backoff or None, not {shown(poll)}")
     exit_timeout = positive_seconds(exit_timeout, "exit_timeout")
-    answered_within = response_timeout_of(client, response_timeout)
+    answered_within = response_timeout_of(redis, response_timeout)
     return HubOptions(
-        client,
+        redis,
         checked_prefix(prefix),
         push,
         claim_ms,

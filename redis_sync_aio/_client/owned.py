@@ -10,13 +10,13 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel
 
 from .address import Address, parse_address
-from .settings import Client
+from .settings import RedisClient
 
 
 class OwnedClient:
     """A client, and the clients of the sentinels that lead to its server."""
 
-    def __init__(self, client: Client, sentinels: tuple[Redis, ...] = ()) -> None:
+    def __init__(self, client: RedisClient, sentinels: tuple[Redis, ...] = ()) -> None:
         self.client = client
         self._sentinels = sentinels
 
@@ -26,7 +26,7 @@ class OwnedClient:
         await _close_all(clients)
 
 
-async def _close_all(clients: tuple[Client, ...]) -> None:
+async def _close_all(clients: tuple[RedisClient, ...]) -> None:
     if clients:
         try:
             await clients[0].aclose()

@@ -358,7 +358,7 @@ class ClusterClosing(Generic[T]):
         # redis-py calls aclose(), too, to connect again: after some MOVED, and when the cluster is down. Nothing but
         # the caller tells the two apart.
         caller = sys._getframe(1)
-        by_redis_py = caller.f_globals.get("__name__") == RedisCluster.__module__
+        by_redis_py = caller.f_globals.get("__name__") in (RedisCluster.__module__, "valkey.asyncio.cluster")
         return self._close(by_user=not by_redis_py or caller.f_code.co_name in ("__aexit__", "close"))
 
     async def _close(self, by_user: bool) -> None:
@@ -368,6 +368,11 @@ class ClusterClosing(Generic[T]):
         finally:
             if (client := self._client()) is not None:
                 await type(client).aclose(client)
+
+
+def close_together(pool: Any, other: _ClosedWithPool) -> None:
+    """Close ``other``, which does not keep it, when the caller closes ``pool`` (of redis-py or of valkey-py)."""
+    _closed_with(pool).add(other)
 
 
 def on_close(client: RedisCluster, owner: T, close: Callable[[T], Awaitable[None]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 from redis.asyncio import Redis, RedisCluster
@@ -15,7 +15,22 @@ from .._core.arguments import Name, Seconds, positive_seconds
 from .._core.display import shown
 from ..errors import WrongContext
 
-Client: TypeAlias = Redis | RedisCluster
+RedisClient: TypeAlias = Redis | RedisCluster
+"""A client of redis-py."""
+
+
+class ValkeyClient(Protocol):
+    """A `valkey.asyncio.Valkey` or `ValkeyCluster`, by what types can tell of it without valkey-py."""
+
+    def get_encoder(self) -> Any:
+        """Return what encodes keys."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the client."""
+
+
+Client: TypeAlias = RedisClient | ValkeyClient
 """A client as users pass it."""
 
 DEFAULT_TIMEOUT = 5.0
@@ -45,9 +60,9 @@ class PerClient(Generic[T]):
     """Facts about clients, by identity as in `Same`; each is kept as long as its client lives."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ReferenceType[Client], T]] = {}
+        self._known: dict[int, tuple[ReferenceType[object], T]] = {}
 
-    def get(self, client: Client, make: Callable[[], T]) -> T:
+    def get(self, client: object, make: Callable[[], T]) -> T:
         """Return the fact about ``client``; make it first if there is none."""
         known = self._known.get(id(client))
         if known is not None:
@@ -79,7 +94,7 @@ def check_client(client: object) -> None:
     """Raise TypeError, which says what to pass instead, unless ``client`` is an asyncio client of redis-py."""
     if isinstance(client, (Redis, RedisCluster)) and not isinstance(client, Pipeline):
         return
-    if type(client).__module__.startswith(("redis.client", "redis.cluster")):
+    if type(client).__module__.startswith(("redis.client", "redis.cluster", "valkey.client", "valkey.cluster")):
         raise TypeError(
             f"{type(client).__name__} from {type(client).__module__} is a synchronous client: "
             "pass a redis.asyncio.Redis or RedisCluster"
@@ -92,13 +107,13 @@ def check_client(client: object) -> None:
     raise TypeError(f"expected a redis.asyncio.Redis, a RedisCluster or a Coordinator, not {shown(client)}")
 
 
-def _options(client: Client) -> dict[str, Any]:
+def _options(client: RedisClient) -> dict[str, Any]:
     options: dict[str, Any]
     options = client.connection_kwargs if isinstance(client, RedisCluster) else client.connection_pool.connection_kwargs
     return options
 
 
-def address_of(client: Client) -> str:
+def address_of(client: RedisClient) -> str:
     """Return the address that ``client`` connects to, for messages; never its credentials."""
     if isinstance(client, RedisCluster):
         nodes = client.nodes_manager.startup_nodes
@@ -116,14 +131,14 @@ def address_of(client: Client) -> str:
     return f"{where}, db {options['db']}" if options.get("db") else where
 
 
-def uses_tls(client: Client) -> bool:
+def uses_tls(client: RedisClient) -> bool:
     """Return whether ``client`` connects with TLS."""
     if isinstance(client, RedisCluster):
         return bool(client.connection_kwargs.get("ssl"))
     return issubclass(client.connection_pool.connection_class, SSLConnection)
 
 
-def response_timeout_of(client: Client, given: Seconds | None) -> float:
+def response_timeout_of(client: RedisClient, given: Seconds | None) -> float:
     """Return the seconds that a reply may take."""
     if given is not None:
         return positive_seconds(given, "response_timeout")
@@ -131,13 +146,13 @@ def response_timeout_of(client: Client, given: Seconds | None) -> float:
     return float(configured) if configured else DEFAULT_TIMEOUT
 
 
-def connect_timeout_of(client: Client, response_timeout: float) -> float:
+def connect_timeout_of(client: RedisClient, response_timeout: float) -> float:
     """Return the seconds that connecting may take."""
     configured = _options(client).get("socket_connect_timeout")
     return float(configured) if configured else response_timeout
 
 
-def encode(client: Client, value: Name, what: str) -> bytes:
+def encode(client: RedisClient, value: Name, what: str) -> bytes:
     """Return a name or identity as bytes; text in the client's own encoding, as other Redis locks encode it."""
     if isinstance(value, str):
         untyped: Any = client

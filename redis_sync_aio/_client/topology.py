@@ -8,7 +8,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from .cluster import Cluster
 from .primary_pool import SlotPool
-from .settings import Client
+from .settings import RedisClient
 
 
 class Topology(Protocol):
@@ -47,6 +47,6 @@ def slot_of(client: Redis) -> int | None:
     return pool.slot if isinstance(pool, SlotPool) else None
 
 
-def servers_of(client: Client) -> OneServer | Cluster:
+def servers_of(client: RedisClient) -> OneServer | Cluster:
     """Return the servers behind ``client``; for one cluster client always the same object."""
     return Cluster.of(client) if isinstance(client, RedisCluster) else OneServer(client)

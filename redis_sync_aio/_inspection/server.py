@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from .._client.checkout import OUT_OF_REACH, CheckedOut
 from .._client.error_replies import answered, error_answer
 from .._client.resp import Reply, ReplyError, Words, pack
-from .._client.settings import Client, address_of
+from .._client.settings import RedisClient, address_of
 from .._core.keys import KEY_ENDINGS, Keys, keys_around
 from .._engine.watch_dialogue import microseconds
 from ..errors import PermissionDenied, Unreachable
@@ -123,7 +123,7 @@ async def heard(servers: Iterable[CheckOut], channels: set[bytes]) -> dict[bytes
 
 
 @asynccontextmanager
-async def reading(client: Client) -> AsyncIterator[None]:
+async def reading(client: RedisClient) -> AsyncIterator[None]:
     """Turn what goes wrong while names are read into our errors."""
     try:
         yield

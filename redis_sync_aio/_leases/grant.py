@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from .._client.settings import Client
+from .._client.settings import RedisClient
 from .._core import logs
 from .._core.cancellation import in_time, leaving, undo_in
 from .._core.clock import now
@@ -42,7 +42,7 @@ class LeaseManager(Protocol):
     """
 
     loop: asyncio.AbstractEventLoop
-    client: Client
+    client: RedisClient
     response_timeout: float
     asked_response_timeout: float | None
     """Seconds to wait for an answer, as the caller chose them; None: the timeout of its client."""

@@ -13,7 +13,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-from .._client.settings import Client
+from .._client.settings import RedisClient
 from .._core import logs
 from .._core.cancellation import outcome_of
 from .._core.clock import now
@@ -49,13 +49,13 @@ class GrantManager:
         loosen: Callable[[Grant], bool],
         check_context: Callable[[], None],
         stalled: Callable[[float], None],
-        client: Client,
+        client: RedisClient,
         retry_for: float,
         response_timeout: float,
         asked_response_timeout: float | None,
         exit_timeout: float,
     ) -> None:
-        self.client: Client = client
+        self.client: RedisClient = client
         self.check_context: Callable[[], None] = check_context
         self.response_timeout: float = response_timeout
         self.asked_response_timeout: float | None = asked_response_timeout

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from .._acquire.hub import Hub
 from .._acquire.implicit import binding_of
-from .._client.settings import Client, address_of, is_client, is_cluster
+from .._client.settings import RedisClient, address_of, is_client, is_cluster
 from .._core.display import shown
 from .._transport.run_id import run_id
 
@@ -22,7 +22,7 @@ def several(clients: Iterable[T]) -> tuple[T, ...]:
     return tuple(clients)
 
 
-def check_apart(clients: Sequence[Client]) -> None:
+def check_apart(clients: Sequence[RedisClient]) -> None:
     """Raise TypeError or ValueError unless ``clients`` can be those of several servers."""
     if any(map(is_cluster, clients)):
         raise TypeError("clients must be of servers that know nothing of each other; AsyncLock takes a RedisCluster")

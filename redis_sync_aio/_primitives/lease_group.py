@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from .._acquire.request import Request
-from .._client.settings import Client
+from .._client.settings import RedisClient
 from .._core.clock import now
 from .._leases.grant import Grant
 from .._leases.tasks import TaskRef, current_ref, ended
@@ -108,7 +108,7 @@ class LeaseGroup:
         self.asked_response_timeout: float | None = members[0].manager.asked_response_timeout
         self.exit_timeout: float = members[0].manager.exit_timeout
         self.retry_for: float = members[0].manager.retry_for
-        self.client: Client = members[0].manager.client
+        self.client: RedisClient = members[0].manager.client
         self.token: bytes = b" ".join(member.wire_token for member in members)
         self.fence: int = max(member.fence for member in members)
         self._behind: list[ReferenceType[GroupGrant]] = []  # shares that were not released since a loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis.exceptions
 
 from .._client.error_replies import error_code
-from .._client.settings import Client, address_of, uses_tls
+from .._client.settings import RedisClient, address_of, uses_tls
 from .._core import logs
 from .._core.backoff import Backoff
 from .._core.clock import now
@@ -30,7 +30,7 @@ class Outage:
     leads_to: tuple[str | None, int | None] = None, None
     """Host and port of the newest connection."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._since: float | None = None  # local clock
         self._warned = False

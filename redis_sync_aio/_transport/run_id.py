@@ -9,14 +9,14 @@ from redis.asyncio import Redis
 
 from .._client.error_replies import error_answer
 from .._client.redis_py import send_once
-from .._client.settings import Client
+from .._client.settings import RedisClient
 from .._core.cancellation import cancel_repeatedly
 from .failures import not_from_outside
 
 _RUN_ID = re.compile(rb"run_id:([0-9a-f]+)")
 
 
-async def run_id(client: Client, within: float) -> bytes | None:
+async def run_id(client: RedisClient, within: float) -> bytes | None:
     """Return the id of the server; empty if it does not answer in time, None if it is out of reach."""
     assert isinstance(client, Redis), "a cluster has several"
     try:

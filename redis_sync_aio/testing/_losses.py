@@ -12,7 +12,7 @@ from .._acquire.binding import CoordinatorLike
 from .._acquire.closing import living
 from .._acquire.hub import Hub
 from .._acquire.implicit import client_of, hub_of
-from .._client.settings import Client
+from .._client.settings import Client, RedisClient
 from .._core.arguments import Name, Seconds, ttl_ms
 from .._core.keys import PermitKeys
 from .._engine.commands import Commands, Delivery
@@ -148,7 +148,7 @@ async def _lose(grant: Grant, reason: LossReason) -> None:
         await _free(grant)
 
 
-async def _put(client: Client, key: bytes, token: str, milliseconds: int) -> None:
+async def _put(client: RedisClient, key: bytes, token: str, milliseconds: int) -> None:
     await client.set(key, token, px=milliseconds)
 
 
