@@ -119,7 +119,7 @@ async def _waits(lock: AsyncLock) -> bool:
 @modes
 async def test_out_of_memory_while_more_than_a_thousand_permits_are_over(mode: str) -> None:
     """D10: an error for each request, on a connection that goes on."""
-    async with served(mode) as s:
+    async with served(mode, client={"socket_timeout": 30}, response_timeout=30) as s:
         semaphore = AsyncSemaphore(s.sync, ORDERS, limit=5000, engine="watch")
         held = await semaphore.acquire()
         permits, state = permit_keys(ORDERS.encode(), "sem").by("watch").all[:2]
@@ -130,7 +130,7 @@ async def test_out_of_memory_while_more_than_a_thousand_permits_are_over(mode: s
         await s.admin.config_set("maxmemory", 1)
         for _ in range(2):
             with pytest.raises(OutOfMemory, match=ORDERS):
-                await semaphore.acquire(timeout=2)
+                await semaphore.acquire(timeout=30)
         await s.admin.config_set("maxmemory", 0)
         if mode == "link":
             assert await s.ours() == connections

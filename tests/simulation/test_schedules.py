@@ -71,13 +71,13 @@ def private() -> Iterator[EmbeddedServer]:
 
 
 AT_ONCE = 250
-"""So many schedules are one test; two of these, if there are so many, show whether enough happens in them."""
+"""So many schedules are one test."""
 
 
 def parts(subject: str) -> Iterator[range]:
-    """The seeds of the schedules of one subject, test by test."""
+    """The seeds of the schedules of one subject, test by test. The first ones show whether enough happens in them."""
     number = OPTIONS.schedules or SUBJECTS[subject][1]
-    first = min(number, 2 * AT_ONCE)
+    first = min(number, SUBJECTS[subject][1])
     yield range(first)
     for start in range(first, number, AT_ONCE):
         yield range(start, min(start + AT_ONCE, number))
