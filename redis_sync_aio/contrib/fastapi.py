@@ -149,11 +149,9 @@ class _LeaseDependency:
         if not self._leave_when_gone or not isinstance(connection, Request):
             return await hold.__aenter__()
         try:
-            await (
-                connection.body()
-            )  # kept for the endpoint; then the server has nothing to say but that the client went
+            await connection.body()  # kept for the endpoint; after it the server reports nothing but the disconnect
         except RuntimeError:
-            pass  # FastAPI has read it as a form
+            pass  # it was read as a form, or as a stream
         receive = connection.receive
 
         async def gone() -> None:

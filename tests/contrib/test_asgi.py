@@ -162,7 +162,7 @@ async def test_a_client_that_goes_while_it_waits_leaves_the_queue_and_bodies_arr
     doors.open.set()
     await permits.resize(1)
     lease = await permits.acquire()
-    async with limited(answering(doors), redis, limit=1, timeout=LONG) as port, raw(port) as stays:
+    async with limited(answering(doors), redis, limit=1, timeout=None) as port, raw(port) as stays:
         async with raw(port) as goes:
             await goes.send("POST", "/", b"short")
             await waiters(permits, 1)
@@ -174,6 +174,20 @@ async def test_a_client_that_goes_while_it_waits_leaves_the_queue_and_bodies_arr
         assert f"content-length: {size}\r\n" in head.decode()
     assert doors.served == 1
     await held(permits, 0)
+
+
+async def test_an_error_of_the_server_while_it_listens_for_the_client_is_raised(
+    sync: Coordinator, permits: AsyncSemaphore
+) -> None:
+    async def receive() -> dict[str, object]:
+        await waiters(permits, 1)
+        raise RuntimeError("broken")
+
+    await permits.resize(1)
+    async with permits:
+        with pytest.raises(RuntimeError, match="broken"):
+            await Limit(_never, limit=1, client=sync, timeout=None)({"type": "http", "path": "/"}, receive, _discard)  # type: ignore[arg-type]
+        await waiters(permits, 0)
 
 
 # -- websockets --------------------------------------------------------------------------------------------
@@ -225,6 +239,18 @@ async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(ser
         message = await websocket.receive()
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1013)
         await ended.wait()
+
+
+async def test_a_websocket_that_the_server_cannot_answer_is_closed(sync: Coordinator, permits: AsyncSemaphore) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await permits.resize(1)
+    async with permits:
+        await Limit(_never, limit=1, client=sync)({"type": "websocket", "path": "/"}, _never, send)  # type: ignore[arg-type]
+    assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 1013)]
 
 
 # -- loss and errors ---------------------------------------------------------------------------------------

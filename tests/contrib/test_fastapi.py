@@ -22,7 +22,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..support.sweep import Outcome, sweep
 from ..support.web import LONG, free, raw, uvicorn_of, waiters
 
-OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=LONG, leave_when_gone=True)]
+OrderLease = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=None, leave_when_gone=True)]
 NowOrNever = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=0)]
 Streamed = Annotated[Lease, hold_lock("order:{order_id:int}", timeout=0, scope="request")]
 Permit = Annotated[Lease, hold_permit("export:{tenant}", limit=2, timeout=0)]
