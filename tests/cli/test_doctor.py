@@ -121,7 +121,7 @@ async def test_replicas() -> None:
     with EmbeddedServer(port=0) as primary, EmbeddedServer(port=0) as replica:
         await follow(primary, replica)
         assert told(replica.url, "bad", "role") == f"this server is a replica of 127.0.0.1:{primary.port}"
-        assert told(primary.url, "warn", "replicas") == "1 replicas, and min-replicas-to-write is 0"
+        assert told(primary.url, "warn", "replicas") == "1 replica, and min-replicas-to-write is 0"
         async with primary.client() as client:
             await client.config_set("min-replicas-to-write", 1)
             await client.config_set("min-replicas-max-lag", 600)

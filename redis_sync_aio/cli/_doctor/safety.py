@@ -51,7 +51,7 @@ def replicas(facts: Facts) -> Iterator[Finding]:
     online = [value for name, value in facts.info.items() if name.startswith("slave") and isinstance(value, dict)]
     good = sum(one.get("state") == "online" for one in online)
     if least is None:
-        yield Finding("replicas", "unknown", f"{count} replicas; min-replicas-to-write is not readable")
+        yield Finding("replicas", "unknown", f"{_replicas(count)}; min-replicas-to-write is not readable")
         return
     lag = facts.setting("min-replicas-max-lag")
     if lag:
@@ -61,7 +61,7 @@ def replicas(facts: Facts) -> Iterator[Finding]:
         meaning = "The server refuses all writes (NOREPLICAS), so no lock can be acquired."
         yield Finding("replicas", "bad", found, meaning, "bring the replicas back, or CONFIG SET min-replicas-to-write")
     elif count and not least:
-        found = f"{count} replicas, and min-replicas-to-write is 0"
+        found = f"{_replicas(count)}, and min-replicas-to-write is 0"
         meaning = "A primary that is cut off goes on granting locks that the new primary grants, too."
         fix = "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 1 on all servers"
         yield Finding("replicas", "warn", found, meaning, fix)
@@ -70,7 +70,11 @@ def replicas(facts: Facts) -> Iterator[Finding]:
         meaning = "For so long an old primary grants locks that the new primary grants, too."
         yield Finding("replicas", "warn", found, meaning, "CONFIG SET min-replicas-max-lag 1 on all servers")
     else:
-        yield Finding("replicas", "ok", f"{count} replicas, min-replicas-to-write is {least}")
+        yield Finding("replicas", "ok", f"{_replicas(count)}, min-replicas-to-write is {least}")
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def clock(facts: Facts) -> Iterator[Finding]:

@@ -81,7 +81,9 @@ def _patience(answered: Sequence[SentinelFacts]) -> Iterator[Finding]:
         yield Finding("down-after", "warn", found, meaning, "SENTINEL SET … down-after-milliseconds 5000")
     elif longest >= SLOW:
         found = f"down-after-milliseconds is {longest}"
-        meaning = "When the primary dies, nothing is acquired or renewed for longer; leases of 30 s or less are lost."
+        meaning = (
+            "When the primary dies, nothing is acquired or renewed for at least that long: shorter leases are lost."
+        )
         yield Finding("down-after", "warn", found, meaning, "SENTINEL SET … down-after-milliseconds 5000")
     else:
         yield Finding("down-after", "ok", f"down-after-milliseconds is {longest}")
