@@ -222,7 +222,8 @@ def idempotent(
     if fingerprint is not None:
         templates.append(check_template(fingerprint, "fingerprint"))
     one_of(on_interrupted, get_args(OnInterrupted), "on_interrupted")
-    ttl_ms(ttl), ttl_ms(lock_ttl, "lock_ttl")
+    for time, what in ((ttl, "ttl"), (lock_ttl, "lock_ttl")):
+        ttl_ms(time, what)
     limit = (None if wait else 0.0) if isinstance(wait, bool) else timeout_seconds(wait)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:

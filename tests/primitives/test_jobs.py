@@ -197,17 +197,16 @@ async def test_bad_arguments_of_once(sync: Coordinator) -> None:
 
 async def test_all_calls_get_the_result_of_the_first(sync: Coordinator, make_client: MakeClient) -> None:
     """As the codec makes it of the text, the first one included; also on a client that decodes."""
-    runs: list[int] = []
+    runs, used = list[int](), [sync]
     async with Coordinator(make_client(decode_responses=True)) as decoding:
 
-        @idempotent(lambda: used, "sum:{request}")
+        @idempotent(lambda: used[-1], "sum:{request}")
         async def add(request: str, *numbers: int) -> Any:
             runs.append(sum(numbers))
             return numbers, sum(numbers)
 
-        used = sync
         found = await asyncio.gather(*(add("a", 1, 2) for _ in range(5)))
-        used = decoding
+        used.append(decoding)
         assert [*found, await add("a", 3, 4)] == [[[1, 2], 3]] * 6
         assert await add("b", 3, 4) == [[3, 4], 7]
     assert runs == [3, 7]
