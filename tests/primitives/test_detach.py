@@ -175,7 +175,7 @@ async def test_waiters_go_on_waiting_and_get_it_in_the_end(sync: Coordinator, ot
     waiter = asyncio.create_task(other.lock("d").acquire())
     await wait_until(waits(sync.lock("d")), FAST, timeout=20)
     token = await lease.detach(ttl=3600)
-    attached = await sync.lock("d", auto_renew=False).attach(token, ttl=0.3)
+    attached = await sync.lock("d", auto_renew=False).attach(token, ttl=2)
     async with asyncio.timeout(60):
         granted = await waiter
     assert granted.fence > attached.fence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -79,6 +80,20 @@ async def test_a_request_that_is_cancelled_keeps_nothing(sync: Coordinator, othe
     await releasing
     with pytest.raises(asyncio.CancelledError):
         await waiter
+
+    async def free() -> bool:
+        return await redis.exists("m") == 0
+
+    await wait_until(free, FAST, timeout=20)
+
+
+async def test_a_request_that_is_closed_after_it_was_granted_keeps_nothing(sync: Coordinator, redis: Redis) -> None:
+    """No task ever had the lease."""
+    asking: Any = sync.lock("m", ttl=600, min_hold=300).acquire()
+    answer = asking.send(None)
+    await wait_until(answer.done, FAST, timeout=20)
+    assert await redis.exists("m") == 1
+    asking.close()
 
     async def free() -> bool:
         return await redis.exists("m") == 0
