@@ -230,6 +230,7 @@ class Coordinator:
         linger: Seconds = 0.0,
         polled_every: Seconds | None = None,
         min_hold: Seconds = 0.0,
+        max_waiting: int | None = None,
     ) -> AsyncLock:
         """Return a lock: one holder at a time, in the order of the requests.
 
@@ -247,6 +248,7 @@ class Coordinator:
             linger=linger,
             polled_every=polled_every,
             min_hold=min_hold,
+            max_waiting=max_waiting,
         )
 
     @explains_words_of_redis_py
@@ -263,6 +265,7 @@ class Coordinator:
         engine: Engine = "auto",
         share: bool = False,
         linger: Seconds = 0.0,
+        max_waiting: int | None = None,
     ) -> AsyncSemaphore:
         """Return a semaphore: as many holders at a time as it has permits.
 
@@ -280,6 +283,7 @@ class Coordinator:
             engine=engine,
             share=share,
             linger=linger,
+            max_waiting=max_waiting,
         )
 
     @explains_words_of_redis_py
@@ -294,6 +298,7 @@ class Coordinator:
         engine: Engine = "auto",
         share: bool = False,
         linger: Seconds = 0.0,
+        max_waiting: int | None = None,
     ) -> AsyncReadWriteLock:
         """Return a read/write lock: any number of readers at a time, or one writer.
 
@@ -309,6 +314,7 @@ class Coordinator:
             engine=engine,
             share=share,
             linger=linger,
+            max_waiting=max_waiting,
         )
 
     @explains_words_of_redis_py

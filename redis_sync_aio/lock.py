@@ -89,6 +89,9 @@ class AsyncLock(PlainLock):
             sooner: for a job that is over before other machines, whose clocks are late, begin it. `release` does not
             wait for that, and the next waiter has it when that time is over. Not more than the ttl, which is how long a
             holder that crashes has it. 0 (default): none. Not with ``share``, or with an identity.
+        max_waiting: a request that would wait behind so many others (0 or more) raises QueueFull instead, and leaves
+            nothing behind; None (default): any number. The server counts its queue in the step that would add to it,
+            including requests whose process died unnoticed. Not with ``share``.
         polled_every: how often clients that are not of this package try to take the key, 0.001 to 1 second (redis-py's
             Lock: its ``sleep``, 0.1). A release hands the lock to the next waiter, so where it is always contended
             such a client never finds the key free. With this, a lock that was handed over for 1.5 seconds is left
@@ -120,6 +123,7 @@ class AsyncLock(PlainLock):
         linger: Seconds = 0.0,
         polled_every: Seconds | None = None,
         min_hold: Seconds = 0.0,
+        max_waiting: int | None = None,
     ) -> None:
         self._min_hold = seconds(min_hold, "min_hold")
         if self._min_hold:
@@ -134,7 +138,7 @@ class AsyncLock(PlainLock):
             client,
             name,
             lock_keys,
-            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger),
+            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting),
         )
 
     def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:

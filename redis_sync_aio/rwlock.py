@@ -121,7 +121,7 @@ class AsyncReadWriteLock:
         name: 1 to 8192 bytes; in a cluster, one with a ``}`` needs a whole hash tag, as in "orders:{42}". It has
             nothing to do with a lock or a semaphore of the same name.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew, max_hold, on_lost, engine, linger: as `AsyncLock`.
+        auto_renew, max_hold, on_lost, engine, linger, max_waiting: as `AsyncLock`.
         share: tasks of this process read by one permit together, as long as no writer waits, and hand the writer's on
             among themselves: see `AsyncLock` and docs/local-sharing.md.
 
@@ -149,10 +149,11 @@ class AsyncReadWriteLock:
         engine: Engine = "auto",
         share: bool = False,
         linger: Seconds = 0.0,
+        max_waiting: int | None = None,
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a read/write lock needs a ttl: a crashed reader would keep writers out forever")
-        options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger)
+        options = LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting)
         self._read = ReadSide(client, name, _keys_of_both, options)
         self._write = WriteSide(client, name, _keys_of_both, options)
         self._upgrade = Upgrader(self._read, self._read._keys, on_lost)

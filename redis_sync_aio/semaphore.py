@@ -115,7 +115,7 @@ class AsyncSemaphore(PermitPrimitive):
             that changes it. "raise" (default): neither, LimitMismatch; "keep": the server's, until nobody holds or
             waits; "set": this one, from now on. A limit that `resize` has set is kept, and "set" raises then.
         ttl: seconds or timedelta that a lease lasts unless renewed, 0.01 to ten years.
-        auto_renew, max_hold, on_lost, engine, linger: as `AsyncLock`.
+        auto_renew, max_hold, on_lost, engine, linger, max_waiting: as `AsyncLock`.
         share: tasks of this process hand permits on among themselves, without a command, as long as nobody else waits:
             see `AsyncLock` and docs/local-sharing.md. A lower limit reaches other processes with their next renewal.
             Fences do not rise in the order of the grants then, if there are several permits.
@@ -152,6 +152,7 @@ class AsyncSemaphore(PermitPrimitive):
         engine: Engine = "auto",
         share: bool = False,
         linger: Seconds = 0.0,
+        max_waiting: int | None = None,
     ) -> None:
         if ttl is None:  # for callers without a type checker
             raise TypeError("a semaphore needs a ttl: a crashed holder's permit would never come back")
@@ -165,7 +166,7 @@ class AsyncSemaphore(PermitPrimitive):
             client,
             name,
             lambda wire, prefix: permit_keys(wire, "sem", prefix),
-            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger),
+            LeaseOptions(ttl, auto_renew, max_hold, on_lost, engine, share, linger, max_waiting),
         )
 
     @property

@@ -112,7 +112,7 @@ class Acquisition:
             ttl_ms=request.ttl_ms,
             ticket=self._member,
             poll_ms=hub.poll_ms if request.wait else 0,
-            more=(self._attempt,) if request.upgrade else request.more,
+            more=(self._attempt,) if request.upgrade else request.more if self._queued else request.first,
         )
 
     def answered(self, call: Call) -> None:

@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from .._client.resp import Argument
 from .._engine.replies import Answer
 from .._leases.grant import Grant
-from .._scripts.constants import WRITER_WEIGHT
-from ..errors import SyncError
+from .._scripts.constants import WRITER_WEIGHT, Outcome
+from ..errors import QueueFull, SyncError
+
+
+def refused_if_full(
+    answer: Answer, weight: int, *, name: str, most: int, otherwise: Callable[[Answer, int], SyncError]
+) -> SyncError:
+    """Return the error for a request with a ``max_waiting``; ``otherwise`` makes that for another refusal."""
+    if answer.outcome is not Outcome.QUEUE_FULL:
+        return otherwise(answer, weight)
+    return QueueFull(name=name, waiting=answer.number, max_waiting=most, remaining=answer.left)
 
 
 def never_refused(answer: Answer, weight: int) -> SyncError:
@@ -38,6 +47,7 @@ class Request:
     grant_type: type[Grant] = Grant
     linger: float = 0.0  # seconds for which a shared lease is kept without a task
     release_args: tuple[Argument, ...] = ()  # the trailing arguments of its release, unless there is a record
+    max_waiting: int | None = None  # behind so many others it waits at most; None: any number
     look_every: float = math.inf  # seconds between two looks while it waits; `poll_cap` if that is less
     label: bytes = b""  # the beginning of a token that is made for it: see `Maker.label`
     refused: Callable[[Answer, int], SyncError] = never_refused  # makes the error for an outcome from MISMATCH on
@@ -46,6 +56,8 @@ class Request:
     """Whether what the token holds may be in use elsewhere, before or after this request."""
     more: tuple[Argument, ...] = field(init=False)
     """Its last arguments: weight and limit of permits; for a lock, whether the token may be used again."""
+    first: tuple[Argument, ...] = field(init=False)
+    """The same until it has a place in the queue: also behind how many others it waits."""
     plain: bool = field(init=False)
     """Whether its lease is renewed without limit, and weighs nothing or one."""
 
@@ -54,6 +66,9 @@ class Request:
         self.more = (self.weight, self.limit) if self.weight else (int(self.reusable),)
         if self.whose_limit:
             self.more += (self.whose_limit,)
+        self.first = self.more
+        if self.max_waiting is not None:
+            self.first += (self.max_waiting,) if self.whose_limit or not self.weight else (b"", self.max_waiting)
         self.plain = self.auto_renew and self.max_hold is None and self.weight <= 1
 
     @property

@@ -155,9 +155,15 @@ class LockDraft(QueueDraft):
 
 
 def acquire(
-    before: LockSnapshot, token: bytes, ttl_ms: int, member: bytes, poll_ms: int, reusable: bool
+    before: LockSnapshot,
+    token: bytes,
+    ttl_ms: int,
+    member: bytes,
+    poll_ms: int,
+    reusable: bool,
+    most: int | None = None,
 ) -> LockDecision:
-    """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty."""
+    """Take the lock, or a place in the queue unless ``member`` (the ticket) is empty, or ``most`` tickets wait."""
     draft = LockDraft(before)
     if draft.spent(token, reusable):
         draft.leave(member)
@@ -172,6 +178,8 @@ def acquire(
         draft.tell_holder()  # the waiters behind it in the queue
         return draft.decide(fence)
     new = bool(member) and member not in draft.queue
+    if new and draft.crowded(most):
+        return draft.decide((Outcome.QUEUE_FULL, draft.waiting(), draft.left, draft.now, 0))
     if new:
         draft.queue.append(member)
     if member and poll_ms:

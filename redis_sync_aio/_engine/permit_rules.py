@@ -246,9 +246,11 @@ def acquire(
     weight: int,
     limit: int,
     whose: bytes = b"",
+    most: int | None = None,
 ) -> PermitDecision:
     """Take a permit, or a place in the queue unless ``member`` (the ticket) is empty; ``limit`` 0: the server's.
 
+    ``most``: it gets no place if so many tickets wait.
     ``whose`` says whose limit counts when the server has another one: see include/permit_choose_limit.lua.
     """
     draft = PermitDraft(before)
@@ -265,6 +267,8 @@ def acquire(
         return _decline(draft, token, member, differs)
     if turn is Settled.FREE and draft.fits(weight, 0):
         return _grant(draft, token, ttl_ms, member, weight)
+    if member and member not in draft.queue and draft.crowded(most):
+        return draft.decide((Outcome.QUEUE_FULL, draft.waiting(), draft.left() or -1, draft.now, 0))
     return draft.line_up(turn, reserved, member, poll_ms)
 
 

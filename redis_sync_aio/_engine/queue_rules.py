@@ -35,6 +35,15 @@ class QueueDraft:
         self.queue, self.polls = list(before.queue), dict(before.polls)
         self.messages: list[Message] = []
         self._deaf, self._mute = before.deaf, before.mute
+        self._unread = before.unread
+
+    def waiting(self) -> int:
+        """Return how many tickets are in the queue."""
+        return len(self.queue) + self._unread
+
+    def crowded(self, most: int | None) -> bool:
+        """Return whether ``most`` tickets, or more, are in the queue; None: it may have any number."""
+        return most is not None and self.waiting() >= most
 
     def leave(self, member: bytes) -> None:
         """Take a ticket out of the queue."""

@@ -15,7 +15,9 @@ class Answer(NamedTuple):
     """A decoded answer of an acquire script, other than a plain grant."""
 
     outcome: Outcome
-    number: int  # QUEUED: 1 if the ticket is new in the queue; OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit
+    # QUEUED: 1 if the ticket is new in the queue; OWN: the fence; MISMATCH, TOO_HEAVY: the server's limit; QUEUE_FULL:
+    # how many tickets there are
+    number: int
     left: float | None  # seconds until the holder's lease ends; None: never, or nobody holds it
     server_time: float  # seconds
     more: int  # BUSY, QUEUED: a Look; OWN: the permit's weight; MISMATCH: 1 if the limit was set by a resize

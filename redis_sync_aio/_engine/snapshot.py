@@ -85,6 +85,7 @@ class PermitSnapshot:
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
     ahead: bytes = b""  # the first ticket, if it is that of a reader that waits to become the writer (score < 0)
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
+    unread: int = 0  # how many tickets of the queue are not in `queue`, since no decision looks at them
     shared: bool = False  # whether a process that shares its leases got a grant
     deaf: frozenset[bytes] = frozenset()  # inboxes without a listener: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
@@ -104,6 +105,7 @@ class LockSnapshot:
     kept: int = FREE_MS  # for how many milliseconds it is remembered
     queue: tuple[bytes, ...] = ()  # tickets in the order of their arrival
     polls: Mapping[bytes, int] = field(default_factory=dict)  # ticket -> until when (ms) its polling owner is alive
+    unread: int = 0  # how many tickets of the queue are not in `queue`, since no decision looks at them
     deaf: frozenset[bytes] = frozenset()  # inboxes without a listener: their waiters are dead
     mute: bool = False  # the caller may not publish (ACL)
     full: bool = False  # the server is out of memory: nothing can be granted

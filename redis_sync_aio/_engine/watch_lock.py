@@ -86,6 +86,7 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
         polls[own] = int(float(own_until))
     if open_since is not None:
         polls[POLLERS_TICKET] = int(float(open_since))
+    queue = tuple(head) if place is None or own in head else (*head, own)
     before = replace(
         base,
         holder=holder,
@@ -93,8 +94,9 @@ def _view(keys: WireKeys, base: LockSnapshot, own: bytes, reply: list[Reply], al
         fence=int(last[:16]) if last else 0,
         granted=last[17:] if last else b"",
         kept=kept,
-        queue=tuple(head) if place is None or own in head else (*head, own),
+        queue=queue,
         polls=polls,
+        unread=waiting - len(queue),
     )
     last_place = int(pairs(tail)[0][1]) if tail else 0
     return LockRead(keys, before, QueueView(keys[1], keys[3], last_place, waiting > len(head), own))
@@ -130,9 +132,10 @@ def _one(keys: WireKeys, own: bytes, rule: Callable[[LockSnapshot], rules.LockDe
 
 def acquire(keys: WireKeys, words: Words) -> Decide:
     """Decide as lock/acquire.lua does."""
-    token, ttl_ms, member, poll_ms, reusable = words
-    own, ttl, poll = blob(member), int(ttl_ms), int(poll_ms)
-    return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, int(reusable) == 1), waits=True)
+    token, ttl_ms, member, poll_ms, reusable, *more = words
+    own, ttl, poll, again = blob(member), int(ttl_ms), int(poll_ms), int(reusable) == 1
+    most = int(more[0]) if more else None
+    return _one(keys, own, lambda it: rules.acquire(it, blob(token), ttl, own, poll, again, most), waits=True)
 
 
 def release(keys: WireKeys, words: Words) -> Decide:

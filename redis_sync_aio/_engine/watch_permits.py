@@ -207,6 +207,7 @@ def _read(keys: WireKeys, token: bytes, attempt: bytes, own: bytes, window: int,
         queue=members,
         ahead=members[0] if members and places.get(members[0], 0) < 0 else b"",
         polls=polled,
+        unread=seen.waiting - len(places) - (len(members) > len(places)),
         shared=shared,
         deaf=unheard,
         mute=mute,
@@ -293,8 +294,8 @@ def acquire(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/acquire.lua does."""
     token, own = blob(words[0]), blob(words[2])
     ttl, poll, weight, limit = (int(words[index]) for index in (1, 3, 4, 5))
-    whose = blob(words[6]) if words[6:] else b""
-    rule = lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit, whose)  # noqa: E731
+    whose, most = blob(words[6]) if words[6:] else b"", int(words[7]) if words[7:] else None
+    rule = lambda it: rules.acquire(it, token, ttl, own, poll, weight, limit, whose, most)  # noqa: E731
     return _about(keys, token, own, rule, waits=True)
 
 

@@ -20,7 +20,7 @@ from .._acquire.attachment import attach
 from .._acquire.binding import CoordinatorLike
 from .._acquire.hub import Hub
 from .._acquire.implicit import MakeKeys, client_of, hub_of, keys_of
-from .._acquire.request import Request, never_refused
+from .._acquire.request import Request, never_refused, refused_if_full
 from .._acquire.resource import Resource
 from .._client.resp import Argument, Reply
 from .._client.settings import Client, encode
@@ -91,6 +91,7 @@ class Primitive(LeaseContext[L]):
         if not require_bool(options.share, "share") and self._linger:
             raise ValueError("linger is for tasks that share what their process holds: it needs share=True")
         self._share = options.share and engine != "watch"
+        self._max_waiting = options.checked_max_waiting()
         self._default = self._new_request(None, None, None, self._weight)
         # Used by the latest acquisition, and kept so that the next one need not look it up.
         self._hub: Hub | None = None
@@ -284,7 +285,9 @@ class Primitive(LeaseContext[L]):
         return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight)
 
     def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
-        within = timeout_seconds(timeout)
+        within, most, refused = timeout_seconds(timeout), self._max_waiting, self._refusal()
+        if most is not None:
+            refused = partial(refused_if_full, name=self.name, most=most, otherwise=refused)
         ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
         if self._max_hold is not None:
             most = int(self._max_hold * 1000)
@@ -300,7 +303,8 @@ class Primitive(LeaseContext[L]):
             limit=self._limit,
             whose_limit=self._whose_limit,
             release_args=self._leave_open,
-            refused=self._refusal(),
+            refused=refused,
+            max_waiting=most,
             shared=self._share and identity is None and ms != FOREVER,
             linger=self._linger,
             grant_type=self._grant_type,

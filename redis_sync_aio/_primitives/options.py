@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._core.arguments import Seconds
+from .._core.arguments import Seconds, count
 from .._core.keys import Engine
 from .._leases.hold import OnLost
 
@@ -23,3 +23,12 @@ class LeaseOptions:
     engine: Engine
     share: bool = False
     linger: Seconds = 0.0
+    max_waiting: int | None = None
+
+    def checked_max_waiting(self) -> int | None:
+        """Return ``max_waiting``, or raise TypeError or ValueError."""
+        if self.max_waiting is None:
+            return None
+        if self.share:
+            raise ValueError("max_waiting does not go with share=True: tasks that share wait behind one request")
+        return count(self.max_waiting, "max_waiting")

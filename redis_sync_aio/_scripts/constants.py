@@ -35,6 +35,7 @@ class Outcome(IntEnum):
     TOO_HEAVY = 6
     DEADLOCK = 7
     GONE = 8
+    QUEUE_FULL = 9
 
 
 class Released(IntEnum):

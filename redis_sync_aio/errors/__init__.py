@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ._base import SyncError, copy_error
 from ._jobs import FingerprintMismatch, RunInterrupted
-from ._leases import AcquireTimeout, LimitMismatch, NotHeld, StaleFence, WouldDeadlock
+from ._leases import AcquireTimeout, LimitMismatch, NotHeld, QueueFull, StaleFence, WouldDeadlock
 from ._loss import LeaseLost, LossReason
 from ._misuse import TransactionMisuse
 from ._recovery import StaleWriter, UndoFailed, UnknownStep
@@ -32,8 +32,8 @@ from ._transactions import Conflict, OutcomeUnknown, PartiallyApplied
 __all__ = [
     "AcquireTimeout", "CommandRefused", "Conflict", "CoordinatorClosed", "FingerprintMismatch", "LeaseLost",
     "LimitMismatch", "LossReason", "NotHeld", "OutOfMemory", "OutcomeUnknown", "PartiallyApplied", "PermissionDenied",
-    "PushUnavailable", "RunInterrupted", "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse", "UndoFailed",
-    "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext", "WrongKeyType", "copy_error",
+    "PushUnavailable", "QueueFull", "RunInterrupted", "StaleFence", "StaleWriter", "SyncError", "TransactionMisuse",
+    "UndoFailed", "UnknownStep", "Unreachable", "WouldDeadlock", "WrongContext", "WrongKeyType", "copy_error",
 ]  # fmt: skip
 
 # Tracebacks and pickles name the place where users find the classes.

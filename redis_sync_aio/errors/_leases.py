@@ -179,6 +179,25 @@ def _not_a_lock(data: str) -> str:
     )
 
 
+class QueueFull(AcquireTimeout):
+    """A request with a ``max_waiting`` was refused, since so many others waited already. It was not queued.
+
+    ``waiting`` is how many requests were in the queue, ``max_waiting`` how many may be. ``name`` and ``remaining`` as
+    `AcquireTimeout`.
+    """
+
+    def __init__(self, *, name: str, waiting: int, max_waiting: int, remaining: float | None) -> None:
+        requests = "1 request waits" if waiting == 1 else f"{waiting} requests wait"
+        super().__init__(
+            f"{name!r} is not free, and {requests} for it: with max_waiting={max_waiting} this one was not queued. "
+            "Try again later, or turn the work away",
+            name=name,
+            remaining=remaining,
+        )
+        self.waiting = waiting
+        self.max_waiting = max_waiting
+
+
 class LimitMismatch(SyncError, ValueError):
     """The server's limit is another than the caller's, or too small for the weight asked for. Nothing was changed.
 

@@ -27,6 +27,7 @@ PAGES = {
     "after-a-crash.md": 2,
     "fencing.md": 2,
     "transactions.md": 2,
+    "leases.md": 1,
     "redlock.md": 1,
     "leader-election.md": 1,
     "metrics.md": 3,

@@ -47,6 +47,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "PUBLISH to nobody counts": Mutant("if heard > 0 then", "if heard >= 0 then"),
     "a dead poller blocks the queue": Mutant("if alive and tonumber(alive) * 1000 > now then", "if alive then"),
     "a living poller is dropped": Mutant("then return RESERVED end", "then end"),
+    "one too many may wait": Mutant("waiting >= most + 0", "waiting > most + 0"),
+    "a request that waits is refused": Mutant("if most and not redis.call('ZSCORE', QUEUE, ticket)", "if most"),
     # P3 wake-up
     "a release wakes nobody": Mutant("local next = settle('', first)", "local next = FREE"),
     "a renewal that finds it gone wakes nobody": Mutant("settle('', heads())\n  return {0, now}", "return {0, now}"),

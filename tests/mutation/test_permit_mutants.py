@@ -45,7 +45,9 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "the sum is not stored after a release": Mutant("save()\nreturn held and 1 or 0", "return held and 1 or 0"),
     "the sum is not stored after a renewal": Mutant("save()\nif not held or", "if not held or"),
-    "the sum is not stored before who lines up": Mutant("save()\nlocal ahead", "local ahead"),
+    "the sum is not stored before who lines up": Mutant("save()\nif ARGV[8]", "if ARGV[8]"),
+    "one too many may wait": Mutant("waiting >= most + 0", "waiting > most + 0"),
+    "a request that waits is refused": Mutant("if most and not redis.call('ZSCORE', QUEUE, ticket)", "if most"),
     "the own permit is remembered when it is gone": Mutant("if token == ARGV[1] then own = '' end"),
     "the own permit is not remembered": Mutant("if token == ARGV[1] then own = mine end"),
     # P2 order

@@ -341,3 +341,20 @@ async def test_a_foreign_key_for_those_who_poll_does_not_keep_a_lock(redis: Clie
     await redis.set(KEYS.polls, "foreign")
     assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1
     assert (await holder(redis), await redis.get(KEYS.polls)) == (None, b"foreign")
+
+
+async def test_p4_a_request_behind_too_many_is_refused_and_queued_ones_stay(redis: Client) -> None:
+    async def ask(token: bytes, most: int) -> Any:
+        return await run(redis, "lock/acquire", token, TTL, polled(token), 5000, 0, most)
+
+    await acquire(redis, b"a")
+    assert (await ask(b"b", 1))[0] == 2
+    before = await redis.zrange(KEYS.queue, 0, -1, withscores=True)
+    for _ in range(2):
+        code, waiting, left, _, look = await ask(b"c", 1)
+        assert (code, waiting, look) == (9, 1, 0)
+        assert 0 < left <= TTL
+        assert (await ask(b"b", 1))[:2] == [2, 0], "it has a place, and keeps it"
+    assert await redis.zrange(KEYS.queue, 0, -1, withscores=True) == before
+    assert await redis.zcard(KEYS.polls) == 1
+    assert (await ask(b"c", 2))[:2] == [2, 1]

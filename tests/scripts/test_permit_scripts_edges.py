@@ -543,3 +543,20 @@ async def test_the_answer_says_whether_a_ticket_is_new_in_the_queue(redis: Clien
             await ask(redis, b"host:alive:%d" % number, ticket, limit=1) for number, ticket in enumerate(tickets, 1)
         ]
         assert [one[:2] for one in found] == [[QUEUED, new]] * 2
+
+
+async def test_p4_a_request_behind_too_many_is_refused_and_queued_ones_stay(redis: Client) -> None:
+    async def asked(token: bytes, most: int) -> Any:
+        ticket = ticket_member(b"", 1, TTL, token, 1)
+        return await run(redis, "permits/acquire", token, TTL, ticket, 5000, 1, 1, b"", most)
+
+    await granted(redis, b"a", limit=1)
+    assert (await asked(b"b", 1))[0] == QUEUED
+    before = await redis.zrange(QUEUE, 0, -1, withscores=True)
+    for _ in range(2):
+        code, waiting, left, _, _ = await asked(b"c", 1)
+        assert (code, waiting) == (9, 1)
+        assert 0 < left <= TTL
+        assert (await asked(b"b", 1))[:2] == [QUEUED, 0], "it has a place, and keeps it"
+    assert await redis.zrange(QUEUE, 0, -1, withscores=True) == before
+    assert (await asked(b"c", 2))[:2] == [QUEUED, 1]

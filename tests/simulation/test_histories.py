@@ -34,6 +34,7 @@ from ..support.histories import (
     Compared,
     Kind,
     likely,
+    most_waiting,
     only_if,
     private_server,
 )
@@ -196,7 +197,9 @@ class History(Compared[LockSnapshot]):
         words = (actor.token, actor.ttl_ms, actor.ticket, SLOW_MS if actor.kind == "polling" else 0)
         reusable = actor.kind == "identity"
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.acquire(it, *words, reusable), "lock/acquire", *words, int(reusable), mute=mute)
+        most = most_waiting(actor.number)
+        asked = (*words, int(reusable), *(() if most is None else (most,)))
+        self.both(lambda it: rules.acquire(it, *words, reusable, most), "lock/acquire", *asked, mute=mute)
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:

@@ -38,6 +38,7 @@ from ..support.histories import (
     Compared,
     Kind,
     likely,
+    most_waiting,
     only_if,
     private_server,
 )
@@ -233,9 +234,10 @@ class History(Compared[PermitSnapshot]):
 
     def ask(self, actor: Actor, mute: bool = False) -> None:
         arguments = (actor.token, actor.ttl_ms, actor.ticket, actor.poll_ms)
-        size = (actor.weight, actor.limit, actor.whose)
+        size, most = (actor.weight, actor.limit, actor.whose), most_waiting(actor.number)
+        asked = (*arguments, *size, *(() if most is None else (most,)))
         self.asking, self.own = actor, (actor.ticket,)
-        self.both(lambda it: rules.acquire(it, *arguments, *size), "permits/acquire", *arguments, *size, mute=mute)
+        self.both(lambda it: rules.acquire(it, *arguments, *size, most), "permits/acquire", *asked, mute=mute)
         self.asking, self.own = None, ()
 
     def request(self, data: st.DataObject) -> None:

@@ -123,7 +123,7 @@ async def lock_statistics(found: LockStatistics) -> None:
 
 async def semaphores(sync: Coordinator) -> None:
     """Permits."""
-    semaphore = AsyncSemaphore(sync, "name", limit=5, on_mismatch="keep")
+    semaphore = AsyncSemaphore(sync, "name", limit=5, on_mismatch="keep", max_waiting=10)
     assert_type(await semaphore.acquire(2, timeout=1), Lease)
     assert_type(await semaphore.try_acquire(2), Lease | None)
     assert_type(semaphore.limit, int | None)

@@ -4,6 +4,8 @@
 local left, look = redis.call('PTTL', NAME), Look.SOON
 if holder and last and string.sub(last, 18) == holder then look = Look.NONE end
 if ticket == '' then return {Outcome.BUSY, 0, left, now, look} end
+local most, ends_in = ARGV[6], left
+-- include: queue_limit
 local place, perhaps_new = math.max((tail or 0) + 1, now), not tail or settled
 -- include: ticket_insert
 if holder then notify_contended(holder) end

@@ -1,10 +1,10 @@
 -- Acquire the lock, or take a place in its queue (without a ticket neither, while it is taken).
 -- KEYS   name, queue, fence, polls
--- ARGV   1 token  2 ttl_ms (0 = forever)  3 ticket ('' = do not queue)  4 poll_ms: the lifetime of
---        a polling client's ticket (0 = it has an inbox)  5 '1' if the token may be used again
+-- ARGV   1 token  2 ttl_ms (0 = forever)  3 ticket ('' = do not queue)  4 poll_ms: how long a
+--        polled ticket lives (0 = it has an inbox)  5 '1': token is reusable  6 queue_limit.lua
 -- REPLY  the fence if GRANTED for the whole ttl (to a sharing process the first of FENCE_RANGE), or
 --        {Outcome, n, ms left (-1 = forever, -2 = not held), server time in us, Look}:
---        BUSY; QUEUED (n = 1: the ticket is new); OWN (this token holds it; n: its fence); SPENT
+--        BUSY; QUEUED (n = 1: new); OWN (n: its fence); SPENT; QUEUE_FULL (n: tickets in the queue)
 -- REPLAY A token that holds the lock gets OWN, and a queued ticket keeps its place: nothing
 --        changes. A copy that arrives after the release finds the token in FENCE: SPENT.
 -- COST   O(log waiters), and as much for each dead waiter it drops

@@ -2,14 +2,13 @@
 -- KEYS   permits, state, queue, polls
 -- ARGV   1 token  2 ttl_ms  3 ticket ('' = do not queue)  4 poll_ms: the lifetime of a polling
 --        client's ticket (0 = it has an inbox)  5 weight  6 limit (0 = the server's)
---        7 whose limit counts if they differ: see include/permit_choose_limit.lua
+--        7 whose limit counts: see permit_choose_limit.lua  8 see queue_limit.lua
 -- REPLY  the fence if GRANTED for the whole ttl (to a sharing process the first of FENCE_RANGE), or
 --        {Outcome, n, ms until the first permit ends (-1 = never), server time in us, m}:
---        BUSY; QUEUED (n = 1: the ticket is new; m: a Look); OWN (this token holds a permit; n: its
---        fence, its own ms, m: its weight); SPENT (undone); MISMATCH (n: the server's limit, 0 =
---        none; m = 1: set by a resize); TOO_HEAVY (n: the limit)
--- REPLAY A token that holds a permit gets OWN, a queued ticket keeps its place, and an acquire that
---        was undone is SPENT.
+--        BUSY; QUEUED (n = 1: new; m: a Look); OWN (n: its fence, its own ms, m: its weight); SPENT
+--        (undone); MISMATCH (n: the server's limit, 0 = none; m = 1: set by a resize); TOO_HEAVY
+--        (n: the limit); QUEUE_FULL (n: tickets in the queue)
+-- REPLAY A holder gets OWN, a queued ticket keeps its place, and an undone acquire is SPENT.
 -- COST   O(log permits + log waiters), and as much for each expired permit and each waiter granted
 -- include: permit_keys
 -- include: permit_state
@@ -36,5 +35,6 @@ if turn == FREE and fits(weight, 0) then
   return tonumber(its_fence)
 end
 save()
+-- include: permit_queue_limit
 local ahead = false -- of the other tickets
 -- include: permit_enqueue
