@@ -285,9 +285,9 @@ class Primitive(LeaseContext[L]):
         return self._new_request(ttl, identity, timeout, self._weight if weight is None else weight)
 
     def _new_request(self, ttl: Seconds | None, identity: Name | None, timeout: Seconds | None, weight: int) -> Request:
-        within, most, refused = timeout_seconds(timeout), self._max_waiting, self._refusal()
-        if most is not None:
-            refused = partial(refused_if_full, name=self.name, most=most, otherwise=refused)
+        within, refused = timeout_seconds(timeout), self._refusal()
+        if self._max_waiting is not None:
+            refused = partial(refused_if_full, name=self.name, most=self._max_waiting, otherwise=refused)
         ms = self._ttl_ms if ttl is None else ttl_ms(ttl)
         if self._max_hold is not None:
             most = int(self._max_hold * 1000)
@@ -304,7 +304,7 @@ class Primitive(LeaseContext[L]):
             whose_limit=self._whose_limit,
             release_args=self._leave_open,
             refused=refused,
-            max_waiting=most,
+            max_waiting=self._max_waiting,
             shared=self._share and identity is None and ms != FOREVER,
             linger=self._linger,
             grant_type=self._grant_type,
@@ -320,10 +320,8 @@ class Primitive(LeaseContext[L]):
 
     async def _attach(self, token: str, ttl: Seconds | None) -> L:
         """Take up a detached lease, as `AsyncLock.attach` says."""
-        request, replaced = (
-            replace(self._new_request(ttl, None, 0, self._weight), shared=False),
-            token_of(token, self._keys),
-        )
+        request = replace(self._new_request(ttl, None, 0, self._weight), shared=False)
+        replaced = token_of(token, self._keys)
 
         def granting(_: object = None) -> Coroutine[Any, Any, Grant | None]:
             return attach(self._resource(), request, replaced)

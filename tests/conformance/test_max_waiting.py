@@ -20,7 +20,7 @@ from redis_sync_aio import (
     wait_until,
 )
 
-from ..support.body import FAST
+from ..support.body import FAST, waits
 from ..support.inside import Keys, lock_keys, permit_keys
 from ..support.sweep import Outcome, sweep
 
@@ -183,3 +183,15 @@ async def test_bad_arguments_are_refused(
     make, _ = KINDS[what]
     with pytest.raises(error, match=message):
         make(sync, NAME, **options)
+
+
+async def test_max_hold_limits_no_queue(sync: Coordinator) -> None:
+    """Without max_waiting, more requests wait than ``max_hold`` has milliseconds."""
+    lock = AsyncLock(sync, NAME, max_hold=0.01)
+    async with AsyncLock(sync, NAME):
+        waiting = [asyncio.create_task(lock.acquire(timeout=60)) for _ in range(12)]
+        await wait_until(waits(lock, 12), FAST, timeout=20)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+    assert all(task.cancelled() for task in waiting)
