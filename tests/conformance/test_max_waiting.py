@@ -20,6 +20,7 @@ from redis_sync_aio import (
     wait_until,
 )
 
+from ..conftest import MakeClient
 from ..support.body import FAST, waits
 from ..support.inside import Keys, lock_keys, permit_keys
 from ..support.sweep import Outcome, sweep
@@ -183,6 +184,23 @@ async def test_bad_arguments_are_refused(
     make, _ = KINDS[what]
     with pytest.raises(error, match=message):
         make(sync, NAME, **options)
+
+
+async def test_a_request_whose_place_was_lost_gets_another_one(
+    make_client: MakeClient, other: Coordinator, redis: Redis
+) -> None:
+    """Although as many wait by then as it would wait behind."""
+    async with Coordinator(make_client(), poll_cap=0.2) as sync:
+        first, queue = Queue("lock", sync, redis, "auto"), Queue("lock", other, redis, "auto")
+        holder = await queue.make().acquire()
+        await first.add(max_waiting=1)
+        await queue.add()
+        await queue.add()
+        await redis.zremrangebyrank(queue.key, 0, 0)
+        await wait_until(lambda: queue.is_long(3), FAST, timeout=20)
+        await holder.release()
+        queue.tasks += first.tasks
+        await queue.serve()
 
 
 async def test_max_hold_limits_no_queue(sync: Coordinator) -> None:
