@@ -66,7 +66,7 @@ def _client_like(client: Any, valkey: ModuleType) -> RedisClient:
 
 def _server_like(client: Any) -> Redis:
     pool = client.connection_pool
-    options = _options(pool.connection_kwargs) | {"connection_class": _kind(pool.connection_class)}
+    options: dict[str, Any] = {**_options(pool.connection_kwargs), "connection_class": _kind(pool.connection_class)}
     made: ConnectionPool
     if (service := getattr(pool, "service_name", None)) is not None:
         manager: Any = Sentinel([], min_other_sentinels=pool.sentinel_manager.min_other_sentinels)  # type: ignore[no-untyped-call]
