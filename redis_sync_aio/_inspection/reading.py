@@ -83,6 +83,7 @@ class _Reading:
         self.tickets: list[Queued] = []
         self.problems: list[Problem] = []
         self._wrong: list[bytes] = []
+        self._all_queued = True
 
     @property
     def known(self) -> bool:
@@ -121,7 +122,9 @@ class _Reading:
         return (b"ZRANGE", self._queue, 0, self.shown - 1, b"WITHSCORES")
 
     def _take_queue(self, reply: Reply) -> None:
-        self.tickets = queued(pairs(self._usable(reply, self._queue, [])), self.of_lock)
+        found = pairs(self._usable(reply, self._queue, []))
+        self.tickets = queued(found, self.of_lock)
+        self._all_queued = len(found) < self.shown
 
     def _polled(self) -> list[Queued]:
         return [one for one in self.tickets if not one.ticket.inbox]
@@ -141,6 +144,8 @@ class _Reading:
         found = [waiter(one, now, permits, until.get(one.member), listening) for one in rest]
         if dead := [it for it in found if it.alive is False]:
             self.problems.append(problems.dead_waiters(dead))
+        if self._all_queued:  # the number is from the second read, when others may have come or gone
+            return found, len(found)
         return found, max(len(found), waiting - (len(self.tickets) - len(rest)))
 
     def _judge_keys(self, fence: int | None, now: int) -> None:

@@ -71,13 +71,15 @@ def private() -> Iterator[EmbeddedServer]:
 
 
 AT_ONCE = 250
-"""So many schedules are one test."""
+"""So many schedules are one test, but for the first."""
+ENOUGH = 500
+"""In so many schedules even what is rare happens: a grant that arrives too late."""
 
 
 def parts(subject: str) -> Iterator[range]:
     """The seeds of the schedules of one subject, test by test. The first ones show whether enough happens in them."""
     number = OPTIONS.schedules or SUBJECTS[subject][1]
-    first = min(number, SUBJECTS[subject][1])
+    first = min(number, max(SUBJECTS[subject][1], ENOUGH))
     yield range(first)
     for start in range(first, number, AT_ONCE):
         yield range(start, min(start + AT_ONCE, number))
@@ -113,8 +115,8 @@ def test_random_schedules(private: EmbeddedServer, subject: str, seeds: range) -
         if subject == "shared lock":  # few requests, so few of them late; but then, few grants need one
             assert happened["handed on"] > number
             assert happened["in turn"] > number / 5
-        else:
-            assert happened["late"] > number / 400
+        elif number >= ENOUGH:
+            assert happened["late"]
 
 
 def elsewhere(
@@ -219,7 +221,7 @@ def test_schedules_find_what_is_broken(private: EmbeddedServer, monkeypatch: pyt
     breaks(monkeypatch)
     with pytest.raises((AssertionError, TimeoutError, LeaseLost)) as raised:
         run(private, SUBJECTS[subject][0], range(2000))
-    found = raised.type is not AssertionError or str(raised.value).startswith(("left behind", "P1", "P2", "E8"))
+    found = raised.type is not AssertionError or str(raised.value).startswith(("left behind", "P1", "P2", "P5", "E8"))
     assert found, "nobody can get in, a ghost stays, or somebody is there who should not be"
     print(str(raised.value)[:200], *raised.value.__notes__)
 

@@ -318,7 +318,7 @@ class Acquisitions(Schedule[Holder]):
         for sync in self.syncs:
             before = self.gate.time
             lease = await self.wanted.door(sync, self.wanted.limit).try_acquire()
-            assert lease is not None
+            assert lease is not None, "P5: nothing is left, and it cannot be acquired"
             assert self.gate.time - before < 3, "a lost connection is noticed, and there is another"
             assert self.check_fence(lease, self.wanted.limit), "P8"
             await lease.release()
