@@ -273,8 +273,8 @@ class _Request:
             return self.result_of(found)
         try:
             result = self._codec.dumps(await function())
-        except Exception:
-            if marks:  # it did end; of a cancelled one that is not known
+        except BaseException as error:
+            if marks and isinstance(error, Exception):  # it did end; of a cancelled one that is not known
                 await self.mark.forget(lease)
             raise
         await self.mark.write(lease, begun | {"result": result})
