@@ -15,10 +15,11 @@ import anyio
 
 from .._acquire.implicit import client_of
 from .._client.settings import Client
-from .._core.arguments import is_async
+from .._core.arguments import Seconds, is_async, permits, timeout_seconds, ttl_ms
 from .._core.keys import lock_keys
 from .._core.name_templates import check_template, fields_of, filled, without_fields
 from .._leases.hold import Face, Hold
+from .._leases.lease import Lease
 from ..coordinator import Coordinator
 from ..errors import AcquireTimeout, CoordinatorClosed, LeaseLost, OutOfMemory, Unreachable
 
@@ -40,6 +41,15 @@ TRY_AGAIN_LATER = 1013
 
 NOT_SERVED: tuple[type[Exception], ...] = (AcquireTimeout, Unreachable, CoordinatorClosed, LeaseLost, OutOfMemory)
 """Errors after which the outcome of a request is unknown, or nothing was done, and a later one may succeed."""
+
+
+def answered_kinds(also: Collection[type[Exception]]) -> tuple[type[Exception], ...]:
+    """Return the errors to answer, ``also`` among them; raise TypeError for what is no class of exceptions."""
+    kinds = (*NOT_SERVED, *also)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(f"also must be classes of exceptions, not {kind!r}")
+    return kinds
 
 
 def seconds_until_free(busy: AcquireTimeout) -> str:
@@ -148,6 +158,36 @@ class RequestName:
     def of(self, values: Mapping[str, object]) -> str:
         """Return the name for a request."""
         return filled(self._format, values)
+
+
+# -- holding -----------------------------------------------------------------------------------------------
+
+Holds = Callable[[Coordinator, str], Hold[Lease]]
+"""A function that returns what a request enters, for the name that was made of it."""
+
+
+def lock_holds(template: str, timeout: Seconds | None, ttl: Seconds) -> Holds:
+    """Return a function that holds a lock; raise TypeError or ValueError for a bad argument."""
+    seconds, within = ttl_ms(ttl) / 1000, timeout_seconds(timeout)
+
+    def hold(sync: Coordinator, name: str) -> Hold[Lease]:
+        lock = sync.lock(name, ttl=seconds)
+        lock._pattern = template
+        return lock.hold(timeout=within)
+
+    return hold
+
+
+def permit_holds(template: str, limit: int, timeout: Seconds | None, ttl: Seconds) -> Holds:
+    """Return a function that holds a permit of a semaphore; raise TypeError or ValueError for a bad argument."""
+    seconds, within, most = ttl_ms(ttl) / 1000, timeout_seconds(timeout), permits(limit, "limit")
+
+    def hold(sync: Coordinator, name: str) -> Hold[Lease]:
+        semaphore = sync.semaphore(name, limit=most, on_mismatch="keep", ttl=seconds)
+        semaphore._pattern = template
+        return semaphore.hold(timeout=within)
+
+    return hold
 
 
 # -- waiting -----------------------------------------------------------------------------------------------

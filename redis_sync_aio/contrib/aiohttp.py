@@ -25,7 +25,7 @@ from aiohttp import web
 
 from .._client.settings import Client
 from .._core import logs
-from .._core.arguments import Seconds, is_async, permits, require_bool, timeout_seconds, ttl_ms
+from .._core.arguments import Seconds, is_async, require_bool
 from .._leases.hold import Hold
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
@@ -124,13 +124,7 @@ def hold_lock(
     missing or cannot be used; before its handler is called, what `AsyncLock.acquire` does; and after it what
     `AsyncLock.hold` does. The middleware `answer_errors` answers them.
     """
-    milliseconds, within = ttl_ms(ttl), timeout_seconds(timeout)
-
-    def hold(sync: Coordinator, own: str) -> Hold[Lease]:
-        lock = sync.lock(own, ttl=milliseconds / 1000)
-        lock._pattern = name
-        return lock.hold(timeout=within)
-
+    hold = _web.lock_holds(name, timeout, ttl)
     return _decorator(RequestName(name, "name", values or {}), values or {}, hold, leave_when_gone)
 
 
@@ -156,20 +150,14 @@ def hold_permit(
         @hold_permit("export:{tenant}", limit=3, timeout=0)
         async def export(request: web.Request, lease: Lease) -> web.Response: ...
     """
-    milliseconds, within, most = ttl_ms(ttl), timeout_seconds(timeout), permits(limit, "limit")
-
-    def hold(sync: Coordinator, own: str) -> Hold[Lease]:
-        semaphore = sync.semaphore(own, limit=most, on_mismatch="keep", ttl=milliseconds / 1000)
-        semaphore._pattern = key
-        return semaphore.hold(timeout=within)
-
+    hold = _web.permit_holds(key, limit, timeout, ttl)
     return _decorator(RequestName(key, "key", values or {}), values or {}, hold, leave_when_gone)
 
 
 def _decorator(
     name: RequestName,
     values: Mapping[str, ValueOf],
-    hold: Callable[[Coordinator, str], Hold[Lease]],
+    hold: _web.Holds,
     leave_when_gone: bool,
 ) -> HoldLease:
     watched = require_bool(leave_when_gone, "leave_when_gone")
@@ -257,10 +245,7 @@ def answer_errors(*, also: Collection[type[Exception]] = ()) -> Middleware:
     ``also``: more errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from the application's own
     commands. Raises TypeError for what is no class of exceptions.
     """
-    kinds = (*_web.NOT_SERVED, *also)
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(f"also must be classes of exceptions, not {kind!r}")
+    kinds = _web.answered_kinds(also)
 
     @web.middleware
     async def answering(request: web.Request, handler: Handler) -> web.StreamResponse:

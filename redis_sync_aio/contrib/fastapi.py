@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.websockets import WebSocketState
 
 from .._core import logs
-from .._core.arguments import Seconds, one_of, permits, require_bool, timeout_seconds, ttl_ms
+from .._core.arguments import Seconds, one_of, require_bool
 from .._leases.hold import Hold
 from .._leases.lease import Lease
 from ..coordinator import Coordinator
@@ -95,7 +95,7 @@ class _LeaseDependency:
         self,
         name: RequestName,
         values: Mapping[str, Callable[..., object] | Depends],
-        hold: Callable[[Coordinator, str], Hold[Lease]],
+        hold: _web.Holds,
         leave_when_gone: bool,
     ) -> None:
         self._name = name
@@ -198,14 +198,7 @@ def hold_lock(
     Raises TypeError or ValueError when it is declared wrongly. A request raises, before its endpoint is called, what
     `AsyncLock.acquire` does; and after it what `AsyncLock.hold` does. `answer_errors` answers both.
     """
-    milliseconds = ttl_ms(ttl)
-
-    def hold(sync: Coordinator, own: str) -> Hold[Lease]:
-        lock = sync.lock(own, ttl=milliseconds / 1000)
-        lock._pattern = name
-        return lock.hold(timeout=within)
-
-    within = timeout_seconds(timeout)
+    hold = _web.lock_holds(name, timeout, ttl)
     return _depends(RequestName(name, "name", values or {}), values or {}, hold, leave_when_gone, scope)
 
 
@@ -231,21 +224,14 @@ def hold_permit(
     Example:
         Export = Annotated[Lease, hold_permit("export:{tenant}", limit=3, timeout=0)]
     """
-    milliseconds, most = ttl_ms(ttl), permits(limit, "limit")
-
-    def hold(sync: Coordinator, own: str) -> Hold[Lease]:
-        semaphore = sync.semaphore(own, limit=most, on_mismatch="keep", ttl=milliseconds / 1000)
-        semaphore._pattern = key
-        return semaphore.hold(timeout=within)
-
-    within = timeout_seconds(timeout)
+    hold = _web.permit_holds(key, limit, timeout, ttl)
     return _depends(RequestName(key, "key", values or {}), values or {}, hold, leave_when_gone, scope)
 
 
 def _depends(
     name: RequestName,
     values: Mapping[str, Callable[..., object] | Depends],
-    hold: Callable[[Coordinator, str], Hold[Lease]],
+    hold: _web.Holds,
     leave_when_gone: bool,
     scope: Scope,
 ) -> Depends:
@@ -264,9 +250,7 @@ def answer_errors(app: FastAPI, *, also: Collection[type[Exception]] = ()) -> No
     ``also``: more errors to answer with 503, such as ``redis.exceptions.ConnectionError`` from the application's own
     commands. Raises TypeError for what is no class of exceptions.
     """
-    for kind in (*_web.NOT_SERVED, *also):
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(f"also must be classes of exceptions, not {kind!r}")
+    for kind in _web.answered_kinds(also):
         app.add_exception_handler(kind, _answer)  # type: ignore[arg-type]  # or of a WebSocket: None
     describe_answers(app, _LeaseDependency)
 
