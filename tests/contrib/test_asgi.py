@@ -24,7 +24,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
 from ..support.sweep import Outcome, sweep
-from ..support.web import LONG, raw, uvicorn_of, waiters
+from ..support.web import LONG, needs_websockets, raw, uvicorn_of, waiters
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def limited(
     routes = [Route("/{rest:path}", endpoint, methods=["GET", "POST"]), WebSocketRoute("/{rest:path}", endpoint)]
     app = Starlette(routes=routes)
     app.add_middleware(Limit, client=client, **options)
-    async with uvicorn_of(app, ws="wsproto") as port:
+    async with uvicorn_of(app) as port:
         yield port
 
 
@@ -193,9 +193,8 @@ async def test_an_error_of_the_server_while_it_listens_for_the_client_is_raised(
 # -- websockets --------------------------------------------------------------------------------------------
 
 
+@needs_websockets
 async def test_a_websocket_has_its_permit_until_it_is_closed(redis: Redis, permits: AsyncSemaphore) -> None:
-    pytest.importorskip("wsproto", reason="uvicorn has no websockets without it")
-
     async def endpoint(websocket: WebSocket) -> None:
         await websocket.accept()
         async for text in websocket.iter_text():
@@ -216,8 +215,8 @@ async def test_a_websocket_has_its_permit_until_it_is_closed(redis: Redis, permi
             assert await websocket.receive_str() == "again"
 
 
+@needs_websockets
 async def test_a_websocket_that_loses_its_permit_is_closed_to_be_tried_again(server: EmbeddedServer) -> None:
-    pytest.importorskip("wsproto", reason="uvicorn has no websockets without it")
     ended = asyncio.Event()
 
     async def endpoint(websocket: WebSocket) -> None:

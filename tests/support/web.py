@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import socket
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import uvicorn
 from aiohttp import web
 
@@ -19,6 +21,9 @@ from .body import FAST
 
 LONG = 60.0
 """Seconds that only end a hang."""
+
+WEBSOCKETS = importlib.util.find_spec("wsproto") is not None
+needs_websockets = pytest.mark.skipif(not WEBSOCKETS, reason="wsproto is not installed: uvicorn has no websockets")
 
 
 class _Server(uvicorn.Server):
@@ -32,11 +37,15 @@ class _Server(uvicorn.Server):
 async def uvicorn_of(app: Any, **options: Any) -> AsyncIterator[int]:
     """Serve an ASGI application, and yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="auto", http="h11", **options)
+        ws = "wsproto" if WEBSOCKETS else "none"
+        config = uvicorn.Config(app, log_config=None, access_log=False, http="h11", ws=ws, **options)
         server = _Server(config)
         serving = asyncio.create_task(server.serve([listening]))
         try:
             await wait_until(lambda: server.started or serving.done(), FAST, timeout=LONG)
+            if serving.done():
+                await serving  # which says why
+                raise AssertionError("uvicorn did not start")
             yield listening.getsockname()[1]
         finally:
             server.should_exit = True
