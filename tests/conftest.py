@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the gate runs, unless pytest was asked for it: tests marked ci, and most combinations."""
     if not OPTIONS.run_ci:
-        kept = sample([item for item in items if not item.get_closest_marker("ci")])
+        kept = sample([item for item in items if not item.get_closest_marker("ci")], 2 if OPTIONS.pairs else 1)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     items[:] = long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))

@@ -18,6 +18,7 @@ import pytest
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import KINDS, LOCK, SEMAPHORE, SHARED_LOCK, SHARED_SEMAPHORE, Kind
+from ..support.pairwise import each_value
 from ..support.proxy import PASS, anything
 from ..support.wire_sweep import ANSWERS, OPERATIONS, PUSHES, WIRE, Case, Operation, acquire_pushed, hold, sweep
 from ..support.wired import MODES, wired
@@ -34,7 +35,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "kind", "mode"), CASES)
+@pytest.mark.parametrize(("operation", "kind", "mode"), each_value(CASES))
 async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Kind, mode: str) -> None:
     """C1-C5, D3, D9: 18 faults for each of 7 operations, in 3 modes (2 for a semaphore, 1 if shared): 882 in all."""
     faults = WIRE | ANSWERS

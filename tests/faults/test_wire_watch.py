@@ -13,6 +13,7 @@ import pytest
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import WATCHED, WATCHED_LOCK, Kind
+from ..support.pairwise import each_value
 from ..support.proxy import DUPLICATE, Action, Match, Rule
 from ..support.wire_sweep import (
     ANSWERS,
@@ -69,7 +70,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "kind", "mode", "command"), CASES)
+@pytest.mark.parametrize(("operation", "kind", "mode", "command"), each_value(CASES))
 async def test_sweep(server: EmbeddedServer, operation: Operation, kind: Kind, mode: str, command: bytes) -> None:
     """C1-C5, D9: 34 faults for each of 6 operations and 2 kinds over the link; 26 of the lock on pooled connections."""
     faults = faults_at(command)

@@ -21,6 +21,7 @@ class Options:
     """What pytest was asked for: `chaos_seconds` is the option ``--chaos-seconds``."""
 
     run_ci: bool = False
+    pairs: bool = False
     again: int = 2
     topology: Topology = "direct"
     schedules: int | None = None
@@ -41,6 +42,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Tell pytest of the options."""
     add = parser.getgroup("redis_sync_aio").addoption
     add("--run-ci", action="store_true", help="run tests marked ci and every combination of parameters, too")
+    add("--pairs", action="store_true", help="run each pair of values of parameters, not only each value")
     add(
         "--again",
         type=int,

@@ -1,4 +1,4 @@
-"""Pairwise selection: so few of all combinations of parameters that each pair of values still occurs in one."""
+"""Selection: so few of all combinations of parameters that each value, or each pair of values, still occurs in one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-Case = Mapping[str, Hashable]
+Case = Mapping[Hashable, Hashable]
 """The value of each parameter."""
 
 
-def cover(cases: Sequence[Case]) -> set[int]:
+def cover(cases: Sequence[Case], together: int = 2) -> set[int]:
     """Return which cases to keep: each pair of values that occurs in any case occurs in one of these.
+
+    ``together``: 1 for each value, 2 for each pair. A case with fewer parameters than that stays.
 
     The choice is greedy, and the same each time: next is the first case with most of the pairs not seen yet.
     """
     numbers: defaultdict[Hashable, int] = defaultdict(lambda: len(numbers))
-    missing = [{numbers[pair] for pair in combinations(case.items(), 2)} for case in cases]
+    missing = [{numbers[values] for values in combinations(case.items(), min(together, len(case)))} for case in cases]
     queue = [(-len(pairs), index) for index, pairs in enumerate(missing)]
     heapq.heapify(queue)
     seen: set[int] = set()
@@ -36,23 +38,34 @@ def cover(cases: Sequence[Case]) -> set[int]:
     return kept
 
 
-def sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the items to keep: of a test with three parameters or more, a pairwise cover, else all."""
+def each_value(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return the cases of one ``parametrize``, those marked ``ci`` that no value needs to occur by default."""
+    kept = cover([{axis: _identity(value) for axis, value in enumerate(case)} for case in cases], 1)
+    return [case if index in kept else pytest.param(*case, marks=pytest.mark.ci) for index, case in enumerate(cases)]
+
+
+def sample(items: Sequence[pytest.Item], together: int) -> set[pytest.Item]:
+    """Return the items to keep: of a test with several parameters a cover, all of any other."""
     kept: set[pytest.Item] = set()
     tests: defaultdict[Hashable, list[Any]] = defaultdict(list)
     for item in items:
-        parameters = getattr(item, "callspec", None)
-        if parameters is None or len(parameters.params) < 3:
-            kept.add(item)
-        else:
+        if hasattr(item, "callspec"):
             tests[item.path, getattr(item, "originalname", item.name)].append(item)
-    for cases in tests.values():
-        kept.update(cases[index] for index in cover([_case(item.callspec.params) for item in cases]))
+        else:
+            kept.add(item)
+    for same in tests.values():
+        kept.update(same[index] for index in cover([case_of(item) for item in same], together))
     return kept
 
 
-def _case(parameters: Mapping[str, object]) -> Case:
-    return {name: _identity(value) for name, value in parameters.items()}
+def case_of(item: Any) -> Case:
+    """Return the value of each parameter of a test; names that get their values together are one parameter."""
+    values = {name: _identity(value) for name, value in item.callspec.params.items()}
+    case: dict[Hashable, Hashable] = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
+        case[tuple(names)] = tuple(values.pop(name) for name in names)
+    return case | values
 
 
 def _identity(value: object) -> Hashable:

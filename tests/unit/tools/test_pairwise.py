@@ -1,4 +1,4 @@
-"""What leaves the default run: no pair of values, and nothing of a test with one or two parameters."""
+"""What leaves the default run: no value of a parameter; with --pairs, no pair of values either."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ...support.pairwise import Case, cover, sample
+from ...support.pairwise import Case, case_of, cover, sample
 
 AXES = {"kind": range(7), "way": range(3), "body": range(4), "twice": (False, True)}
 PRODUCT: list[Case] = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
@@ -36,7 +36,26 @@ def test_the_choice_is_the_same_each_time() -> None:
     assert cover(PRODUCT) == cover([dict(case) for case in PRODUCT])
 
 
-def test_all_of_a_test_with_two_parameters_stay(request: pytest.FixtureRequest) -> None:
+def test_each_value_stays() -> None:
+    kept = [PRODUCT[index] for index in cover(PRODUCT, 1)]
+    assert {value for case in kept for value in case.items()} == {value for case in PRODUCT for value in case.items()}
+    assert len(kept) == 7
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_all_of_a_test_with_few_parameters_stay(request: pytest.FixtureRequest, together: int) -> None:
     items: list[Any] = request.session.items
-    few = [item for item in items if not hasattr(item, "callspec") or len(item.callspec.params) < 3]
-    assert sample(few) == set(few)
+    few = [item for item in items if not hasattr(item, "callspec") or len(item.callspec.params) <= together]
+    assert sample(few, together) == set(few)
+
+
+@pytest.mark.parametrize(("seconds", "name"), [(1, "a"), (2, "a"), (2, "b")])
+@pytest.mark.parametrize("one", [True])
+def test_values_that_are_given_together_are_one_parameter(
+    request: pytest.FixtureRequest, seconds: int, name: str, one: bool
+) -> None:
+    """A list of examples stays whole: none of them is left out because its values occur in others."""
+    assert case_of(request.node) == {
+        ("seconds", "name"): ((int, seconds), (str, name)),
+        ("one",): ((bool, one),),
+    }
