@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from threading import get_ident
 
 from redis.crc import key_slot
@@ -159,9 +160,15 @@ class ClusterLink:
         for link in list(self._links.values()):  # their waiting calls go first
             link.settle()
         self._owner.link_moved()
+        for shard in list(self.cluster.shards):  # a lease without a ttl would send nothing there
+            if self._owner.link_needed(partial(self._has, shard)):
+                self.link_to(shard).connect()
         for shard in list(self._links):
             if shard.gone:
                 self._retire(shard)
+
+    def _has(self, shard: Shard, keys: Keys) -> bool:
+        return self.shard_of(keys) is shard
 
     def _retire(self, shard: Shard) -> None:
         """Close the link to a shard that has lost all its slots, once none of its calls is unanswered."""

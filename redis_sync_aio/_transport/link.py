@@ -260,6 +260,10 @@ class Link:
         """Return the connection in use, if there is one."""
         return self._connection
 
+    def ping(self, connection: Connection) -> None:
+        """Ask the server for a sign of life."""
+        connection.ask((b"PING",))
+
     def tick(self) -> None:
         """Fail the calls whose time is up, and tell the log of an outage that lasts."""
         self._connector.outage.check(self.connection_error)

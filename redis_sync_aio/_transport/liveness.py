@@ -29,6 +29,9 @@ class Watched(Protocol):
     def drop(self, why: str) -> None:
         """Give up the connection, and open another."""
 
+    def ping(self, connection: Connection) -> None:
+        """Ask the server for a sign of life."""
+
     def tick(self) -> None:
         """Do what is due in every tick: fail the calls whose time is up, tell the log of outages."""
 
@@ -69,7 +72,7 @@ class Liveness:
             self._link.drop(f"no answer for {self._response_timeout} seconds")
         elif oldest is None and needed() and time - connection.heard > self._response_timeout:
             self._pinged = time
-            connection.ask((b"PING",))
+            self._link.ping(connection)
         self._endpoint.check(connection, connection.leads_to, needed)
 
     def stop(self) -> None:

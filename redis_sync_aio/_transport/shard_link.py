@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from .._client.cluster import Cluster, Shard
 from .._client.cluster_nodes import not_now
 from .._client.error_replies import error_code
-from .._client.resp import ReplyError
+from .._client.resp import Reply, ReplyError
 from .._core.clock import now
 from .._core.keys import Endpoint, Keys
 from .asking import Asking
@@ -117,6 +118,28 @@ class ShardLink(Link):
             raise not_allowed(str(error), "PUBSUB NUMSUB") from error
         if connection.leads_to != self._shard.address:
             raise ConnectionResetError("the primary of these slots became another node meanwhile")
+
+    def ping(self, connection: Connection) -> None:
+        """Ask about a name that is held or waited for here, so that the answer says if its slot has moved.
+
+        A lease without a ttl asks nothing by itself, and this node may be removed from the cluster.
+        """
+        found: list[Keys] = []
+
+        def take(keys: Keys) -> bool:
+            if self.concerns(keys):
+                found.append(keys)
+            return bool(found)
+
+        self._owner.link_needed(take)
+        if found:
+            connection.ask((b"PTTL", found[0].all[0])).add_done_callback(self._pinged)
+        else:
+            super().ping(connection)
+
+    def _pinged(self, answer: asyncio.Future[Reply]) -> None:
+        if not answer.cancelled() and isinstance(error := answer.exception(), ReplyError):
+            self._interpret(str(error))
 
     def _put_back(self, connection: Connection) -> None:
         for call, _ in connection.unanswered():
