@@ -74,8 +74,9 @@ async def inspect(
     such a lock.
 
     Raises:
-        Unreachable: a server did not answer. CommandRefused: it refused to search. What it refuses to show of a name is
-            a problem of that name.
+        Unreachable: a server did not answer. CommandRefused: it refused to search, or is a node of a cluster that has
+            not this name, and the client is none of a cluster. What a server refuses to show of a name is a problem of
+            that name.
         TypeError, ValueError: a bad argument; nothing was sent.
 
     On cancellation nothing is left behind.
@@ -101,7 +102,7 @@ async def inspect(
         every = servers.clients()
         for one in every if name is None else [servers.client_of(*lock_keys(name, before).all)]:
             others = [partial(checkout, other, timeout) for other in every if other is not one]
-            look = _Look(shown, idle, partial(heard, others))
+            look = _Look(shown, idle, partial(heard, others), isinstance(servers, Cluster))
             async with (
                 opened(partial(checkout, one, timeout)) as server,
                 aclosing(_searched(server, wanted, before) if name is None else _named(name, before)) as search,
@@ -138,6 +139,7 @@ class _Look:
     idle: bool
     elsewhere: Callable[[set[bytes]], Awaitable[dict[bytes, bool]]]
     """Asks the other shards who listens: a process may hold a name of a shard to which it has not connected yet."""
+    of_cluster: bool
 
     async def at(self, server: Server, names: Sequence[Keys]) -> list[NameView]:
         """Return what is to be told of ``names``; look twice at problems that may be just a moment."""
@@ -162,6 +164,8 @@ class _Look:
         readings = [(keys, reading_of(keys, self.shown)) for keys in names]
         replies = await server.ask([it.first_asked(server.time) for _, it in readings])
         told = [(keys, it) for (keys, it), reply in zip(readings, replies, strict=True) if it.first(reply) or self.idle]
+        if not self.of_cluster and (moved := next((it.moved for _, it in readings if it.moved), None)) is not None:
+            raise moved  # the caller took the node of a cluster for a server
         told = [(keys, it) for keys, it in told if it.known]
         if not told:
             return {}

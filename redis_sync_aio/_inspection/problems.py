@@ -31,7 +31,8 @@ def holder_disconnected(key: bytes, holder: HolderView) -> Problem:
     return Problem(
         "holder_disconnected",
         f"process {holder.pid} on {holder.host} holds it without a ttl, and is not connected to the server: it has "
-        "ended or is cut off. Look there; if it has ended, nobody else will release the lock, so do: "
+        "ended, is cut off, or polls since the server refused it messages (polling_instead in its log). Look there; if "
+        "it has ended, nobody else will release the lock, so do: "
         f"{_release(key)} --token {shlex.quote(holder.token)}",
     )
 

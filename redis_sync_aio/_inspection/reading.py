@@ -28,6 +28,11 @@ class Reading(Protocol):
     """The replies about one name."""
 
     @property
+    def moved(self) -> ReplyError | None:
+        """The reply that another shard has the name, if there was one."""
+        ...
+
+    @property
     def known(self) -> bool:
         """Whether the server has anything of it."""
         ...
@@ -74,6 +79,8 @@ class _Reading:
     _found = False
     """Whether there is a holder."""
     _fence: int | None = None
+    moved: ReplyError | None = None
+    """See `Reading`."""
 
     def __init__(self, keys: Keys, shown: int) -> None:
         self.name = keys.name
@@ -102,7 +109,9 @@ class _Reading:
         if code == "WRONGTYPE":
             if key not in self._wrong:
                 self._wrong.append(key)
-        elif code not in ("MOVED", "ASK", "TRYAGAIN") and not any(it.code == "unreadable" for it in self.problems):
+        elif code == "MOVED":
+            self.moved = reply
+        elif code not in ("ASK", "TRYAGAIN") and not any(it.code == "unreadable" for it in self.problems):
             self.problems.append(problems.unreadable(str(reply)))  # the others: another shard tells
         return otherwise
 

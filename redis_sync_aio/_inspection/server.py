@@ -68,7 +68,10 @@ class Server:
         return list(dict.fromkeys(found for key in keys if (found := keys_around(key, prefix)) is not None))
 
     async def listening(self, channels: Iterable[bytes]) -> dict[bytes, bool]:
-        """Return of each channel whether anybody listens; nothing if the user may not ask that."""
+        """Return of each channel whether anybody listens; nothing if the user may not ask that, or at a replica.
+
+        The processes of an application are connected to its primary, so that nobody listens here says nothing of them.
+        """
         asked = sorted(set(channels))
         if not asked:
             return {}
@@ -76,7 +79,13 @@ class Server:
         if isinstance(reply, ReplyError):
             return {}
         numbers = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
-        return {channel: int(number) > 0 for channel, number in numbers}
+        found = {channel: int(number) > 0 for channel, number in numbers}
+        return found if all(found.values()) or not await self._replica() else {}
+
+    async def _replica(self) -> bool:
+        """Return whether this server is known to be a replica."""
+        ((reply,),) = await self.ask([[(b"INFO", b"replication")]])
+        return isinstance(reply, bytes) and b"role:slave" in reply
 
 
 def _checked(reply: Reply) -> Reply:

@@ -57,8 +57,10 @@ class HolderView:
         weight: how many permits; 1 for locks, and for both sides of a read/write lock.
         access: "read" or "write" of a read/write lock; None for others.
         foreign: it was not granted by this package.
-        connected: whether the process is connected to the server (in a cluster: to any shard). False: it has ended, or
-            is cut off at the moment. None: it polls, the token does not name a process, or the server does not tell.
+        connected: whether the process is connected to the server (in a cluster: to any shard). False: it has ended, is
+            cut off at the moment, or polls since the server refused it messages, after this was granted. None: it has
+            polled from the start, the token does not name a process, or the server does not tell: it is a replica, or
+            the user may not ask.
     """
 
     token: str
@@ -85,7 +87,7 @@ class WaiterView:
         access: "read" or "write" of a read/write lock; None for others.
         polls: it asks from time to time; others are woken by a message.
         alive: whether somebody listens for the grant, or has polled lately. False: the next release passes it over.
-            None: the server does not tell.
+            None: the server does not tell, as for `HolderView.connected`.
     """
 
     token: str

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio import AsyncSemaphore, Coordinator
+from redis_sync_aio import AsyncSemaphore, Coordinator, wait_until
 from redis_sync_aio.inspection import ProblemCode, inspect
 from redis_sync_aio.types import Client
 from tests.conftest import MakeClient
+from tests.support.body import FAST
 from tests.support.inside import lock_keys, permit_keys, ticket_member
 from tests.support.inspecting import seen
 
@@ -73,6 +75,23 @@ async def test_a_lock_without_a_ttl_of_a_process_that_polls_is_none(make_client:
         assert found.problems == ()
         assert found.holders[0].connected is None
         assert found.holders[0].pid == os.getpid()
+
+
+async def test_a_process_that_has_to_poll_by_now_is_not_declared_dead(
+    redis: Redis, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its token says that it listens, and the user has lost that right since: nothing tells this from a dead one."""
+    admin: Any = redis
+    await admin.execute_command("ACL", "SETUSER", "polls-by-now", "reset", "on", ">secret", "~*", "&*", "+@all")
+    client = make_client(username="polls-by-now", password="secret")
+    async with Coordinator(client) as sync, sync.lock("x", ttl=None) as lease:
+        await admin.execute_command("ACL", "SETUSER", "polls-by-now", "-subscribe")
+        await redis.client_kill_filter(_type="pubsub", user="polls-by-now")
+        await wait_until(lambda: "redis_sync_aio polls instead" in caplog.text, FAST, timeout=20)
+        said = await problem(redis, "holder_disconnected")
+        assert "has ended, is cut off, or polls" in said
+        assert "polling_instead in its log" in said
+        lease.check()
 
 
 async def test_a_lock_without_a_ttl_whose_process_lives_is_none(redis: Redis, sync: Coordinator) -> None:

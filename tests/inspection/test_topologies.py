@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.crc import key_slot
 
-from redis_sync_aio import Coordinator
+from redis_sync_aio import CommandRefused, Coordinator
 from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import inspect
 from tests.support.child import Crew
-from tests.support.clusters import SHARDS, Nodes, moved_back
+from tests.support.clusters import SHARDS, SLOTS, Nodes, moved_back
 from tests.support.inspecting import seen
 from tests.support.sentinels import sentinels
 
@@ -66,6 +68,53 @@ async def test_a_holder_whose_slot_was_moved_is_connected(nodes: Nodes) -> None:
         found = await seen(client, name, lambda it: it.server == there)
         assert found.holders[0].connected is True
         assert found.problems == ()
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+async def test_a_holder_whose_only_shard_has_lost_its_slots_is_connected() -> None:
+    """A lease without a ttl renews nothing, and the node that it came from may be removed: the holder moves on."""
+    slot = key_slot(b"x")
+    async with (
+        Nodes(SHARDS, bounds=[0, slot, slot + 1, SLOTS], args=["--cluster-allow-replica-migration", "no"]) as nodes,
+        nodes.client() as client,
+        nodes.client() as looker,  # with slots of its own, so that it tells the holder nothing
+        Coordinator(client, response_timeout=1) as sync,
+        sync.lock("x", ttl=None) as lease,
+    ):
+        for node in (nodes.primaries[0], nodes.primaries[2]):  # the holder asked one of them first
+            await nodes.say(node, "CLIENT", "KILL", "TYPE", "pubsub")
+        await nodes.move(slot, nodes.primaries[1], nodes.primaries[2])
+        there = f"{nodes.primaries[2].host}:{nodes.primaries[2].port}"
+        found = await seen(looker, "x", lambda it: it.server == there and it.holders[0].connected)
+        assert found.problems == ()
+        assert found.holders[0].token == lease.token
+        lease.check()
+
+
+async def test_a_replica_does_not_tell_who_is_connected(
+    server: EmbeddedServer, redis: Redis, sync: Coordinator
+) -> None:
+    """Its locks are those of its primary, where their processes are connected: nobody is taken for dead."""
+    async with EmbeddedServer(port=0) as copy, copy.client() as replica, sync.lock("x", ttl=None):
+        waiting = asyncio.create_task(sync.lock("x").acquire())
+        await seen(redis, "x", lambda it: it.waiting)
+        await replica.replicaof(server.host, str(server.port))
+        found = await seen(replica, "x", lambda it: it.waiting)
+        assert found.holders[0].connected is None
+        assert found.waiters[0].alive is None
+        assert found.problems == ()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_node_of_a_cluster_does_not_deny_what_another_node_has(nodes: Nodes) -> None:
+    """A client of one node knows a part of the names: it says so, in place of "nothing is known of it"."""
+    name = nodes.name_at(0)
+    async with nodes.primaries[1].client() as client:
+        with pytest.raises(CommandRefused, match=r"MOVED.* node of a cluster: use a redis\.asyncio\.RedisCluster"):
+            await inspect(client, name)
+        assert await inspect(client, nodes.name_at(1)) == ()
 
 
 async def test_it_shows_what_killed_processes_left(server: EmbeddedServer, redis: Redis) -> None:

@@ -17,7 +17,7 @@ from . import words
 
 EXITS = {0: "it is held, waited for, or remembered", 1: "the server knows nothing of that name"}
 
-NOT_CONNECTED = "not connected: it has ended or is cut off"
+NOT_CONNECTED = "not connected: it has ended, is cut off, or polls by now"
 
 Name = Annotated[str, typer.Argument(help="The exact name.", show_default=False, callback=not_empty)]
 
