@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO
 
 from rich.console import Console
@@ -35,9 +36,21 @@ class Output:
             text(self.console)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise the error, which `end_output` is for; rich would end the program with a code of its own."""
+        raise BrokenPipeError
+
+
 def console(*, color: bool = True, file: IO[str] | None = None) -> Console:
     """Return a console without markup or colours of its own making; NO_COLOR is heeded."""
-    return Console(file=file, highlight=False, no_color=None if color and not os.environ.get("NO_COLOR") else True)
+    return _Console(file=file, highlight=False, no_color=None if color and not os.environ.get("NO_COLOR") else True)
+
+
+def end_output() -> None:
+    """Print nothing more: whatever read the output has closed it."""
+    with suppress(OSError):  # the interpreter flushes again in the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from redis.backoff import NoBackoff
 
 from .._client.address import Address
 from ._failures import EXPECTED, INTERRUPTED, Failure, explained
-from ._output import Output, complain, print_traceback
+from ._output import Output, complain, end_output, print_traceback
 from ._shared import Shared
 
 
@@ -52,6 +53,10 @@ def execute(shared: Shared, body: Callable[[Session], Awaitable[int]], **options
         logging.getLogger("redis_sync_aio").addHandler(logging.NullHandler())
     try:
         code = asyncio.run(_run(shared, body, options))
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `redis-sync-aio ls | head`
+        end_output()
+        code = 0
     except Failure as failure:
         if shared.debug:
             print_traceback(failure)
@@ -77,6 +82,8 @@ async def connect(shared: Shared, **options: Any) -> AsyncIterator[Session]:
     try:
         async with _connected(shared, address, _client_options(shared, address) | options) as session:
             yield session
+    except BrokenPipeError:  # of the output: redis-py has errors of its own
+        raise
     except EXPECTED as error:
         raise explained(error, address) from error
     except ExceptionGroup as errors:

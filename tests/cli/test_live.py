@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 from rich.console import Console
 
@@ -83,6 +84,21 @@ async def test_watch_ends_with_whatever_reads_it(server: EmbeddedServer, sync: C
         await lease.release()
         assert await asyncio.to_thread(process.stderr.read) == ""
         assert await asyncio.to_thread(process.wait, 50) == 0
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("words", [["top", "--json", *FAST], ["ls"], ["show", "x"], ["doctor"]], ids=lambda it: it[0])
+async def test_output_that_nobody_reads_is_no_error(
+    server: EmbeddedServer, sync: Coordinator, words: list[str]
+) -> None:
+    """As in ``redis-sync-aio top --json | head -1``: the server is not blamed for a closed pipe."""
+    async with sync.lock("x"):
+        with piped(*words, "--url", server.url) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert await asyncio.to_thread(process.stderr.read) == ""
+            assert await asyncio.to_thread(process.wait, 50) == 0
 
 
 async def test_watch_goes_on_when_the_server_is_back() -> None:

@@ -28,7 +28,7 @@ from .screen import TopScreen
 from .watch import Interval
 
 TERMINATED = 128 + signal.SIGTERM
-EXITS = {0: "ended by q", TERMINATED: "ended by SIGTERM"}
+EXITS = {0: "ended by q, or whatever reads the output has closed it", TERMINATED: "ended by SIGTERM"}
 
 
 def top(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-from contextlib import suppress
 from datetime import datetime
 from typing import Annotated
 
@@ -45,7 +43,7 @@ def watch(
 
 
 async def follow(session: Session, pattern: str, interval: float) -> int:
-    """Print changes until the output is closed; report errors after the first look once, and go on."""
+    """Print changes; report errors after the first look once, and go on."""
     loop = asyncio.get_running_loop()
     before, looked = keyed(()), loop.time()
     looked_once = failing = False
@@ -62,14 +60,9 @@ async def follow(session: Session, pattern: str, interval: float) -> int:
             await asyncio.sleep(interval)
             continue
         looked_once, failing = True, False
-        try:
-            for change in changes(before, now, started - looked):
-                tell(session, change)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            with suppress(OSError):  # the interpreter flushes again in the end
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+        for change in changes(before, now, started - looked):
+            tell(session, change)
+        sys.stdout.flush()
         before, looked = now, started
         await asyncio.sleep(interval)
 
