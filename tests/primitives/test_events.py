@@ -458,6 +458,30 @@ async def test_a_connection_that_is_lost_and_restored(redis: Redis, sync: Coordi
     lost, restored = told.one(ConnectionLost), told.one(ConnectionRestored)
     assert (lost.server, lost.name, lost.request) == (restored.server, "", 0)
     assert restored.rechecked == 2
+
+
+async def test_the_lines_of_an_outage_have_the_facts_of_the_events(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the same names: which server, and for how long there was no connection."""
+
+    def lines(event: str) -> list[Any]:
+        return [it for it in caplog.records if getattr(it, "event", "") == event]
+
+    with EmbeddedServer(port=0) as server:
+        address = f"127.0.0.1:{server.port}"
+        async with server.client() as client, Coordinator(client) as sync:
+            lease = await sync.lock("held", ttl=60).acquire()
+            server.kill()
+            await wait_until(lambda: bool(lines("connection_lost")), FAST, timeout=60)
+            server.start()
+            await wait_until(lambda: bool(lines("connection_restored")), FAST, timeout=60)
+            await lease.lost.wait()  # the server has forgotten it
+    lost, restored = told.one(ConnectionLost), told.one(ConnectionRestored)
+    (said_lost,), (said_restored,) = lines("connection_lost"), lines("connection_restored")
+    assert said_lost.server == lost.server == address
+    assert said_restored.server == restored.server == lost.server
+    assert 1 <= said_lost.seconds <= said_restored.after <= restored.after
     assert restored.after == pytest.approx(restored.time - lost.time, abs=0.5)
 
 
