@@ -45,6 +45,7 @@ from .errors import (
 from .fence_gate import FenceGate
 from .lock import AsyncLock, LockStatistics, synchronized
 from .multilock import AsyncMultiLock, MultiLease
+from .parties import AsyncCountDownLatch, AsyncEvent
 from .redlock import AsyncRedlock, RedlockLease, RedlockStatistics
 from .reentrant import AsyncReentrantLock
 from .robust import AsyncRobustLock, RobustLease
@@ -55,6 +56,8 @@ from .transaction import Transaction, WatchRetry, transaction, watch_retry
 __all__ = [
     "Abandoned",
     "AcquireTimeout",
+    "AsyncCountDownLatch",
+    "AsyncEvent",
     "AsyncLock",
     "AsyncMultiLock",
     "AsyncReadWriteLock",

@@ -28,6 +28,7 @@ from ._core.keys import Engine
 from ._leases.hold import OnLost
 from .lock import AsyncLock
 from .multilock import AsyncMultiLock
+from .parties import AsyncCountDownLatch, AsyncEvent
 from .reentrant import AsyncReentrantLock
 from .rwlock import AsyncReadWriteLock
 from .semaphore import AsyncSemaphore, OnMismatch
@@ -366,3 +367,19 @@ class Coordinator:
             on_lost=on_lost,
             engine=engine,
         )
+
+    def event(self, name: Name, *, lasts: Seconds | None = None, engine: Engine = "auto") -> AsyncEvent:
+        """Return an event: tasks of all processes wait until one of them sets it.
+
+        Arguments and errors are those of `AsyncEvent`.
+        """
+        return AsyncEvent(self, name, lasts=lasts, engine=engine)
+
+    def latch(
+        self, name: Name, count: int, *, lasts: Seconds = 86_400.0, engine: Engine = "auto"
+    ) -> AsyncCountDownLatch:
+        """Return a latch: tasks of all processes wait until it was counted down to 0.
+
+        Arguments and errors are those of `AsyncCountDownLatch`.
+        """
+        return AsyncCountDownLatch(self, name, count, lasts=lasts, engine=engine)

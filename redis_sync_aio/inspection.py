@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 
 import anyio
 
@@ -22,7 +23,7 @@ from ._client.cluster import Cluster
 from ._client.settings import Client, encode, response_timeout_of
 from ._client.topology import servers_of
 from ._core.arguments import Name, count, require_bool
-from ._core.keys import Keys, check_slot, checked_prefix, lock_keys, permit_keys
+from ._core.keys import Keys, PermitKind, check_slot, checked_prefix, lock_keys, permit_keys
 from ._inspection.patterns import check, compiled, exact, literal
 from ._inspection.problems import TRANSIENT
 from ._inspection.reading import reading_of
@@ -119,7 +120,7 @@ def _sorted(found: list[NameView]) -> tuple[NameView, ...]:
 
 
 async def _named(name: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:
-    yield [lock_keys(name, prefix), permit_keys(name, "sem", prefix), permit_keys(name, "rw", prefix)]
+    yield [lock_keys(name, prefix), *(permit_keys(name, kind, prefix) for kind in get_args(PermitKind))]
 
 
 async def _searched(server: Server, pattern: bytes, prefix: bytes) -> AsyncGenerator[Sequence[Keys], None]:

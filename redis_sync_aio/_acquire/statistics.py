@@ -16,7 +16,7 @@ from .._scripts.constants import WRITER_WEIGHT
 from .acquisition import Acquisition
 from .resource import Resource
 
-Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read", "write"]
+Kind: TypeAlias = Literal["lock", "robust", "semaphore", "read", "write", "event", "latch"]
 
 G = TypeVar("G", bound="Grant | None")
 PACKAGE = __name__.partition(".")[0]
@@ -160,6 +160,6 @@ def _waiting(resource: Resource, waiters: dict[Any, str]) -> Iterator[WaitingHer
 def _kind(keys: Keys, weight: int) -> Kind:
     if not isinstance(keys, PermitKeys):
         return "robust" if keys.family == "robust" else "lock"
-    if not keys.all[0].endswith(b":rw"):
-        return "semaphore"
+    if keys.kind != "rw":
+        return "semaphore" if keys.kind == "sem" else keys.kind
     return "write" if weight == WRITER_WEIGHT else "read"

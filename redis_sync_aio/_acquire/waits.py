@@ -35,6 +35,8 @@ EVERY = 2.5
 SILENCE = 60.0
 """Seconds between two log lines about one name."""
 LISTED = 5
+CLOSED = {"event": "nobody has set it", "latch": "it was not counted down to 0"}
+"""By the kind of keys: why what lets in everybody lets in nobody."""
 
 
 class Mark(NamedTuple):
@@ -126,6 +128,7 @@ class Waits:
         if call.error is None and isinstance(resource.keys, PermitKeys):
             permits = read_permits(call.reply)
             waiting, holder = max(waiting, permits.waiting), _permit_holders(permits)
+            holder = CLOSED.get(resource.keys.kind, holder)
         elif call.error is None:
             lock = read_inspect(call.reply)
             waiting, holder = max(waiting, lock.waiting), _lock_holder(lock)
@@ -164,6 +167,8 @@ def timeout_error(
 
     ``weight`` and ``permits``: what was asked for, as `Request.weight` and `Request.limit`.
     """
+    if isinstance(resource.keys, PermitKeys) and (closed := CLOSED.get(resource.keys.kind)):
+        return AcquireTimeout.of_gate(resource.name, within=within, answered=answered, closed=closed)
     own = sum(lease.weight for lease in resource.leases.all())
     remaining = resource.holder_remaining()
     if weight and permits != WRITER_WEIGHT:

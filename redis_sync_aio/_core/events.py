@@ -20,8 +20,8 @@ class Event:
     """Base of all events.
 
     Attributes:
-        kind: "lock", "semaphore", "read", "write", "reentrant", "multi", "redlock", "robust" or "election"; for
-            an event about a whole coordinator "".
+        kind: "lock", "semaphore", "read", "write", "reentrant", "multi", "redlock", "robust", "election",
+            "event" or "latch"; for an event about a whole coordinator "".
         name: what is locked, as text; those of a multi-lock are joined by ", ". "" for an event about a coordinator.
         pattern: what names of this sort have in common, for metrics: the template of `synchronized`, or what
             ``pattern_of`` says, or the part before the first ":" and ":*", or the name if it has no ":".

@@ -7,7 +7,7 @@
     {NAME}:record   hash      of a robust lock: whose work it is, and how far it has come
     {NAME}:gate     string    the highest fence that a gate has accepted
     {NAME}:sem…     zset      permits of a semaphore: token -> until when (us, server time)
-    {NAME}:rw…      zset      the same of a read/write lock
+    {NAME}:rw…      zset      the same of a read/write lock; :event…, :latch… of those
       …:state       hash      limit, sum of the weights, last fence, until when the keys last, whether a process shares;
                               weight and fence of each permit
       …:queue, …:polls        as above
@@ -27,7 +27,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias, cast
 
 from .display import shown
 
@@ -49,6 +49,7 @@ LABEL_MARK = b"@"
 
 Engine: TypeAlias = Literal["auto", "lua", "watch"]
 Family: TypeAlias = Literal["lock", "robust", "permits", "upgrade", "gate"]
+PermitKind: TypeAlias = Literal["sem", "rw", "event", "latch"]
 
 
 class Endpoint(NamedTuple):
@@ -220,15 +221,15 @@ class GateKeys(Keys):
 
 
 class PermitKeys(Keys):
-    """The keys of one semaphore, or of one read/write lock."""
+    """The keys of one semaphore, or of something else that consists of permits."""
 
     __slots__ = ()
     family: ClassVar[Family] = "permits"
 
     @property
-    def of_semaphore(self) -> bool:
-        """Whether they are the keys of a semaphore."""
-        return self.all[0].endswith(b":sem")
+    def kind(self) -> PermitKind:
+        """What they are the keys of."""
+        return cast("PermitKind", self.all[0].rpartition(b":")[2].decode())
 
 
 class UpgradeKeys(PermitKeys):
@@ -324,8 +325,8 @@ def gate_keys(name: bytes, prefix: bytes = b"") -> GateKeys:
     return GateKeys(name, (_stem(qualified(name, prefix)) + b":gate",))
 
 
-def permit_keys(name: bytes, kind: Literal["sem", "rw"], prefix: bytes = b"") -> PermitKeys:
-    """Return the keys of the semaphore ("sem") or read/write lock ("rw") called ``name``; raises as `lock_keys`."""
+def permit_keys(name: bytes, kind: PermitKind, prefix: bytes = b"") -> PermitKeys:
+    """Return the keys of the semaphore ("sem"), read/write lock ("rw") … called ``name``; raises as `lock_keys`."""
     stem = _stem(qualified(name, prefix)) + b":" + kind.encode()
     return PermitKeys(name, (stem, stem + b":state", stem + b":queue", stem + b":polls"))
 
@@ -353,8 +354,10 @@ def mark_key(keys: Keys) -> bytes:
     return _stem(keys.all[0]) + b":mark"
 
 
-_LEFT_BEHIND = re.compile(rb"(.+?):(?:(sem|rw)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL)
-KEY_ENDINGS = b"[}:]:[fpqrs]*"
+_LEFT_BEHIND = re.compile(
+    rb"(.+?):(?:(sem|rw|event|latch)(?::(?:state|queue|polls))?|queue|fence|polls|record)", re.DOTALL
+)
+KEY_ENDINGS = b"[}:]:[eflpqrs]*"
 """A pattern of SCAN for the ends of all keys but NAME."""
 
 
@@ -373,7 +376,7 @@ def keys_around(key: bytes, prefix: bytes = b"") -> Keys | None:
     name = _without_stem(full.removeprefix(prefix)) if prefix else full
     try:
         keys: Keys = (
-            lock_keys(name, prefix) if kind is None else permit_keys(name, "sem" if kind == b"sem" else "rw", prefix)
+            lock_keys(name, prefix) if kind is None else permit_keys(name, cast("PermitKind", kind.decode()), prefix)
         )
     except ValueError:
         return None

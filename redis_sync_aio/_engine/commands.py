@@ -51,6 +51,7 @@ class Commands:
         self._all = load("lock/acquire_all")
         self._force = load("lock/force_release")
         self._resize = load("permits/resize")
+        self._count_down = load("permits/count_down")
         self._adopt = load("robust/adopt")
         self._record = load("robust/record")
         self._gate = load("fence_gate/accept")
@@ -178,6 +179,10 @@ class Commands:
     def resize(self, keys: Keys, limit: int, delivery: Delivery) -> Call:
         """Set the limit of permits."""
         return self._send(self._resize, keys, (limit,), delivery)
+
+    def count_down(self, keys: Keys, words: tuple[Argument, ...], delivery: Delivery) -> Call:
+        """Count a gate down, or close it; ``words`` as in permits/count_down.lua."""
+        return self._send(self._count_down, keys, words, delivery)
 
 
 Send: TypeAlias = Callable[[Commands, Delivery], Call]

@@ -36,6 +36,7 @@ from .._scripts.constants import (
     ASK_AGAIN,
     FENCE_RANGE,
     MAX_NOTIFIED,
+    OPEN_LIMIT,
     TOMBSTONE_MS,
     WRITER_WEIGHT,
     Look,
@@ -60,7 +61,7 @@ class PermitDraft(QueueDraft):
         self.before = before
         self.limit, self.fence, self.shared = before.limit, before.fence, before.shared
         self.known_limit = before.limit  # the caller's limit becomes the server's with a grant
-        self.ahead = before.ahead
+        self.ahead, self.lasts = before.ahead, 0
         self.permits = {token: permit for token, permit in before.permits.items() if permit.until > before.now}
         over = sum(permit.weight for token, permit in before.permits.items() if token not in self.permits)
         self.used = before.used - over
@@ -79,6 +80,7 @@ class PermitDraft(QueueDraft):
             polls=self.polls,
             shared=self.shared,
             packed=False,
+            lasts=self.lasts,
         )
         return PermitDecision(reply, after, tuple(self.messages))
 
@@ -122,9 +124,9 @@ class PermitDraft(QueueDraft):
         last = fence + FENCE_RANGE - 1 if shares and self.fenced(weight) else fence
         self.known_limit, self.fence, self.shared = self.limit, max(self.fence, last), self.shared or shares
 
-    def spend(self, token: bytes) -> None:
-        """Leave a tombstone."""
-        self.permits[token] = Permit(0, 0, self.now + TOMBSTONE_MS * 1000)
+    def spend(self, token: bytes, ms: int = TOMBSTONE_MS) -> None:
+        """Leave a tombstone for ``ms``."""
+        self.permits[token] = Permit(0, 0, self.now + ms * 1000)
 
     def drop(self, token: bytes) -> None:
         self.used -= self.weight(token)
@@ -149,7 +151,7 @@ class PermitDraft(QueueDraft):
 
     def settle(self, mine: bytes = b"") -> tuple[Settled, int | None]:
         """Give the free permits to the waiters ahead of ``mine``; return also until when a reservation holds."""
-        while self.limit:
+        while self.limit > 0:
             if not self.queue or self.queue[0] == mine:
                 return Settled.FREE, None
             member = self.queue[0]
@@ -167,9 +169,11 @@ class PermitDraft(QueueDraft):
                     self.tell(ticket.inbox, ticket.number, ASK_AGAIN, 0)
             elif not ticket.inbox:
                 alive = self.polls.get(member, 0) * 1000
-                if alive > self.now:
+                if alive > self.now and self.limit != OPEN_LIMIT:
                     return Settled.RESERVED, alive
                 self.leave(member)
+                if alive > self.now:
+                    self.hold(ticket.token, weight, ticket.claim_ms, self.next_fence(weight))
             elif not self.fits(weight, had):  # a dead waiter must not block waiters that fit
                 if self.used >= self.limit:
                     return Settled.FULL, None
@@ -177,7 +181,7 @@ class PermitDraft(QueueDraft):
                     self.watch_over(ticket.inbox, mine)
                     return Settled.FULL, None
                 self.leave(member)
-            elif self.before.mute:
+            elif self.before.mute and self.limit != OPEN_LIMIT:
                 return Settled.RESERVED, None
             else:
                 self.hand_over(member, ticket, weight, had)
@@ -200,7 +204,7 @@ class PermitDraft(QueueDraft):
         together = following is not None and following.inbox == ticket.inbox
         number = following.number if following is not None and together else 0  # 0: another process waits
         more = b" %d %d" % (number, then) if behind else b""
-        if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more):
+        if self.tell(ticket.inbox, ticket.number, fence, ticket.claim_ms, more) or self.limit == OPEN_LIMIT:
             attempt = ticket.inbox + b"|%d" % ticket.number if had else b""
             self.hold(ticket.token, weight, ticket.claim_ms, fence, attempt)
             if following is not None and following.inbox and not together:
@@ -256,14 +260,14 @@ def acquire(
     draft = PermitDraft(before)
     draft.limit = before.limit or limit
     turn, reserved = draft.settle(member)  # before the rest: another ticket may bring this token a grant
-    differs = bool(limit) and limit != draft.limit and member not in draft.queue
+    differs = limit > 0 and limit != draft.limit and member not in draft.queue
     idle = not draft.used and turn is Settled.FREE
     if differs and not before.resized and (whose == b"set" or idle):
         draft.limit = draft.known_limit = limit
         differs = False
         turn, reserved = draft.settle(member)
     differs = differs and whose != b"keep"
-    if not draft.limit or differs or token in draft.permits or weight > draft.limit:
+    if not draft.limit or differs or token in draft.permits or weight > abs(draft.limit):
         return _decline(draft, token, member, differs)
     if turn is Settled.FREE and draft.fits(weight, 0):
         return _grant(draft, token, ttl_ms, member, weight)

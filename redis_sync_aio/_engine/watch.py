@@ -50,6 +50,7 @@ DECISIONS: dict[str, Callable[[tuple[bytes, ...], Words], Decide]] = {
     "permits/release": permits.release,
     "permits/renew": permits.renew,
     "permits/resize": permits.resize,
+    "permits/count_down": permits.count_down,
     "permits/attach": permits.attach,
     "permits/inspect": permits.inspect,
     "permits/upgrade": permits.upgrade,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from .._client.resp import Reply, Words
 from .._scripts.constants import HOUR_MS, MAX_NOTIFIED, TEN_YEARS_MS, Outcome
 from .._transport.dialogues import Dialogue
+from . import gate_rules as gates
 from . import permit_rules as rules
 from .snapshot import Permit, PermitSnapshot, Sharer, Ticket
 from .watch_dialogue import WINDOW, Decide, QueueView, WireKeys, WritePlan, blob, checked, deaf, microseconds, pairs
@@ -83,16 +84,18 @@ class PermitsRead:
         """Return whether STATE lacks the limit, the used permits or the fence of ``after``."""
         before = self.before
         same = (after.limit, after.used, after.fence) == (before.limit, before.used, before.fence)
-        return not same or (self.lost and after.limit > 0)
+        return not same or (self.lost and after.limit != 0)
 
     def _keep(self, after: PermitSnapshot, ends: list[int]) -> int:
         """Return until when the keys last: longer than the permits, the fence (the clock may go back), and an hour."""
         time = after.now // 1000
+        if after.lasts:
+            return max(time, -(-after.fence // 1000)) + 2 * max(HOUR_MS, math.ceil(1.25 * after.lasts))
         longest = max((end // 1000 - time for end in ends), default=0)
         if after.resized:  # not forgotten as an implied limit is
             longest = max(longest, TEN_YEARS_MS)
         least = max(HOUR_MS, math.ceil(1.25 * longest))
-        short = self.lost or self.kept < max(time, after.fence // 1000) + least
+        short = self.kept < max(time, after.fence // 1000) + least
         return max(time, -(-after.fence // 1000)) + 2 * least if short else self.kept
 
 
@@ -321,6 +324,12 @@ def resize(keys: WireKeys, words: Words) -> Decide:
     """Decide as permits/resize.lua does."""
     limit = int(words[0])
     return _about(keys, b"", b"", lambda it: rules.resize(it, limit))
+
+
+def count_down(keys: WireKeys, words: Words) -> Decide:
+    """Decide as permits/count_down.lua does."""
+    token, numbers = blob(words[0]), tuple(map(int, words[1:]))
+    return _about(keys, token, b"", lambda it: gates.count_down(it, token, *numbers))
 
 
 def upgrade(keys: WireKeys, words: Words) -> Decide:

@@ -12,7 +12,7 @@ from typing import Protocol
 from .._client.error_replies import error_code
 from .._client.resp import Reply, ReplyError, Words
 from .._core.display import text
-from .._core.keys import Keys, LockKeys, PermitKeys, record_key
+from .._core.keys import Keys, LockKeys, PermitKeys, PermitKind, record_key
 from .._engine.watch_dialogue import pairs
 from .._scripts.constants import WRITER_WEIGHT
 from . import problems
@@ -22,6 +22,9 @@ from .views import HolderView, Kind, NameView, Problem, WaiterView
 
 TOMBSTONES = 16
 """How many more permits than shown are read: undone requests may be among them."""
+
+
+KINDS: dict[PermitKind, Kind] = {"sem": "semaphore", "rw": "read_write", "event": "event", "latch": "latch"}
 
 
 class Reading(Protocol):
@@ -240,14 +243,15 @@ class LockReading(_Reading):
 
 
 class PermitReading(_Reading):
-    """A semaphore or a read/write lock, as its keys tell."""
+    """A semaphore, a read/write lock, an event or a latch, as its keys tell."""
 
     _queue_at = 2
 
     def __init__(self, keys: PermitKeys, shown: int) -> None:
         super().__init__(keys, shown)
         self._permits, self._state = keys.all[:2]
-        self.kind = "read_write" if self._permits.endswith(b":rw") else "semaphore"
+        self.kind = KINDS[keys.kind]
+        self._gate = self.kind in ("event", "latch")
         self._limit = self._used = 0
         self._all_shown = True
         self._live: list[tuple[bytes, float]] = []  # the first ones, and until when
@@ -312,12 +316,12 @@ class PermitReading(_Reading):
         held = weights if self._all_shown else self._used  # which also counts those that have ended unnoticed
         if held >= WRITER_WEIGHT:
             held = 1
-        if not holders and any(it.alive is not False for it in waiters):
+        if not (holders or self._gate) and any(it.alive is not False for it in waiters):
             self.problems.append(problems.queue_without_holder(waiters[0].polls))
         if not shared and held > self._limit > 0:
             self.problems.append(problems.over_limit(held, self._limit))
         self._judge_keys(self._fence, now)
-        limit = None if shared else self._limit or None
+        limit = None if shared or self._gate else self._limit or None
         return NameView(
             text(self.name),
             self.kind,

@@ -25,7 +25,7 @@ async def detach(grant: Grant, ttl_ms: int | None) -> str:
     manager = grant.manager
     plain = type(grant) is Grant and isinstance(manager, GrantManager) and grant.group is None
     keys = grant.keys
-    movable = keys.of_semaphore if isinstance(keys, PermitKeys) else keys.family == "lock"
+    movable = keys.kind == "sem" if isinstance(keys, PermitKeys) else keys.family == "lock"
     if not plain or grant.identity is not None or not movable:
         raise ValueError(
             f"the lease on {grant.name!r} cannot be detached: that is for plain leases of a lock or a semaphore, not "

@@ -71,6 +71,8 @@ FENCE_RANGE = 128
 """Number of fences that one grant reserves for a process that shares."""
 WRITER_WEIGHT = 2**31 - 1
 """The limit of a read/write lock: a reader weighs 1, the writer weighs it all."""
+OPEN_LIMIT = 2**31 - 2
+"""The limit of an event or a latch that is open: everybody gets in. A limit of -n: closed until n counts are made."""
 SOONER_TRIES = 2
 """Most waiters that are notified of a shorter lease, until one listens; the others look by themselves."""
 MAX_NOTIFIED = 64

@@ -101,6 +101,12 @@ class AcquireTimeout(SyncError, TimeoutError):
         return AcquireTimeout(failed + why, name=name, remaining=remaining)
 
     @staticmethod
+    def of_gate(name: str, *, within: float | None, closed: str, answered: bool = True) -> AcquireTimeout:
+        """Return the error for an event or a latch that did not open in time; ``closed`` says why it is not open."""
+        why = f"{closed}; wait longer, or look for the process that should do it" if answered else _no_answer(name)
+        return AcquireTimeout(f"{name!r} did not open{_within(within)}: {why}", name=name, answered=answered)
+
+    @staticmethod
     def of_upgrade(name: str, *, remaining: float | None, answered: bool, read_here: bool) -> AcquireTimeout:
         """Return the error for a reader's lease that was not upgraded in time.
 

@@ -30,6 +30,7 @@ PAGES = {
     "leases.md": 1,
     "redlock.md": 1,
     "leader-election.md": 1,
+    "events-latches-and-barriers.md": 1,
     "metrics.md": 3,
     "inspection.md": 2,
     "tracing.md": 2,

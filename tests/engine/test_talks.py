@@ -82,6 +82,7 @@ TALKS: dict[str, tuple[Keys, str, tuple[Argument, ...]]] = {
     "permits/release": (SEM, "permits/release", (b"a", b"", b"0")),
     "permits/renew": (SEM, "permits/renew", (b"a", TTL, 1)),
     "permits/resize": (SEM, "permits/resize", (3,)),
+    "permits/count_down": (SEM, "permits/count_down", (b"b", 1, 1, TTL, TTL)),
     "permits/attach": (SEM, "permits/attach", (b"b", TTL, b"a")),
     "permits/inspect": (SEM, "permits/inspect", (10,)),
     "permits/upgrade": (RW, "permits/upgrade", (b"a", TTL, ticket(SEM, b"a"), 0, b"rsa:x|1")),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from redis_sync_aio._core.keys import permit_keys
+from redis_sync_aio._engine import gate_rules as gates
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
 from redis_sync_aio._engine.permit_rules import PermitDecision
@@ -46,7 +47,7 @@ from ..support.script_mutants import Mutant
 
 KEYS = permit_keys(b"h", "sem")
 PERMITS, STATE, QUEUE, POLLS = KEYS.all
-SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "attach"))
+SCRIPTS = tuple(f"permits/{name}" for name in ("acquire", "release", "renew", "resize", "attach", "count_down"))
 UPGRADES = ("permits/upgrade", "permits/downgrade")
 MANY = 1000  # the request of a reader to become the writer has the reader's number and this
 
@@ -396,6 +397,19 @@ class Attaching(History):
             assert self.model.permits[new.token] == Permit(had.weight, had.fence, self.now + ttl_ms * 1000)
 
 
+class Gates(History):
+    """Permits whose limit says that nobody gets in, or everybody."""
+
+    weights = (1,)
+    limits = (-1, -3)
+
+    def resize(self, data: st.DataObject) -> None:
+        """In its place: count it down, or close it; also twice for the same token."""
+        words = (b"c%d" % data.draw(st.integers(1, 9)), data.draw(st.sampled_from([0, 1, 1, 2, 7])), 3)
+        times = (data.draw(st.sampled_from([10, 60_000])), data.draw(st.sampled_from([60_000, 7_200_000])))
+        self.both(lambda it: gates.count_down(it, *words, *times), "permits/count_down", *words, *times)
+
+
 class ByWatch(History):
     """The same with WATCH, MULTI and EXEC. The queue is looked at two by two, and what is over goes one at a time."""
 
@@ -403,6 +417,10 @@ class ByWatch(History):
 
     def run(self, client: Any, script: str, arguments: tuple[bytes | int, ...]) -> Any:
         return by_watch(client, script, KEYS, arguments, self.now)
+
+
+class GatesByWatch(ByWatch, Gates):
+    """And for gates."""
 
 
 class AttachingByWatch(ByWatch, Attaching):
@@ -421,7 +439,18 @@ def _private() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "machine", [History, Crowded, ReadersAndWriters, Attaching, ByWatch, ReadersAndWritersByWatch, AttachingByWatch]
+    "machine",
+    [
+        History,
+        Crowded,
+        ReadersAndWriters,
+        Attaching,
+        Gates,
+        ByWatch,
+        ReadersAndWritersByWatch,
+        AttachingByWatch,
+        GatesByWatch,
+    ],
 )
 def test_random_histories_agree_with_the_rules(machine: type[History], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_permits, "WINDOW", 2)
@@ -436,6 +465,9 @@ BUGS = {
         "if soonest and tonumber(soonest) < now then",
     ),
     "a living poller is dropped": ("then return RESERVED, tonumber(alive) - now / 1000 end", "then end"),
+    "an open gate passes over those that poll": ("if lives then hold(", "if false then hold("),
+    "an open gate passes over those that are cut off": ("if limit == OPEN_LIMIT then heard = 1 end", ""),
+    "a count that is repeated counts again": ("if not permit(ARGV[1]) then\n  count", "do\n  count"),
     "the short way to the end of the queue, with room": ("local full = used >= limit and", "local full ="),
     "the short way from hand to hand, with the last fence": ("'used', limit, 'fence', its_fence", "'used', limit"),
     "the short way from hand to hand, to the second": (
@@ -447,7 +479,10 @@ BUGS = {
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_comparison_notices_a_bug_in_the_scripts(name: str) -> None:
-    bug, machine = BUGS[name], Crowded if "short way" in name else History
+    bug, machine = (
+        BUGS[name],
+        Crowded if "short way" in name else Gates if "open gate" in name or "count" in name else History,
+    )
     mutant = Mutant(*bug)
     assert any(map(mutant.stands_in, SCRIPTS)), "the scripts changed: adapt the mutant"
     with pytest.MonkeyPatch.context() as patch:

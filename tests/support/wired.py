@@ -26,7 +26,11 @@ from .proxy import (
 )
 from .resp import Predicate
 
-KNOWN = (*(kind.script(part) for kind in KINDS for part in PARTS), load("lock/force_release"), load("permits/resize"))
+COUNT_DOWN = load("permits/count_down")
+KNOWN = (
+    *(kind.script(part) for kind in KINDS for part in PARTS),
+    *(load("lock/force_release"), load("permits/resize"), COUNT_DOWN),
+)
 """Every script, but those that the compatible lock has to itself."""
 
 

@@ -14,6 +14,8 @@ from redis.asyncio import Redis, RedisCluster
 
 from redis_sync_aio import (
     Abandoned,
+    AsyncCountDownLatch,
+    AsyncEvent,
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -180,6 +182,20 @@ async def compound_locks(sync: Coordinator, servers: list[Redis]) -> None:
     assert_type(await election.resign(), bool)
     async for leader in election.watch(every=0.5):
         assert_type(leader, Leader | None)
+
+
+async def parties(sync: Coordinator, redis: Redis) -> None:
+    event = AsyncEvent(redis, b"name", lasts=timedelta(days=1), engine="watch")
+    assert_type(sync.event("name"), AsyncEvent)
+    assert_type(await event.wait(timeout=5), Literal[True])
+    await event.set()
+    await event.clear()
+    assert_type(await event.is_set(), bool)
+    latch = AsyncCountDownLatch(sync, "name", 3, lasts=60)
+    assert_type(sync.latch("name", count=3), AsyncCountDownLatch)
+    assert_type(await latch.count_down(2, identity=b"part"), int)
+    assert_type(await latch.count(), int)
+    await latch.wait(timeout=timedelta(minutes=1))
 
 
 async def coordinators(redis: Redis) -> None:

@@ -88,6 +88,7 @@ ABOUT_A_LOCK = [
     AcquireTimeout.of_lock("x", within=None, remaining=None, answered=True, held_here=True, upgradable=False),
     AcquireTimeout.of_permits("x", within=0.5, remaining=1.5, answered=True, weight=2, limit=3, held_here=1),
     AcquireTimeout.taken("x", remaining=1.5, data="'value'"),
+    AcquireTimeout.of_gate("x", within=1, closed="nobody has set it"),
     AcquireTimeout.of_upgrade("x", remaining=1.5, answered=True, read_here=True),
     AcquireTimeout.of_several(("x", "y"), LATE, within=0.5, held_here=False),
     AcquireTimeout.by_another_owner("x", remaining=1.5),

@@ -7,6 +7,8 @@ import inspect
 import pytest
 
 from redis_sync_aio import (
+    AsyncCountDownLatch,
+    AsyncEvent,
     AsyncLock,
     AsyncMultiLock,
     AsyncReadWriteLock,
@@ -38,7 +40,7 @@ def test_a_coordinator_shows_what_users_need() -> None:
     assert public(Coordinator) == {
         *("from_url", "client", "close", "why_closed"),
         *("connection_error", "connections", "statistics"),
-        *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock"),
+        *("lock", "semaphore", "read_write_lock", "reentrant_lock", "multi_lock", "event", "latch"),
     }
 
 
@@ -50,6 +52,8 @@ def test_a_coordinator_shows_what_users_need() -> None:
         ("read_write_lock", AsyncReadWriteLock),
         ("reentrant_lock", AsyncReentrantLock),
         ("multi_lock", AsyncMultiLock),
+        ("event", AsyncEvent),
+        ("latch", AsyncCountDownLatch),
     ],
 )
 def test_a_coordinator_makes_each_primitive_with_all_its_options(method: str, kind: type) -> None:
@@ -108,6 +112,11 @@ async def test_a_term_shows_its_number_too(sync: Coordinator) -> None:
     async with election.lead() as term:
         assert public(term) == LEASE | {"number"}
         assert not undocumented(term)
+
+
+def test_what_processes_wait_for_together_shows_no_more_than_asyncio_does(sync: Coordinator) -> None:
+    assert public(AsyncEvent(sync, "faces")) == {"clear", "is_set", "name", "set", "wait"}
+    assert public(AsyncCountDownLatch(sync, "faces", 2)) == {"count", "count_down", "name", "wait"}
 
 
 async def test_a_hold_shows_nothing(sync: Coordinator) -> None:

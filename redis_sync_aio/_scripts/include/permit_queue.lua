@@ -16,7 +16,7 @@ end
 -- FULL      when the first ticket does not fit, and is alive;
 -- RESERVED  when the first ticket is polled for, and is alive; and for how many more milliseconds.
 -- The ticket goes first, PUBLISH comes before the grant, and the next one gets a note when to look,
--- as for the lock.
+-- as for the lock. An open gate grants to all, whether they listen or poll.
 local function settle(mine)
   while limit > 0 do
     first = first or redis.call('ZRANGE', QUEUE, 0, 1, 'WITHSCORES')
@@ -34,10 +34,10 @@ local function settle(mine)
       if inbox ~= '' then tell(inbox, id, ASK_AGAIN, 0) end
     elseif inbox == '' then
       local alive = redis.call('ZSCORE', POLLS, ticket)
-      if alive and tonumber(alive) * 1000 > now then
-        return RESERVED, tonumber(alive) - now / 1000
-      end
+      local lives = alive and tonumber(alive) * 1000 > now
+      if lives and limit ~= OPEN_LIMIT then return RESERVED, tonumber(alive) - now / 1000 end
       leave(ticket)
+      if lives then hold(token, weight, tonumber(ms), 0, next_fence(weight)) end
     elseif not fits(weight, had) then -- a dead ticket must not keep out those that would fit
       if used >= limit then return FULL end
       if tell(inbox, id, 0, left() or 1) then
@@ -61,6 +61,7 @@ local function settle(mine)
         grant = grant .. ' ' .. (next_inbox == inbox and next_id or 0) .. ' ' .. next_left
       end
       local heard = publish(inbox, grant)
+      if limit == OPEN_LIMIT then heard = 1 end -- it takes nobody's place, and asks when it is back
       if type(heard) == 'table' then -- PUBLISH was refused: the owner finds its turn later
         redis.call('ZADD', QUEUE, place, ticket)
         redis.call('PEXPIRE', QUEUE, QUEUE_TTL_MS)

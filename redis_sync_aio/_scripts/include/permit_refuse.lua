@@ -1,6 +1,6 @@
 -- Return the reply if an acquire needs no permit or cannot have one: OWN, SPENT, MISMATCH,
 -- TOO_HEAVY. Needs `had` and `its_fence` (the permit of the token), `differs` and `resized`.
-if limit == 0 or differs or had or weight > limit then
+if limit == 0 or differs or had or weight > math.abs(limit) then
   if waits(ticket) then
     leave(ticket)
     settle('')

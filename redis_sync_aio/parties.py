@@ -1,0 +1,260 @@
+"""What processes wait for together: an event that one of them sets, a latch that they count down.
+
+Both are gates: they let in nobody, or everybody. On the server a gate consists of permits, and their limit says which
+(`permits/count_down.lua`). So it has the queue, the pushes and the clean-up of a semaphore. A waiter is granted a
+permit when the gate opens, and gives it back immediately.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal, NoReturn
+
+from ._acquire.binding import CoordinatorLike
+from ._acquire.implicit import client_of
+from ._acquire.waits import CLOSED
+from ._client.settings import Client, encode
+from ._core.arguments import Name, Seconds, permits, ttl_ms
+from ._core.keys import Engine, PermitKind, permit_keys
+from ._leases.grant import Grant
+from ._primitives.base import PermitPrimitive
+from ._primitives.options import LeaseOptions
+from ._scripts.constants import HOUR_MS, TEN_YEARS_MS, TOMBSTONE_MS
+from .errors import AcquireTimeout
+
+__all__ = ["AsyncCountDownLatch", "AsyncEvent"]
+
+REMEMBERED = 60.0
+"""Seconds for which the server remembers whom it let in: a waiter whose connection was cut asks within that time."""
+A_DAY = 86_400.0
+
+
+class _Pass(Grant):
+    """The permit of a waiter that was let in. It protects nothing, so its end is no loss."""
+
+    reports_loss = False
+
+
+class _Gate(PermitPrimitive):
+    """The permits of an event or a latch: ``whole`` is the count of one that is closed."""
+
+    _weight = 1
+    _grant_type = _Pass
+
+    def __init__(
+        self, client: Client | CoordinatorLike, name: Name, kind: PermitKind, whole: int, engine: Engine
+    ) -> None:
+        self._kind = kind
+        self.whole = whole
+        self._limit = -whole
+        options = LeaseOptions(REMEMBERED, auto_renew=False, max_hold=None, on_lost="event", engine=engine)
+        super().__init__(client, name, lambda wire, prefix: permit_keys(wire, kind, prefix), options)
+
+    async def wait(self, timeout: Seconds | None) -> None:
+        """Wait until it is open."""
+        grant = await self._grant(self._request(None, None, timeout))
+        grant.give_back()
+
+    def _taken(self, request: object, data: str | None) -> NoReturn:
+        raise AcquireTimeout.of_gate(self.name, within=0, closed=CLOSED[self._kind])
+
+    async def count(self) -> int:
+        """Return the count that is missing until it opens; 0: it is open."""
+        limit = (await self._view(0)).limit
+        return max(0, -(limit or -self.whole))
+
+    async def move(self, by: int, lasts_ms: int, identity: bytes | None = None) -> int:
+        """Count it down ``by`` so much, or close it again (0); return the count that is left.
+
+        The server remembers the token of this count, so a copy of the command changes nothing.
+        """
+        hub = self._at_work()
+        token_ms = max(TOMBSTONE_MS, int(hub.retry_for * 2000))
+        token = b"count:" + secrets.token_hex(16).encode()
+        if identity is not None:
+            token, token_ms = b"by:" + identity, lasts_ms
+        words = (token, by, self.whole, lasts_ms, token_ms)
+        reply = await hub.ask(lambda commands, told: commands.count_down(self._keys, words, told), goes_on=True)
+        return int(reply)
+
+
+class AsyncEvent:
+    """An `asyncio.Event` for all processes: tasks wait until one of them sets it.
+
+    Guarantees: one `set` wakes everybody that waits then, in all processes, by one push to each, and every later
+    `wait` returns until `clear`. A `set` that came before the `wait` is seen. A waiter that the server knew when it was
+    set gets through, even if it is cleared immediately after, or if its connection was cut at that moment. What is
+    repeated because its answer was lost has one effect: a late copy of a `set` does not undo a `clear` that came after
+    it. Nothing is left behind by a waiter that is cancelled, or dies.
+
+    The server keeps it, so it stays set when the process that set it has ended. A server that restarts without its data
+    has forgotten that: waiters go on waiting, so a process that knows better has to set it again.
+
+    Args:
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
+        name: as of `AsyncSemaphore`; an event and a lock of one name have nothing to do with each other.
+        lasts: seconds or timedelta, 0.01 to ten years, for which the server remembers at least that it was set (and an
+            hour at least; at most two and a half times as long). Then it counts as never set. None: until `clear`.
+        engine: as `AsyncLock`.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Each call costs one round trip, and O(log waiters) on the server; `set` costs that for each waiter.
+
+    Example:
+        migrated = AsyncEvent(redis, "migrated:2026-11")
+        await migrated.wait(timeout=60)  # in the services
+        await migrated.set()  # in the one that migrates
+    """
+
+    def __init__(
+        self,
+        client: Client | CoordinatorLike,
+        name: Name,
+        *,
+        lasts: Seconds | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        self._lasts_ms = TEN_YEARS_MS if lasts is None else ttl_ms(lasts, "lasts")
+        self._gate = _Gate(client, name, "event", 1, engine)
+
+    async def wait(self, *, timeout: Seconds | None = None) -> Literal[True]:
+        """Wait until it is set, and return True; immediately if it is set already.
+
+        Args:
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
+
+        Raises:
+            AcquireTimeout: it was not set in time (a `TimeoutError`).
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
+            TypeError, ValueError: a bad timeout; nothing was sent.
+
+        On cancellation the waiter leaves the queue, without delaying the cancellation.
+        """
+        await self._gate.wait(timeout)
+        return True
+
+    async def set(self) -> None:
+        """Set it: all that wait goes on. If it is set already, ``lasts`` begins again.
+
+        Raises Unreachable (it may or may not be set), CommandRefused, CoordinatorClosed, WrongContext as
+        `AsyncLock.acquire`. On cancellation it goes on in the background.
+        """
+        await self._gate.move(1, self._lasts_ms)
+
+    async def clear(self) -> None:
+        """Make it unset, so that `wait` waits. Those that waited when it was set go on all the same.
+
+        Raises as `set`. On cancellation it goes on in the background.
+        """
+        await self._gate.move(0, HOUR_MS)
+
+    async def is_set(self) -> bool:
+        """Return whether it is set, as the server knows.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`. On cancellation the
+        answer is ignored.
+        """
+        return await self._gate.count() == 0
+
+    @property
+    def name(self) -> str:
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
+        return self._gate.name
+
+    def __repr__(self) -> str:
+        return f"<AsyncEvent {self.name!r}>"
+
+
+class AsyncCountDownLatch:
+    """A latch for all processes: tasks wait until it was counted down to 0, by any of them. Then it stays open.
+
+    Guarantees: each `count_down` counts exactly once, also if its answer was lost and the command is repeated; a call
+    with an ``identity`` counts once however often it is made, by any process. The last one wakes all that wait,
+    in all processes, by one push to each, and every later `wait` returns. Nothing is left behind by a waiter that is
+    cancelled, or dies.
+
+    It counts work that is done, so it does not notice a worker that dies: give `wait` a timeout, and let the worker's
+    successor count with the same identity. `AsyncBarrier` notices.
+
+    Args:
+        client: a `redis.asyncio.Redis` or `RedisCluster` (its implicit coordinator is used) or a `Coordinator`.
+        name: as of `AsyncSemaphore`. A latch opens once, so each piece of work has a name of its own ("import:17").
+        count: where it starts, 1 to 1,000,000,000; the same in all processes. The server takes it from the first
+            `count_down`.
+        lasts: seconds or timedelta, 0.01 to ten years, for which the server remembers it at least after the latest
+            `count_down` (and an hour at least; at most two and a half times as long). Then it is a new latch. Default:
+            a day. A server that restarts without its data forgets it immediately.
+        engine: as `AsyncLock`.
+
+    Raises:
+        TypeError, ValueError: a bad argument; nothing was sent.
+
+    Each call costs one round trip, and O(log waiters + log counts) on the server; the last `count_down` costs that for
+    each waiter.
+
+    Example:
+        done = AsyncCountDownLatch(redis, "import:17", count=4)
+        await done.count_down(identity=f"part {part}")  # in each of four workers
+        await done.wait(timeout=3600)  # in the one that goes on
+    """
+
+    def __init__(
+        self,
+        client: Client | CoordinatorLike,
+        name: Name,
+        count: int,
+        *,
+        lasts: Seconds = A_DAY,
+        engine: Engine = "auto",
+    ) -> None:
+        self._lasts_ms = ttl_ms(lasts, "lasts")
+        self._gate = _Gate(client, name, "latch", permits(count, "count"), engine)
+        self._client = client_of(client)
+
+    async def wait(self, *, timeout: Seconds | None = None) -> None:
+        """Wait until the count is 0.
+
+        Args:
+            timeout: seconds or timedelta to wait at most; 0: do not wait; None: forever.
+
+        Raises:
+            AcquireTimeout: it did not get there in time (a `TimeoutError`).
+            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `AsyncLock.acquire`.
+            TypeError, ValueError: a bad timeout; nothing was sent.
+
+        On cancellation the waiter leaves the queue, without delaying the cancellation.
+        """
+        await self._gate.wait(timeout)
+
+    async def count_down(self, n: int = 1, *, identity: Name | None = None) -> int:
+        """Count down by ``n``, to 0 at the least, and return the count that is left. At 0 all that wait goes on.
+
+        Args:
+            n: by how much, 1 to 1,000,000,000.
+            identity: what counts, such as the part of the work that is done: it counts once, as long as the latch is
+                remembered, also if several processes say so. None: each call counts.
+
+        Raises Unreachable (it may or may not have counted: only with an identity it may be called again),
+        CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`; TypeError, ValueError for a bad
+        argument. On cancellation it goes on in the background.
+        """
+        name = None if identity is None else encode(self._client, identity, "identity")
+        return await self._gate.move(permits(n, "n"), self._lasts_ms, name)
+
+    async def count(self) -> int:
+        """Return the count that is left, as the server knows.
+
+        Raises Unreachable, CommandRefused, CoordinatorClosed, WrongContext as `AsyncLock.acquire`. On cancellation the
+        answer is ignored.
+        """
+        return await self._gate.count()
+
+    @property
+    def name(self) -> str:
+        """The name it was made with, as text; bytes that are not UTF-8 are shown escaped."""
+        return self._gate.name
+
+    def __repr__(self) -> str:
+        return f"<AsyncCountDownLatch {self.name!r} count={self._gate.whole}>"

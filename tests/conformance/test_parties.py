@@ -1,0 +1,284 @@
+"""AsyncEvent and AsyncCountDownLatch: all that wait go on when they open, nobody before; each count counts once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from redis_sync_aio import AcquireTimeout, AsyncCountDownLatch, AsyncEvent, AsyncLock, Coordinator, wait_until
+from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.inspection import inspect
+from redis_sync_aio.instrumentation import observe_all
+from redis_sync_aio.testing import assert_idle
+
+from ..support.body import FAST
+from ..support.sweep import Outcome, sweep
+
+NAME = "party"
+PATIENCE = 60
+"""Seconds after which a test that hangs ends."""
+
+
+@pytest.fixture(params=["link", "polling", "cluster"])
+def way(request: pytest.FixtureRequest) -> str:
+    """What may differ is how a waiter is woken."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["auto", "watch"])
+def engine(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def event(sync: Coordinator, engine: Any) -> AsyncEvent:
+    return sync.event(NAME, engine=engine)
+
+
+@pytest.fixture
+def far_event(other: Coordinator) -> AsyncEvent:
+    """The same event in another process."""
+    return AsyncEvent(other, NAME)
+
+
+@pytest.fixture
+def latch(sync: Coordinator, engine: Any) -> AsyncCountDownLatch:
+    return sync.latch(NAME, 3, engine=engine)
+
+
+@pytest.fixture
+def far_latch(other: Coordinator) -> AsyncCountDownLatch:
+    """The same latch in another process."""
+    return AsyncCountDownLatch(other, NAME, 3)
+
+
+def queued(source: Any, number: int) -> Callable[[], Awaitable[bool]]:
+    """Return whether so many wait, on the server."""
+
+    async def enough() -> bool:
+        return sum(view.waiting for view in await inspect(source, NAME)) == number
+
+    return enough
+
+
+async def waiting(redis: Redis, *waits: Any, behind: int = 0) -> list[asyncio.Task[Any]]:
+    """Start the waits, and return once all of them are in the queue, ``behind`` so many others."""
+    tasks = [asyncio.create_task(one) for one in waits]
+    await wait_until(queued(redis, behind + len(tasks)), FAST, timeout=PATIENCE)
+    return tasks
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_waits_goes_on_when_it_is_set(event: AsyncEvent, far_event: AsyncEvent, redis: Redis) -> None:
+    async with asyncio.timeout(PATIENCE):
+        assert not await far_event.is_set()
+        tasks = await waiting(redis, *(one.wait() for one in (event, far_event) * 3))
+        await event.set()
+        assert await asyncio.gather(*tasks) == [True] * 6
+        assert await far_event.is_set()
+        await assert_idle(redis)
+
+
+async def test_a_set_that_came_before_the_wait_is_seen(event: AsyncEvent, far_event: AsyncEvent) -> None:
+    await far_event.set()
+    assert await event.wait(timeout=0)
+    await far_event.set()  # again: no more than that
+    assert await event.wait(timeout=0)
+
+
+async def test_whoever_waited_goes_on_although_it_is_cleared_again(
+    event: AsyncEvent, far_event: AsyncEvent, redis: Redis
+) -> None:
+    async with asyncio.timeout(PATIENCE):
+        tasks = await waiting(redis, *(one.wait() for one in (event, far_event) * 3))
+        await asyncio.gather(event.set(), event.clear())
+        assert await asyncio.gather(*tasks) == [True] * 6
+        assert not await far_event.is_set()
+        with pytest.raises(AcquireTimeout, match="'party' did not open immediately: nobody has set it"):
+            await far_event.wait(timeout=0)
+        with pytest.raises(AcquireTimeout, match=r"did not open within 0\.05 seconds: nobody has set it"):
+            await event.wait(timeout=0.05)
+        await assert_idle(redis)
+
+
+async def test_nothing_is_left_wherever_a_waiter_is_cancelled(
+    event: AsyncEvent, far_event: AsyncEvent, redis: Redis
+) -> None:
+    """P5: while it waits, and with the event set meanwhile."""
+
+    async def wait() -> None:
+        setting = asyncio.create_task(far_event.set())
+        try:
+            await event.wait()
+        finally:
+            await asyncio.shield(setting)
+
+    async def check(outcome: Outcome[None]) -> None:
+        await far_event.set()  # the task that sets may have been cancelled before it began
+        await far_event.clear()
+        await assert_idle(redis)
+
+    assert len((await sweep(wait, check)).outcomes) > 3
+
+
+async def test_a_set_or_clear_that_is_cancelled_goes_on(event: AsyncEvent, far_event: AsyncEvent) -> None:
+    """Unless the task was cancelled before it began."""
+    for operation, result in ((event.set, True), (event.clear, False)):
+
+        async def check(outcome: Outcome[None], result: bool = result) -> None:
+            async def done() -> bool:
+                return await far_event.is_set() == result
+
+            await wait_until(done, FAST, timeout=PATIENCE)
+            await (far_event.clear() if result else far_event.set())
+
+        await (far_event.clear() if result else far_event.set())
+        await sweep(operation, check)
+
+
+async def test_a_waiter_that_was_killed_keeps_nobody_waiting(
+    server: EmbeddedServer, redis: Redis, far_event: AsyncEvent
+) -> None:
+    program = f"""
+import asyncio
+from redis.asyncio import Redis
+from redis_sync_aio import AsyncEvent
+async def main():
+    async with Redis.from_url({server.url!r}) as redis:
+        await AsyncEvent(redis, {NAME!r}).wait()
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    await wait_until(queued(redis, 1), FAST, timeout=PATIENCE)
+    process.kill()
+    await process.wait()
+    async with asyncio.timeout(PATIENCE):
+        (task,) = await waiting(redis, far_event.wait(), behind=1)
+        await far_event.set()
+        assert await task
+
+
+async def test_an_event_and_a_lock_of_one_name_are_two_things(
+    event: AsyncEvent, sync: Coordinator, redis: Redis
+) -> None:
+    async with AsyncLock(sync, NAME):
+        await event.set()
+        assert await event.wait(timeout=0)
+    assert {view.kind for view in await inspect(redis, NAME, idle=True)} == {"lock", "event"}
+
+
+async def test_it_is_remembered_for_as_long_as_it_says(sync: Coordinator, engine: Any, redis: Redis) -> None:
+    hour, state = 3600, "{party}:event:state"
+    await sync.event(NAME, engine=engine).set()
+    assert await redis.ttl(state) > 10 * 365 * 24 * hour
+    await sync.event(NAME, lasts=24 * hour, engine=engine).set()
+    assert 24 * hour <= await redis.ttl(state) <= 2.5 * 24 * hour
+    await sync.event(NAME, engine=engine).clear()
+    assert hour <= await redis.ttl(state) <= 2.5 * hour
+
+
+async def test_observers_hear_of_a_wait_as_of_a_lock(event: AsyncEvent) -> None:
+    kinds: list[tuple[str, str]] = []
+    await event.set()
+    with observe_all(lambda told: kinds.append((told.kind, type(told).__name__))):
+        await event.wait()
+        await wait_until(lambda: len(kinds) > 2, FAST, timeout=PATIENCE)
+    assert kinds == [("event", "Requested"), ("event", "Granted"), ("event", "Released")]
+
+
+# -- latches -----------------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_waits_goes_on_with_the_last_count(
+    latch: AsyncCountDownLatch, far_latch: AsyncCountDownLatch, redis: Redis
+) -> None:
+    async with asyncio.timeout(PATIENCE):
+        assert await far_latch.count() == 3
+        tasks = await waiting(redis, *(one.wait() for one in (latch, far_latch) * 3))
+        assert await latch.count_down() == 2
+        assert await far_latch.count_down() == 1
+        with pytest.raises(AcquireTimeout, match="'party' did not open immediately: it was not counted down to 0"):
+            await far_latch.wait(timeout=0)
+        assert await queued(redis, 6)()
+        assert await latch.count_down() == 0
+        await asyncio.gather(*tasks)
+        await latch.wait(timeout=0)
+        assert await far_latch.count_down() == await far_latch.count() == 0
+        await assert_idle(redis)
+
+
+async def test_an_identity_counts_once(latch: AsyncCountDownLatch, far_latch: AsyncCountDownLatch) -> None:
+    assert await latch.count_down(identity="one") == 2
+    assert await far_latch.count_down(identity=b"one") == 2
+    assert await far_latch.count_down(7, identity="two") == 0
+    assert await latch.count_down(identity="one") == 0
+
+
+async def test_each_count_counts_once_wherever_its_task_is_cancelled(
+    latch: AsyncCountDownLatch, sync: Coordinator
+) -> None:
+    """P5: a count that was sent counts; one that was not does not."""
+    counted = AsyncCountDownLatch(sync, f"{NAME} of many", 1000)
+
+    async def check(outcome: Outcome[int]) -> None:
+        async def settled() -> bool:
+            return await counted.count() in (before[0], before[0] - 1)
+
+        await wait_until(settled, FAST, timeout=PATIENCE)
+        before[0] = await counted.count()
+
+    before = [1000]
+    results = await sweep(counted.count_down, check)
+    undisturbed = [one.value for one in results.outcomes if one.value is not None]
+    assert undisturbed
+    assert 1000 - len(results.outcomes) <= await counted.count() <= 1000 - len(undisturbed)
+
+
+@pytest.mark.parametrize("count", [0, -1, 10**9 + 1, 1.5, True, None])
+def test_a_bad_count_is_refused(sync: Coordinator, count: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="count must be"):
+        AsyncCountDownLatch(sync, NAME, count)
+
+
+async def test_bad_arguments_are_refused(latch: AsyncCountDownLatch, sync: Coordinator) -> None:
+    with pytest.raises(ValueError, match="n must be"):
+        await latch.count_down(0)
+    with pytest.raises(TypeError, match="identity"):
+        await latch.count_down(identity=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="lasts"):
+        AsyncEvent(sync, NAME, lasts=-1)
+
+
+def test_they_say_what_they_are(sync: Coordinator) -> None:
+    assert repr(AsyncEvent(sync, b"a\xff")) == r"<AsyncEvent 'a\\xff'>"
+    assert repr(AsyncCountDownLatch(sync, NAME, 3)) == "<AsyncCountDownLatch 'party' count=3>"
+    assert (AsyncEvent(sync, NAME).name, AsyncCountDownLatch(sync, NAME, 1).name) == (NAME, NAME)
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_restart_of_the_server(keep: bool) -> None:
+    """What was set is set still if the server kept its data; waiters wait on in any case, and hear of the next set."""
+    with EmbeddedServer(port=0, persistent=True) as server:
+        async with server.client() as redis, Coordinator(redis, retry_for=PATIENCE) as sync:
+            event, latch = AsyncEvent(sync, "set before"), AsyncCountDownLatch(sync, NAME, 2)
+            await event.set()
+            await latch.count_down()
+            (task,) = await waiting(redis, latch.wait())
+            await asyncio.to_thread(server.restart, keep)
+            async with asyncio.timeout(PATIENCE):
+                assert await event.is_set() == keep
+                await wait_until(queued(redis, 1), FAST, timeout=PATIENCE)
+                assert await latch.count_down() == (0 if keep else 1)
+                await latch.count_down()
+                await task
