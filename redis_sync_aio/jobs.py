@@ -8,6 +8,7 @@ docs/jobs.md shows them with cron, APScheduler, taskiq and SAQ.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import inspect
@@ -19,15 +20,17 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 from ._acquire.binding import CoordinatorLike
+from ._client.error_replies import is_transient
+from ._client.retry import RETRY
 from ._client.settings import Client
 from ._core.arguments import Seconds, is_async, one_of, timeout_seconds, ttl_ms
-from ._core.clock import wall_ns
+from ._core.clock import now, wall_ns
 from ._core.display import shown
 from ._core.keys import mark_key
 from ._core.name_templates import check_template, names_from
-from ._leases.lease import Lease
+from ._leases.lease import Lease, grant_of
 from ._transactions.handle import Transaction
-from .errors import FingerprintMismatch, RunInterrupted
+from .errors import FingerprintMismatch, OutcomeUnknown, RunInterrupted, SyncError
 from .lock import AsyncLock, ClientSource, Synchronize, SynchronizeOrSkip
 from .transaction import transaction
 
@@ -38,6 +41,8 @@ R = TypeVar("R")
 
 DAY = 86_400.0
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BEGUN = "begun"
+"""The part of a mark that has the fence of the run, by which a run knows a mark of its own."""
 OnCrash: TypeAlias = Literal["skip", "again"]
 """What becomes of a slot whose run did not come to its end: it is over, or the next caller runs it again."""
 OnInterrupted: TypeAlias = Literal["again", "raise"]
@@ -78,7 +83,8 @@ def once(
     Raises:
         TypeError, ValueError: a bad argument, when it is called. At the beginning: as `AsyncLock.acquire`;
         AcquireTimeout with a ``timeout``. At its beginning and end also as `Lease.transaction`: LeaseLost when the
-        lease was lost, and then the slot is not marked as done.
+        lease was lost, and then the slot is not marked as done. What an answer that was lost leaves open is found out;
+        OutcomeUnknown is raised if that takes longer than ``retry_for`` of the coordinator, or the lease is lost.
 
     On cancellation the lock is released, or was not acquired.
 
@@ -102,7 +108,7 @@ async def _once(lock: AsyncLock, mark: _Mark, on_crash: OnCrash, timeout: float 
     lease = await (lock.try_acquire() if skips else lock.acquire(timeout=timeout))
     if lease is not None:
         async with lease:
-            if await mark.begin(lease, {"begun": True} if skips else None) is None:
+            if await mark.begin(lease, {} if skips else None) is None:
                 yield lease
                 if not skips:
                     await mark.write(lease, {"done": True})
@@ -210,7 +216,7 @@ def idempotent(
     A call raises what the function raises, and:
         FingerprintMismatch: the key was used by a call with another fingerprint. RunInterrupted: see above.
         AcquireTimeout: another call with the key runs. What `AsyncLock.acquire` and `transaction` raise.
-        LeaseLost: the lock was lost before the result was kept, so it was not.
+        LeaseLost: the lock was lost before the result was kept, so it was not. OutcomeUnknown: as `once`.
 
     On cancellation nothing is kept.
 
@@ -297,28 +303,64 @@ class _Mark:
             tx.multi()
             return found
 
-        return _read((await transaction(self._client, body, self._key)).value)
+        return _read((await transaction(self._client, body, self._key, idempotent=True)).value)
 
     async def begin(self, lease: Lease, new: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Return what it says; if there is none, make it say what is ``new``."""
-        async with lease.transaction() as tx:
-            found = await tx.get(self._key)
-            tx.multi()
-            if found is None and new is not None:
-                tx.set(self._key, json.dumps(new), px=self._ms)
-        return _read(found)
+        """Return what it says; None if it said nothing, and now says ``new``, if that is given."""
+        begun = None if new is None else {**new, BEGUN: lease.fence}
+
+        async def attempt() -> str | bytes | None:
+            async with lease.transaction() as tx:
+                found: str | bytes | None = await tx.get(self._key)
+                tx.multi()
+                if found is None and begun is not None:  # nx: a late copy must not replace what was written since
+                    tx.set(self._key, json.dumps(begun), px=self._ms, nx=True)
+            return found
+
+        found = _read(await _answered(lease, attempt))
+        return None if begun is not None and found == begun else found  # by an attempt whose answer was lost
 
     async def write(self, lease: Lease, new: Mapping[str, Any]) -> None:
         """Make it say what is ``new``."""
-        async with lease.transaction() as tx:
-            tx.multi()
-            tx.set(self._key, json.dumps(new), px=self._ms)
+
+        async def attempt() -> None:
+            async with lease.transaction() as tx:
+                tx.multi()
+                tx.set(self._key, json.dumps(new), px=self._ms)
+
+        await _answered(lease, attempt)
 
     async def forget(self, lease: Lease) -> None:
         """Delete it."""
-        async with lease.transaction() as tx:
-            tx.multi()
-            tx.delete(self._key)
+
+        async def attempt() -> None:
+            async with lease.transaction() as tx:
+                tx.multi()
+                tx.delete(self._key)
+
+        await _answered(lease, attempt)
+
+
+async def _answered(lease: Lease, attempt: Callable[[], Awaitable[R]]) -> R:
+    """Await ``attempt()``, again until the server has answered, within ``retry_for``; a repetition must do no harm.
+
+    While the lease holds nobody else writes the mark, and after that an attempt has no effect, however late it arrives.
+    """
+    ends, delays = now() + grant_of(lease).manager.retry_for, iter(RETRY)
+    unknown: OutcomeUnknown | None = None
+    while True:
+        try:
+            return await attempt()
+        except SyncError as error:
+            if isinstance(error, OutcomeUnknown):
+                unknown = error
+            delay = next(delays)
+            if now() + delay < ends and (unknown is error or is_transient(error)):
+                await asyncio.sleep(delay)
+            elif unknown is None or unknown is error:
+                raise
+            else:
+                raise unknown from error
 
 
 def _read(found: str | bytes | None) -> dict[str, Any] | None:
