@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
@@ -103,6 +104,7 @@ class EmbeddedServer:
         self._directory: Path | None = None  # None also in a forked child, which must not remove it
         self._processes: tuple[Popen[bytes], ...] = ()  # the server, its watchdog
         self._socket, self._paused = "", False
+        self._held: HeldPort | None = None
 
     @property
     def unix_socket(self) -> str:
@@ -159,6 +161,9 @@ class EmbeddedServer:
             self.kill()
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory, self._port = None, self._asked_port or None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def kill(self) -> None:
         """Crash the server by SIGKILL, and return once it is gone; no-op if it is dead. Its data stay."""
@@ -238,7 +243,11 @@ class EmbeddedServer:
 
     def _attempt(self, choose_port: bool, deadline: float) -> Generator[None, None, str]:
         """Start the server once; return why it failed, or an empty string once it answers."""
-        self._port = free_ports(1)[0] if choose_port else self._port
+        if choose_port:
+            if self._held is not None:
+                self._held.close()
+            self._held = hold_ports(1)[0]
+            self._port = self._held.number
         server, log = self._spawn()
         while not _answers(self._socket):
             late = time.monotonic() > deadline
@@ -278,16 +287,43 @@ def _shell(script: str, *arguments: str, output: IO[bytes]) -> Popen[bytes]:
     return Popen(command, stdin=PIPE, stdout=output, stderr=STDOUT, bufsize=0, start_new_session=True, env=environment)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return TCP ports of 127.0.0.1 out of 20000-29999 that are free now, each with its port of a cluster's bus."""
-    found: list[int] = []
+class HeldPort:
+    """A TCP port of 127.0.0.1, with its port of a cluster's bus, that no other process chooses until it is closed.
+
+    So it is still there for a server that was killed and is started again. OSError if it is in use.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._sockets = socket.socket(), socket.socket()
+        try:
+            for one, port in zip(self._sockets, (number, number + 10000), strict=True):
+                one.bind((EmbeddedServer.host, port))
+                # After bind: from now on a server, which sets the same option, may listen there next to us, and nobody
+                # without it may use the port. Other systems than Linux do not allow the server that.
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        except OSError:
+            self.close()
+            raise
+        if sys.platform != "linux":
+            self.close()
+
+    def close(self) -> None:
+        """Let others choose it."""
+        for one in self._sockets:
+            one.close()
+
+
+def hold_ports(count: int) -> list[HeldPort]:
+    """Return TCP ports out of 20000-29999 that were free and are held now."""
+    found: list[HeldPort] = []
     for port in SystemRandom().sample(range(20000, 30000), 100 + count):
-        with socket.socket() as probe, socket.socket() as cluster_bus, contextlib.suppress(OSError):
-            probe.bind((EmbeddedServer.host, port))
-            cluster_bus.bind((EmbeddedServer.host, port + 10000))
-            found.append(port)
+        with contextlib.suppress(OSError):
+            found.append(HeldPort(port))
         if len(found) == count:
             return found
+    for held in found:
+        held.close()
     raise ServerNotStarted("no free TCP port found in 20000-29999")
 
 
@@ -309,7 +345,9 @@ def _leave_to_parent() -> None:
             process.returncode = 0  # not a child of this process: nothing to reap, nothing to warn about
             if process.stdin is not None:
                 process.stdin.close()
-        started._processes, started._directory = (), None
+        if started._held is not None:
+            started._held.close()
+        started._processes, started._directory, started._held = (), None, None
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where this module only has to be importable

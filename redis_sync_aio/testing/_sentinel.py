@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
 from .._core.backoff import wait_until
-from ..embedded import EmbeddedServer, ServerNotStarted, free_ports
+from ..embedded import EmbeddedServer, HeldPort, ServerNotStarted, hold_ports
 from ._topology import PATIENCE, SOON, Topology, has_what, link_is_up, start_all
 
 QUICKLY: Final = ("--repl-diskless-sync-delay", "0")
@@ -21,8 +21,9 @@ ATTEMPTS: Final = 5
 class SentinelServer(EmbeddedServer):
     """A sentinel whose configuration says who is who, so that it has nothing to discover."""
 
-    def __init__(self, port: int, lines: Iterable[str]) -> None:
-        super().__init__(port=port, args=["--sentinel"])
+    def __init__(self, port: HeldPort, lines: Iterable[str]) -> None:
+        super().__init__(port=port.number, args=["--sentinel"])
+        self._held = port
         self._lines = tuple(lines)
 
     def _program(self, data: Path) -> list[str]:
@@ -147,11 +148,11 @@ class SentinelTopology(Topology):
     async def _start_sentinels(self) -> None:
         # Each has to know the ports of the others before it starts, so they are chosen here, and others may be faster.
         for attempt in range(1, ATTEMPTS + 1):
-            ports = free_ports(self._count)
+            ports = hold_ports(self._count)
             ids = [secrets.token_hex(20) for _ in ports]
+            by_id = {own: port.number for own, port in zip(ids, ports, strict=True)}
             self.sentinels = tuple(
-                SentinelServer(port, self._configuration(own, dict(zip(ids, ports, strict=True))))
-                for port, own in zip(ports, ids, strict=True)
+                SentinelServer(port, self._configuration(own, by_id)) for port, own in zip(ports, ids, strict=True)
             )
             try:
                 return await start_all(self.sentinels)

@@ -21,7 +21,6 @@ from redis_sync_aio.embedded import EmbeddedServer
 from redis_sync_aio.inspection import HolderView, NameView, WaiterView
 from tests.support.inspecting import seen
 
-from ..support.embedded import free_port
 from ..support.programs import COMMAND, Terminal, command, environment, terminal
 
 FAST = ("--interval", "0.05")
@@ -103,16 +102,14 @@ async def test_output_that_nobody_reads_is_no_error(
 
 async def test_watch_goes_on_when_the_server_is_back() -> None:
     """An outage, a failover for instance, is told once; what comes afterwards is told as before."""
-    port = free_port()
-    url = f"redis://127.0.0.1:{port}"
-    with EmbeddedServer(port=port) as server, terminal("watch", "x", *FAST, "--url", url, columns=500) as it:
+    with EmbeddedServer(port=0) as server, terminal("watch", "x", *FAST, "--url", server.url, columns=500) as it:
         async with server.client() as client, Coordinator(client) as sync, sync.lock("x"):
             await shows(it, "x  granted")
-        server.stop()
+        server.kill()
         await shows(it, "did not answer.* again every")
-        with EmbeddedServer(port=port) as another:
-            async with another.client() as client, Coordinator(client) as sync, sync.semaphore("x", limit=2):
-                await shows(it, r"(?s)again every.*x  granted")
+        server.start()
+        async with server.client() as client, Coordinator(client) as sync, sync.semaphore("x", limit=2):
+            await shows(it, r"(?s)again every.*x  granted")
         it.types("\x03")
         assert await ends(it) == 130
         assert it.is_sane()

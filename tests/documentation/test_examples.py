@@ -62,7 +62,12 @@ async def run(*arguments: str, **more: str) -> tuple[int | None, str]:
 async def test_service_runs_and_ends_cleanly(script: str, url: str, ends: int) -> None:
     if script == "fastapi_service.py":
         pytest.importorskip("uvicorn")
-    port = free_port()
+    with free_port() as port:
+        await runs_and_ends_cleanly(script, url, ends, port)
+
+
+async def runs_and_ends_cleanly(script: str, url: str, ends: int, port: int) -> None:
+    """Run a service, ask it, and end it by SIGTERM."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", f"examples/{script}", cwd=ROOT, env=environment(PORT=str(port)),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

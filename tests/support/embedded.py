@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import SystemRandom
 
 import pytest
 
@@ -28,13 +27,14 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(path)
 
 
-def free_port() -> int:
-    """Return a port that is free, from a range in which neither clients nor the suite's servers choose theirs."""
-    for port in SystemRandom().sample(range(10_000, 20_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """Hold a port that was free: nobody else chooses it in the block, and a server may listen there."""
+    (held,) = embedded.hold_ports(1)
+    try:
+        yield held.number
+    finally:
+        held.close()
 
 
 def eventually(condition: Callable[[], bool], *, within: float = 60.0) -> bool:

@@ -65,10 +65,10 @@ async def test_free_tcp_port() -> None:
 
 
 async def test_given_tcp_port() -> None:
-    port = free_port()
-    async with EmbeddedServer(port=port) as server, server.client() as client:
-        assert server.port == port
-        assert await client.ping()
+    with free_port() as port:
+        async with EmbeddedServer(port=port) as server, server.client() as client:
+            assert server.port == port
+            assert await client.ping()
 
 
 def test_sync_context_manager_removes_everything(base: Path) -> None:
@@ -226,6 +226,21 @@ def test_a_server_that_never_answers_is_killed(base: Path, monkeypatch: pytest.M
     assert not alive(int(str(caught.value).split()[-1]))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a server cannot listen at a port that is held")
+def test_a_chosen_port_stays_its_own_while_the_server_is_dead() -> None:
+    """Nobody else can choose it before the restart; after the end everybody can."""
+    with EmbeddedServer(port=0) as server:
+        assert server.port is not None
+        server.kill()
+        for port in (server.port, server.port + 10_000):
+            with socket.socket() as another, pytest.raises(OSError, match="in use"):
+                another.bind((server.host, port))
+        with pytest.raises(OSError, match="in use"):
+            embedded.HeldPort(server.port)
+        server.start()
+        assert ping(server.unix_socket) == b"+PONG\r\n"
+
+
 def test_a_given_port_that_is_taken_is_an_error(base: Path) -> None:
     in_use = pytest.raises(ServerNotStarted, match="Address already in use")
     with socket.create_server(("127.0.0.1", 0)) as taken, in_use:
@@ -235,8 +250,9 @@ def test_a_given_port_that_is_taken_is_an_error(base: Path) -> None:
 
 def test_a_chosen_port_that_gets_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = [*embedded.free_ports(1), taken.getsockname()[1]]
-        monkeypatch.setattr(embedded, "free_ports", lambda _: [ports.pop()])
+        used = types.SimpleNamespace(number=taken.getsockname()[1], close=lambda: None)
+        ports = [*embedded.hold_ports(1), used]
+        monkeypatch.setattr(embedded, "hold_ports", lambda _: [ports.pop()])
         with EmbeddedServer(port=0) as server:
             assert not ports
             assert server.port != taken.getsockname()[1]
