@@ -138,9 +138,7 @@ class Closing:
             yield from resource.give_up(why)
             yield
         for lease in hub.all_leases():
-            lease.interrupted = True
-            hub.manager.release(lease)
-            lease.lose("closed")
+            hub.manager.take_away(lease)
             yield
 
     # -- ends without a call of close --------------------------------------------------------------------

@@ -200,6 +200,12 @@ class GrantManager:
             lease.interrupted = True
             self.releases.undo(lease.keys, lease.wire_token, pending=lease.replayed, release_args=lease.release_args())
 
+    def take_away(self, lease: Grant) -> None:
+        """Take ``lease`` from its holder, because the coordinator is closed, and release it."""
+        lease.interrupted = True
+        self.release(lease)
+        lease.lose("closed")
+
     def let_go(self, lease: Grant) -> None:
         """Forget ``lease``, which goes on without this process."""
         lease.state = LeaseState.RELEASED

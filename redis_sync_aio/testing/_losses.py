@@ -15,27 +15,33 @@ from .._acquire.implicit import client_of, hub_of
 from .._client.settings import Client, RedisClient
 from .._core.arguments import Name, Seconds, ttl_ms
 from .._core.keys import PermitKeys
-from .._engine.commands import Commands, Delivery
 from .._leases.grant import Grant
 from .._leases.lease import Lease, grant_of
 from .._leases.manager import GrantManager
 from .._leases.terms import HELD
-from .._transport.call import Call
 from ..errors import LeaseLost, LossReason
 from ..lock import AsyncLock
+from . import _causes
 
 
 async def lose(lease: Lease, reason: LossReason = "taken") -> None:
-    """Let ``lease`` be lost for ``reason``, now; return when it is. What `LeaseLost` says of the reason holds.
+    """Let ``lease`` be lost for ``reason``; return when it is.
 
-    - "expired": it is released at the server behind the back of its holder, who is then asked to renew it.
-    - "taken": another token is put under the key of the lock, for a minute; then the holder is asked to renew it.
-    - "unreachable", "late": its holder takes it for lost, and the server hands it on, as after its ttl.
-    - "closed": it is given up as if its coordinator was closed, which goes on.
+    The reason is brought about, within half a second:
+
+    - "expired": the lease is released at the server behind the back of its holder, and then renewed.
+    - "taken": another token is put under the key of the lock, for a minute; then the lease is renewed.
+    - "unreachable": the server lets the lease end in 0.1 seconds, and no command about it gets there meanwhile.
+    - "late": the server does the same, and this event loop stands still for up to 0.2 seconds, with all its tasks.
+    - "closed": the coordinator gives the lease up by the step that closing takes for each lease, and goes on. To see
+      all of its leases lost, close the coordinator.
     - "released": another task releases it while its body runs.
 
-    A lease that stands on others (multi-lock, reentrant lock, Redlock) is lost with as many of them as it takes. If the
-    body of the lease calls this itself, it is cancelled at its next ``await``, perhaps in here.
+    A lease that is not renewed cannot be late, and one without an end (``ttl=None``) asks the server nothing: these are
+    declared lost, for a reason that cannot be brought about. What was lost is then released at the server, unless it is
+    "taken". A lease that stands on others (multi-lock, reentrant lock, Redlock) is lost with as many of them as it
+    takes, one after the other. If the body of the lease calls this itself, it is cancelled at its next ``await``,
+    perhaps in here.
 
     Raises:
         ValueError: no such reason; permits are never "taken"; there is no body for "released".
@@ -136,30 +142,28 @@ async def _lose(grant: Grant, reason: LossReason) -> None:
         await _put(manager.client, grant.keys.all[0], f"stolen:{secrets.token_hex(8)}", 60_000)
         await _notice(grant, "taken")
     elif reason == "expired":
-        await _free(grant)
+        await _causes.free(grant)
         await _notice(grant, "expired")
     elif reason == "closed":
-        grant.interrupted = True
-        manager.release(grant)
-        grant.lose("closed")
+        manager.take_away(grant)
     else:
-        grant.interrupted = True
+        await _cause(grant, reason)
+        await _causes.free(grant)
+
+
+async def _cause(grant: Grant, reason: LossReason) -> None:
+    """Let time pass without a renewal, if a grant is renewed at all; else declare it lost."""
+    if reason == "unreachable" and grant.ttl_ms:
+        await _causes.out_of_reach(grant)
+    elif reason == "late" and grant.ttl_ms and grant.auto_renew:
+        await _causes.late(grant)
+    else:
         grant.lose(reason)
-        await _free(grant)
+    grant.interrupted = True
 
 
 async def _put(client: RedisClient, key: bytes, token: str, milliseconds: int) -> None:
     await client.set(key, token, px=milliseconds)
-
-
-async def _free(grant: Grant) -> None:
-    """Release a grant at the server."""
-    manager = cast("GrantManager", grant.manager)
-
-    def send(commands: Commands, delivery: Delivery) -> Call:
-        return commands.release(grant.keys, grant.wire_token, delivery, release_args=grant.release_args())
-
-    await manager.ask(grant, send, lambda call: call.error)
 
 
 async def _notice(grant: Grant, reason: LossReason) -> None:

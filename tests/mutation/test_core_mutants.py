@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from redis_sync_aio._acquire.acquisition import Acquisition
-from redis_sync_aio._acquire.closing import Closing
 from redis_sync_aio._acquire.healing import Healing
 from redis_sync_aio._acquire.identities import IdentityRequests
 from redis_sync_aio._acquire.link_events import LinkEvents
@@ -118,7 +117,7 @@ MUTANTS: Mapping[str, Mutant] = {
         CancelOnLoss, "finish", "((reason := _reason_of(first_of(error))) is not None and reason.over)", "True"
     ),
     # P12 the end
-    "close() releases nothing": Mutant(Closing, "_give_up", "hub.manager.release(lease)"),
+    "close() releases nothing": Mutant(GrantManager, "take_away", "self.release(lease)"),
 }
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from redis_sync_aio._acquire.closing import Closing
 from redis_sync_aio._acquire.link_events import LinkEvents
+from redis_sync_aio._leases.manager import GrantManager
 from redis_sync_aio._primitives.base import Primitive
 from redis_sync_aio._sharing.cohort import Cohort
 from redis_sync_aio._sharing.holdings import Holdings
@@ -73,7 +73,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "one fence for all": Mutant(TaskGrant, "__init__", "grant.next_fence = fence + grant.step"),
     "beyond the range": Mutant(Holdings, "_may_go_on", "grant.next_fence > grant.last_fence", "False"),
     # P12 the end
-    "what rests is renewed forever": Mutant(Closing, "_give_up", "hub.manager.release(lease)"),
+    "what rests is renewed forever": Mutant(GrantManager, "take_away", "self.release(lease)"),
 }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, cast, get_args
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Literal, cast, get_args
 
 import pytest
 from redis.asyncio import Redis
@@ -17,7 +17,15 @@ from redis_sync_aio.testing import IndependentServers, assert_idle, freeze_renew
 from ..support.body import FAST, waits
 
 REASONS = cast("tuple[LossReason, ...]", get_args(LossReason))
-KINDS = ("lock", "endless", "shared", "semaphore", "reader", "multi", "reentrant", "robust")
+KINDS = ("lock", "endless", "shared", "semaphore", "reader", "writer above", "multi", "reentrant", "robust")
+
+
+@asynccontextmanager
+async def upgraded(sync: Coordinator) -> AsyncIterator[Lease]:
+    """Hold the lease of a writer that stands on that of a reader."""
+    lock = sync.read_write_lock("x")
+    async with lock.read() as reader, lock.upgrade(reader) as writer:
+        yield writer
 
 
 def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[Lease]:
@@ -27,6 +35,7 @@ def hold(sync: Coordinator, kind: str) -> AbstractAsyncContextManager[Lease]:
         "shared": lambda: sync.lock("x", share=True).hold(),
         "semaphore": lambda: sync.semaphore("x", limit=2).hold(),
         "reader": lambda: sync.read_write_lock("x").read().hold(),
+        "writer above": lambda: upgraded(sync),
         "multi": lambda: sync.multi_lock(["x", "y"]).hold(),
         "reentrant": lambda: sync.reentrant_lock("x").hold(),
         "robust": lambda: AsyncRobustLock(sync, "x").hold(),
@@ -48,8 +57,10 @@ async def test_each_kind_of_lease_can_be_lost_for_each_reason(
             await asyncio.Event().wait()
 
     task = asyncio.create_task(body())
-    lease = await held
-    if reason == "taken" and kind in ("semaphore", "reader"):
+    either: list[asyncio.Future[Any]] = [task, held]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    lease = held.result()
+    if reason == "taken" and kind in ("semaphore", "reader", "writer above"):
         with pytest.raises(ValueError, match="never 'taken'"):
             await lose(lease, reason)
         reason = "expired"
@@ -58,6 +69,9 @@ async def test_each_kind_of_lease_can_be_lost_for_each_reason(
         with pytest.raises(LeaseLost) as caught:
             await task
     assert caught.value.reason == reason
+    if kind != "endless":  # that has no time
+        assert caught.value.time_is_up == (reason in ("unreachable", "late")), "its time has passed, by the clock"
+        assert caught.value.stalled > 0 or reason != "late", "the event loop stood still"
     if reason != "taken":
         await assert_idle(other, within=60)
 
@@ -72,6 +86,37 @@ async def test_what_is_lost_goes_to_the_next_waiter(sync: Coordinator, other: Co
             granted = await waiting
         assert granted.fence > lease.fence
         await granted.release()
+
+
+@pytest.mark.parametrize("reason", ["expired", "unreachable", "late", "closed"])
+@pytest.mark.parametrize("push", ["always", "never"])
+async def test_several_leases_are_lost_together_and_the_others_go_on(
+    redis: Redis, other: Coordinator, push: Literal["always", "never"], reason: LossReason
+) -> None:
+    """What makes a lease be lost is about this lease only: neither others of its name, nor of its coordinator."""
+    async with Coordinator(redis, push=push) as sync:
+        semaphore = sync.semaphore("x", limit=3)
+        first, second, stays = [await semaphore.acquire() for _ in range(3)]
+        lock = await sync.lock("x").acquire()
+        await asyncio.gather(*(lose(lease, reason) for lease in (first, second)))
+        for lost in (first, second):
+            with pytest.raises(LeaseLost) as caught:
+                lost.check()
+            assert caught.value.reason == reason
+        for held in (stays, lock):
+            await held.extend(60)
+            await held.release()
+        await (await semaphore.acquire()).release()
+    await assert_idle(other, within=60)
+
+
+async def test_a_lease_that_is_not_renewed_is_declared_late(sync: Coordinator, other: Coordinator) -> None:
+    lease = await sync.lock("x", auto_renew=False).acquire()
+    await lose(lease, "late")
+    with pytest.raises(LeaseLost) as caught:
+        lease.check()
+    assert (caught.value.reason, caught.value.time_is_up) == ("late", False)
+    await assert_idle(other, within=60)
 
 
 async def test_a_redlock_is_lost_with_its_majority() -> None:
