@@ -23,6 +23,7 @@ from redis_sync_aio import (
 
 from ..support.body import FAST, waits
 from ..support.clusters import SOON, Nodes, moved_back, processes
+from ..support.pairwise import first_of
 
 pytestmark = pytest.mark.timing
 TTL = 4.0
@@ -128,7 +129,7 @@ class Case:
         await again.release()
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", first_of(*GROUPS))
 async def test_p6_what_is_held_is_renewed_and_released(
     nodes: Nodes, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,13 +21,14 @@ from redis_sync_aio import (
 from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes, cluster, enough, learn_of_moves, moved_back, processes
 from ..support.inside import Call, Delivery, Engine, LinkEvents, cluster_link_of, hub_of, lock_keys, now
+from ..support.pairwise import first_of
 
 pytestmark = pytest.mark.timing
 NEVER = 300.0
 """Seconds until a waiter would look again by itself."""
 
 
-@pytest.mark.parametrize("way", ["link", "polling", "shared", "in one step"])
+@pytest.mark.parametrize("way", first_of("link", "polling", "shared", "in one step"))
 async def test_p1_p2_p8_d7_contention_while_the_slot_moves(nodes: Nodes, way: str) -> None:
     """It goes round, and back: nobody is let in next to another, fences rise, nobody is left behind."""
     if way == "in one step" and not await nodes.can_move_at_once():

@@ -8,6 +8,7 @@ from redis_sync_aio import Coordinator, Transaction, transaction
 
 from ..support.clusters import Nodes, cluster, moved_back
 from ..support.inside import Address, ClusterNodes, Range
+from ..support.pairwise import first_of
 
 pytestmark = pytest.mark.timing
 
@@ -41,7 +42,7 @@ async def use(sync: Coordinator, way: str, name: str) -> None:
 
 
 WAYS = {"link": "auto", "polling": "never", "transaction": "auto"}
-ways = pytest.mark.parametrize("way", WAYS)
+ways = pytest.mark.parametrize("way", first_of(*WAYS))
 
 
 @ways

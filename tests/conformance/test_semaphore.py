@@ -101,6 +101,7 @@ async def test_p1_never_more_than_the_limit(sync: Coordinator, other: Coordinato
     await all_free(semaphore(other, None))
 
 
+@pytest.mark.ci
 async def test_p1_ten_thousand_permits(sync: Coordinator, redis: Redis) -> None:
     """P1: 10,000 permits of weight 1 and two of 5,000; all of them expire together, and one takes all that is free."""
     sem = semaphore(sync, 20_000)

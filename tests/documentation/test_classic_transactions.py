@@ -119,6 +119,7 @@ async def test_p7_insufficient_comes_out_bare_and_the_lock_is_free(sync: Coordin
         assert await DEDUCT[way](sync, ITEM, 1) == 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", DEDUCT)
 async def test_p1_exact_totals_in_two_processes(
     server: EmbeddedServer, sync: Coordinator, crew: Crew, way: str

@@ -78,6 +78,7 @@ def server() -> Iterator[tuple[EmbeddedServer, redis.Redis]]:
 # -- whole runs --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_every_item_is_sold_once_although_a_holder_is_killed(tmp_path: Path) -> None:
     started = time.monotonic()
     done = demo("--out", str(tmp_path / "t.svg"))
@@ -131,6 +132,7 @@ def test_figures_as_json(tmp_path: Path) -> None:
     assert figures["granted_again_after"] > 0
 
 
+@pytest.mark.ci
 def test_without_the_lock_it_fails_and_says_why(tmp_path: Path) -> None:
     done = demo("--break-lock", *SMALL, "--out", str(tmp_path / "t.svg"))
     assert done.returncode == 1, done.stdout + done.stderr

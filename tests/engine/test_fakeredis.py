@@ -278,6 +278,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not LUPA, reason="this is that other process")
 async def test_the_same_without_lupa() -> None:
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", __file__, "-k", "not fork"]

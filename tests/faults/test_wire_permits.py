@@ -16,6 +16,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import Client
 from ..support.inside import load
+from ..support.pairwise import first_of
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, PASS, SWALLOW_REPLY, Action, script
 from ..support.wire_sweep import ANSWERS, LIMIT, SEVERAL, WIRE, Arm, Case, Operation, sweep
 from ..support.wired import ACQUIRE, RELEASE, Wired, wired
@@ -120,7 +121,7 @@ def theirs_of(w: Wired, limit: int) -> AsyncSemaphore:
     return AsyncSemaphore(w.other, w.name, limit=limit)
 
 
-@pytest.mark.parametrize("operation", [weighted_contended, release_to_several, resize])
+@pytest.mark.parametrize("operation", first_of(weighted_contended, release_to_several, resize))
 async def test_sweep_of_several_permits(server: EmbeddedServer, operation: Operation) -> None:
     """C1-C5, D3, D9: 18 faults for each of 3 operations, in 2 modes: 108 in all."""
     faults = WIRE | ANSWERS

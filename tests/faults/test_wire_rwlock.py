@@ -13,6 +13,7 @@ from redis_sync_aio import AsyncReadWriteLock
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.inside import load
+from ..support.pairwise import first_of
 from ..support.proxy import script
 from ..support.rwlocks import SCRIPTS, both, queued
 from ..support.wire_sweep import ANSWERS, SEVERAL, WIRE, Arm, Case, Operation, sweep
@@ -100,7 +101,7 @@ async def downgrade(w: Wired, arm: Arm) -> int:
     return await check_free(theirs, last.fence)
 
 
-@pytest.mark.parametrize("operation", [upgrade, end_of_upgrade, downgrade])
+@pytest.mark.parametrize("operation", first_of(upgrade, end_of_upgrade, downgrade))
 async def test_sweep_of_readers_and_writers(server: EmbeddedServer, operation: Operation) -> None:
     """C1-C5, D3, D9: 18 faults for each of 3 operations, in 2 modes: 108 in all."""
     faults = WIRE | ANSWERS

@@ -25,6 +25,7 @@ from redis_sync_aio import (
     AsyncLock,
     AsyncReadWriteLock,
     AsyncReentrantLock,
+    Backoff,
     Coordinator,
     CoordinatorClosed,
     Lease,
@@ -283,10 +284,10 @@ async def test_a_lease_is_lost_when_its_coordinator_is_closed(
 
 @everything
 async def test_a_forgotten_lease_is_told_as_lost(primitive: Primitive, make: Make, told: Told) -> None:
-    """Its observation does not keep it alive, and is told when it is collected."""
+    """Its observation does not keep it alive, and is told when it is collected, at the end of its ttl."""
 
     async def job() -> None:
-        await make().acquire()
+        await make(ttl=3).acquire()
 
     def collected() -> bool:
         gc.collect()
@@ -295,7 +296,7 @@ async def test_a_forgotten_lease_is_told_as_lost(primitive: Primitive, make: Mak
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         await asyncio.create_task(job())
-        await wait_until(collected, FAST, timeout=30)
+        await wait_until(collected, Backoff(initial=0.05, cap=0.05), timeout=30)  # a collection takes its time
     assert told.one(Lost).reason == "forgotten"
     assert told.names == ["Requested", "Granted", "Lost"]
 

@@ -74,7 +74,7 @@ async def all_run(crew: list[Child], server: EmbeddedServer, job: str, *words: o
     return [one for one in found if isinstance(one, Answer)]
 
 
-@pytest.mark.parametrize("on_crash", ["skip", "again"])
+@pytest.mark.parametrize("on_crash", ["skip", pytest.param("again", marks=pytest.mark.ci)])
 async def test_each_slot_runs_once_over_processes(redis: Redis, server: EmbeddedServer, on_crash: OnCrash) -> None:
     """But for the slot whose first run was killed: it is skipped, or runs again, by the rule of the caller."""
     with Crew() as crew, crew.children(PROCESSES) as children:
@@ -85,6 +85,7 @@ async def test_each_slot_runs_once_over_processes(redis: Redis, server: Embedded
         assert found == expected, slot
 
 
+@pytest.mark.ci
 async def test_a_hundred_equal_requests_are_executed_once(redis: Redis, server: EmbeddedServer) -> None:
     """All that live get the result of the one execution; the first one was killed before it did anything."""
     with Crew() as crew, crew.children(4) as children:

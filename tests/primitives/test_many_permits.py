@@ -92,6 +92,7 @@ async def test_a_task_that_ended_is_not_kept_by_what_it_shared(sync: Coordinator
         leases[0].check()
 
 
+@pytest.mark.ci
 @either
 async def test_the_cost_of_a_release(sync: Coordinator, share: bool) -> None:
     """By the time that the process needs: with 5,000 permits held as with 200."""

@@ -267,6 +267,7 @@ async def test_statistics_and_release_by_name(redis: Redis, patient: Coordinator
     await gets_free(redis)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(120)
 async def test_p12_names_that_are_used_once(redis: Redis, sync: Coordinator) -> None:
     """P12: nothing is left of 10,000 names (with --scale=10 of 100,000, which takes 11 seconds).

@@ -51,15 +51,15 @@ from ..support.schedule_transactions import BY_TURNS, TRANSACTION
 from ..support.script_mutants import mutated
 
 SUBJECTS: dict[str, tuple[Subject, int]] = {
-    "lock": (LOCK, 500),
-    "lock with watch": (LOCK_BY_WATCH, 80),
-    "shared lock": (SHARED_LOCK, 200),
-    "one permit": (ONE_PERMIT, 100),
-    "permits": (PERMITS, 150),
+    "lock": (LOCK, 150),
+    "lock with watch": (LOCK_BY_WATCH, 40),
+    "shared lock": (SHARED_LOCK, 100),
+    "one permit": (ONE_PERMIT, 50),
+    "permits": (PERMITS, 60),
     "permits with watch": (PERMITS_BY_WATCH, 50),
-    "read and write": (READ_WRITE, 150),
-    "transaction": (TRANSACTION, 100),
-    "transaction by turns": (BY_TURNS, 50),
+    "read and write": (READ_WRITE, 60),
+    "transaction": (TRANSACTION, 60),
+    "transaction by turns": (BY_TURNS, 30),
 }
 """And how many schedules of each by default; --schedules overrules that; .ci/run tries 2,000 of each."""
 
@@ -215,6 +215,7 @@ BROKEN: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 """What is broken, and which schedules find out."""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("broken", BROKEN)
 def test_schedules_find_what_is_broken(private: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     subject, breaks = BROKEN[broken]

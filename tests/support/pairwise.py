@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from .options import OPTIONS
+
 Case = Mapping[Hashable, Hashable]
 """The value of each parameter."""
 
@@ -42,6 +44,12 @@ def each_value(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Return the cases of one ``parametrize``, those marked ``ci`` that no value needs to occur by default."""
     kept = cover([{axis: _identity(value) for axis, value in enumerate(case)} for case in cases], 1)
     return [case if index in kept else pytest.param(*case, marks=pytest.mark.ci) for index, case in enumerate(cases)]
+
+
+def first_of(*values: Any) -> list[Any]:
+    """Return the values of a parameter whose tests cost much: all but the first are marked ``ci``, unless --pairs."""
+    marks = () if OPTIONS.pairs else pytest.mark.ci
+    return [values[0], *(pytest.param(value, marks=marks) for value in values[1:])]
 
 
 def sample(items: Sequence[pytest.Item], together: int) -> set[pytest.Item]:

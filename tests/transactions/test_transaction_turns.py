@@ -28,7 +28,14 @@ def crew() -> Iterator[Crew]:
         yield crew
 
 
-@pytest.mark.parametrize("after", [(0, 0), (3, 3), (2, 0)], ids=["optimistic", "by turns", "mixed"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param((0, 0), id="optimistic", marks=pytest.mark.ci),
+        pytest.param((3, 3), id="by turns", marks=pytest.mark.ci),
+        pytest.param((2, 0), id="mixed"),
+    ],
+)
 async def test_totals_of_64_tasks_in_two_processes_are_exact(
     server: EmbeddedServer, redis: Redis, crew: Crew, after: tuple[int, int]
 ) -> None:

@@ -212,13 +212,15 @@ async def forking_while_it_connects(url: str, step: int) -> None:
     print("done")
 
 
-@pytest.mark.parametrize("step", ["4", pytest.param("1", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("step", ["4", "1"])
 def test_p12_a8_fork_while_it_connects(server: EmbeddedServer, step: str) -> None:
     play(server, "fork_while_it_connects", step, PYTHONDEVMODE="")
     assert look(server) is None
 
 
-@pytest.mark.parametrize("ends", ["os._exit", pytest.param("sys.exit", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("ends", ["os._exit", "sys.exit"])
 def test_p12_a8_fork_with_tls(server: EmbeddedServer, tmp_path: Path, ends: str) -> None:
     """The child has a copy of the parent's session, and does not say a word in it."""
     tls = make_tls(tmp_path)
@@ -500,7 +502,7 @@ async def cancelled_after(lock: AsyncLock, turns: int) -> None:
     await lease.release()
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.ci), "uvloop"])
 def test_p5_p12_debug_mode_and_uvloop(server: EmbeddedServer, loop: str) -> None:
     pytest.importorskip(loop)
     play(server, "whole_story", loop, PYTHONASYNCIODEBUG="1")
