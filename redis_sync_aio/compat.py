@@ -150,7 +150,7 @@ class Lock(RedisLock):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            limit = hub_of(self.redis).manager.exit_timeout
+            limit = hub_of(self.redis).manager.settings.exit_timeout
             async with asyncio.timeout(None if error is None else patience_of(error, limit)):
                 await self.release()
         except TimeoutError:
@@ -288,7 +288,7 @@ class Lock(RedisLock):
         resource.undo(token, b"", release_args=(GAP_MS,), done=answered)
         call, limit = None, resource.hub.retry_for
         with suppress(TimeoutError):
-            exit_timeout = resource.hub.manager.exit_timeout
+            exit_timeout = resource.hub.manager.settings.exit_timeout
             async with asyncio.timeout(limit if error is None else patience_of(error, exit_timeout)):
                 call = await outcome
         if call is None and error is not None:  # it leaves, and its clean-up goes on without us

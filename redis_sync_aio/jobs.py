@@ -346,7 +346,7 @@ async def _answered(lease: Lease, attempt: Callable[[], Awaitable[R]]) -> R:
 
     While the lease holds nobody else writes the mark, and after that an attempt has no effect, however late it arrives.
     """
-    ends, delays = now() + grant_of(lease).manager.retry_for, iter(RETRY)
+    ends, delays = now() + grant_of(lease).manager.settings.retry_for, iter(RETRY)
     unknown: OutcomeUnknown | None = None
     while True:
         try:

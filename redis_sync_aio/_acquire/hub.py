@@ -30,6 +30,7 @@ from .._engine.commands import Commands, Delivery, Send
 from .._engine.watch import converse
 from .._leases.grant import Grant
 from .._leases.manager import GrantManager
+from .._leases.settings import LeaseSettings
 from .._transport.call import Call
 from .._transport.cluster_link import ClusterLink
 from .._transport.executor import Executor, LinkOptions
@@ -101,11 +102,13 @@ class Hub:
             loosen=self._loosen_lease,
             check_context=self.check_context,
             stalled=self._stalled,
-            client=self.client,
-            retry_for=self.retry_for,
-            response_timeout=options.response_timeout,
-            asked_response_timeout=options.asked_response_timeout,
-            exit_timeout=options.exit_timeout,
+            settings=LeaseSettings(
+                client=self.client,
+                retry_for=self.retry_for,
+                response_timeout=options.response_timeout,
+                asked_response_timeout=options.asked_response_timeout,
+                exit_timeout=options.exit_timeout,
+            ),
         )
         self.closing = Closing(self)
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import AsyncGeneratorType, CoroutineType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 
@@ -66,19 +66,13 @@ def give_up_on(release: str, error: BaseException) -> None:
     error.add_note(f"redis_sync_aio: the release of {release!r} {GOES_ON}")
 
 
-class Limited(Protocol):
-    """The source of the time that an error waits for a release."""
-
-    exit_timeout: float
-
-
-async def in_time(outcome: asyncio.Future[T], keeper: Limited, release: str, error: BaseException) -> T:
-    """Return the result of ``outcome``. After ``exit_timeout`` seconds raise ``error``, which is `leaving`.
+async def in_time(outcome: asyncio.Future[T], limit: float, release: str, error: BaseException) -> T:
+    """Return the result of ``outcome``. After ``limit`` seconds raise ``error``, which is `leaving`.
 
     At its end `asyncio.run` cancels all tasks, and waits for whatever they await in their clean-up.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(patience_of(error, keeper.exit_timeout)):
+        async with asyncio.timeout(patience_of(error, limit)):
             return await outcome_of(outcome)
     give_up_on(release, error)
     raise error
@@ -149,13 +143,11 @@ class Cancelling:
         self._timer = self._task.get_loop().call_soon(self.cancel, *why)
 
     def _cancel_if_dropped(self, wait: _WaitFor, why: tuple[object, ...]) -> None:
-        """Cancel it again if ``wait`` returned a result instead; the task has run since.
-
-        The dropped one stays counted until both are taken back: an `asyncio.timeout` that the task has entered since
-        has counted it, too, and would take the second one for its own.
-        """
+        """Cancel it again if ``wait`` returned a result instead; the task has run since."""
         waiter, result = wait
         if waiter.cr_frame is None and result.done() and not result.cancelled():
+            self._count -= 1
+            self._task.uncancel()
             self.cancel(*why)
 
     def take_back(self) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from .._client.settings import RedisClient
 from .._core import logs
 from .._core.cancellation import in_time, leaving, undo_in
 from .._core.clock import now
@@ -27,6 +26,7 @@ from .._core.futures import Ended, FutureLike
 from .._core.keys import Keys
 from ..errors import LeaseLost, LossReason, NotHeld, WrongContext, copy_error
 from .loss import Cause, cause_of
+from .settings import LeaseSettings
 from .tasks import TaskRef, ended
 from .terms import ENDLESS, HELD, RELEASED, IdentityReleases, LeaseState, Terms
 
@@ -42,13 +42,7 @@ class LeaseManager(Protocol):
     """
 
     loop: asyncio.AbstractEventLoop
-    client: RedisClient
-    response_timeout: float
-    asked_response_timeout: float | None
-    """Seconds to wait for an answer, as the caller chose them; None: the timeout of its client."""
-    exit_timeout: float
-    """Seconds that a failed body waits for its release."""
-    retry_for: float
+    settings: LeaseSettings
 
     def check_context(self) -> None: ...
     def stalled_since(self, time: float, /) -> float: ...
@@ -221,7 +215,10 @@ class Grant:
         self.releasers = [*self.releasers, outcome] if self.releasers else [outcome]
         self.give_back()
         try:
-            await (outcome if (error := leaving()) is None else in_time(outcome, self.manager, self.name, error))
+            if (error := leaving()) is None:
+                await outcome
+            else:
+                await in_time(outcome, self.manager.settings.exit_timeout, self.name, error)
         except GeneratorExit:  # as `outcome_of`, without a coroutine for each release
             undo_in(self.manager.loop, outcome.cancel)
             raise

@@ -146,7 +146,7 @@ class Hold(Generic[L]):
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            async with asyncio.timeout(patience_of(error, grant.manager.exit_timeout)):
+            async with asyncio.timeout(patience_of(error, grant.manager.settings.exit_timeout)):
                 await grant.release()
         except TimeoutError:
             give_up_on(grant.name, error)

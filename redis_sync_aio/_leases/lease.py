@@ -163,14 +163,14 @@ class Lease:
         """
         grant = self._grant
         grant.check_context()
-        manager = grant.manager
+        settings = grant.manager.settings
         guard = GrantGuard(
             grant,
-            manager.members_of(grant),
-            retry_for=manager.retry_for,
-            response_timeout=manager.asked_response_timeout,
+            grant.manager.members_of(grant),
+            retry_for=settings.retry_for,
+            response_timeout=settings.asked_response_timeout,
         )
-        return GuardedTransaction(servers_of(manager.client), guard)
+        return GuardedTransaction(servers_of(settings.client), guard)
 
     async def release(self) -> None:
         """Give the lock back; the next waiter has it when this returns. Idempotent.

@@ -13,7 +13,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-from .._client.settings import RedisClient
 from .._core import logs
 from .._core.cancellation import outcome_of
 from .._core.clock import now
@@ -27,6 +26,7 @@ from .grant import Grant
 from .releases import Releases
 from .renewals import Renewals
 from .schedule import LEASES_PER_LOOK, MAX_SLACK, SECONDS_PER_LOOK, Schedule
+from .settings import LeaseSettings
 from .terms import LeaseState
 
 MAX_TICK = 0.5
@@ -49,18 +49,10 @@ class GrantManager:
         loosen: Callable[[Grant], bool],
         check_context: Callable[[], None],
         stalled: Callable[[float], None],
-        client: RedisClient,
-        retry_for: float,
-        response_timeout: float,
-        asked_response_timeout: float | None,
-        exit_timeout: float,
+        settings: LeaseSettings,
     ) -> None:
-        self.client: RedisClient = client
+        self.settings: LeaseSettings = settings
         self.check_context: Callable[[], None] = check_context
-        self.response_timeout: float = response_timeout
-        self.asked_response_timeout: float | None = asked_response_timeout
-        self.exit_timeout: float = exit_timeout
-        self.retry_for: float = retry_for
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._commands = commands
         self._leases = leases
@@ -77,7 +69,7 @@ class GrantManager:
         """Stop looking at a grant."""
         self.slices: Slices = Slices(self.loop)
         self.renewals: Renewals = Renewals(commands, self.keep, self.ask)
-        self.releases: Releases = Releases(commands, self.loop, retry_for, self.keep, forget)
+        self.releases: Releases = Releases(commands, self.loop, settings.retry_for, self.keep, forget)
         # Grants call these on the manager; the attributes save a call in between.
         self.extend: Callable[[Grant, int], Awaitable[None]] = self.renewals.extend
         self.release: Callable[[Grant], None] = self.releases.release
@@ -236,5 +228,5 @@ class GrantManager:
                 outcome.set_exception(error)
 
         time = now()
-        send(self._commands(), Delivery(time, min(lease.deadline, time + self.retry_for, by), done))
+        send(self._commands(), Delivery(time, min(lease.deadline, time + self.settings.retry_for, by), done))
         await outcome_of(outcome)

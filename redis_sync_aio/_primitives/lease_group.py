@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from .._acquire.request import Request
-from .._client.settings import RedisClient
 from .._core.clock import now
 from .._leases.grant import Grant
+from .._leases.settings import LeaseSettings
 from .._leases.tasks import TaskRef, current_ref, ended
 from .._leases.terms import HELD, LeaseState
 from ..errors import CommandRefused, LeaseLost, LossReason, WouldDeadlock
@@ -104,11 +104,7 @@ class LeaseGroup:
         self.members: tuple[Grant, ...] = members
         self.shares: list[GroupGrant] = []
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.response_timeout: float = members[0].manager.response_timeout
-        self.asked_response_timeout: float | None = members[0].manager.asked_response_timeout
-        self.exit_timeout: float = members[0].manager.exit_timeout
-        self.retry_for: float = members[0].manager.retry_for
-        self.client: RedisClient = members[0].manager.client
+        self.settings: LeaseSettings = members[0].manager.settings
         self.token: bytes = b" ".join(member.wire_token for member in members)
         self.fence: int = max(member.fence for member in members)
         self._behind: list[ReferenceType[GroupGrant]] = []  # shares that were not released since a loss

@@ -55,7 +55,7 @@ class ProcessGrant(Grant):
     """
 
     # Attributes that each grant reads are set on the object: the interpreter finds those of a class far more slowly.
-    # (With more than 30 of its own, an object is slow, too.)
+    # (With more than 29 of its own, an object is slow, too: tests/sharing counts those of a cohort.)
     contended: bool
     """Whether others wait for it at the server."""
     sound: bool

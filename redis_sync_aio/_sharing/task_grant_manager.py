@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from threading import get_ident
 
 from .._acquire.resource import Resource
-from .._client.settings import RedisClient
 from .._core.clock import now
 from .._core.keys import Keys
 from .._leases.grant import Grant
@@ -46,11 +45,7 @@ class TaskGrantManager(ABC):
         self.loop = hub.loop
         self.thread = get_ident()
         """The thread in which grants are handed on while the loop runs there; 0 when that has ended for good."""
-        self.client: RedisClient = hub.manager.client
-        self.response_timeout = hub.manager.response_timeout
-        self.asked_response_timeout = hub.manager.asked_response_timeout
-        self.exit_timeout = hub.manager.exit_timeout
-        self.retry_for = hub.manager.retry_for
+        self.settings = hub.manager.settings
         self.listed = False
         """Whether the parts are indexed by the task that acquired them."""
 

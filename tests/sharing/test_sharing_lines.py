@@ -299,3 +299,10 @@ async def test_p12_weights_that_were_asked_for_once(sync: Coordinator) -> None:
         async with semaphore.hold(3) as again:
             assert again.weight == 3
         assert (await semaphore.statistics()).held == 4
+
+
+async def test_a_cohort_has_no_more_attributes_than_cpython_reads_fast(sync: Coordinator) -> None:
+    """With more than 29 an object of CPython (3.11 to 3.13) gets a dict: each read and each call costs a lookup."""
+    async with shared(sync):
+        (cohort,) = cohorts_of(next(iter(hub_of(sync).resources.values()))).values()
+        assert len(vars(cohort)) <= 29

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from redis_sync_aio import Coordinator
+from dataclasses import replace
+
+from redis_sync_aio import Coordinator, Lease
 from redis_sync_aio._acquire import implicit, waits
 from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._acquire.hub import Hub
@@ -14,6 +16,7 @@ from redis_sync_aio._client.checkout import CheckedOut
 from redis_sync_aio._client.cluster import Cluster, Shard
 from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
 from redis_sync_aio._client.primary_pool import Address
+from redis_sync_aio._client.settings import RedisClient
 from redis_sync_aio._core import logs
 from redis_sync_aio._core.cancellation import wait_shielded
 from redis_sync_aio._core.clock import now
@@ -110,6 +113,7 @@ __all__ = [
     "process_grants",
     "quorum",
     "read_push",
+    "read_through",
     "renewals",
     "robust_keys",
     "text",
@@ -140,6 +144,12 @@ def cohorts_of(resource: Resource) -> dict[tuple[int, int], Cohort]:
 def process_grants(sync: Coordinator) -> list[ProcessGrant]:
     """Return what tasks of a coordinator share."""
     return [listener for listener in hub_of(sync).listeners.values() if isinstance(listener, ProcessGrant)]
+
+
+def read_through(lease: Lease, client: RedisClient) -> None:
+    """Let the transactions of ``lease`` use another client."""
+    manager = lease._grant.manager
+    manager.settings = replace(manager.settings, client=client)
 
 
 def was_used(sync: Coordinator) -> bool:

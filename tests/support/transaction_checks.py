@@ -33,6 +33,7 @@ from redis_sync_aio import (
 from redis_sync_aio._core.keys import turn_key
 
 from .gate import Command, Gate, Pipe
+from .inside import read_through
 from .mutants import Trial
 
 Check = Callable[["Bench"], Awaitable[None]]
@@ -95,7 +96,7 @@ class Bench:
     async def lease(self) -> AsyncIterator[Lease]:
         async with self.gate.client() as client, Coordinator(client, response_timeout=1000) as sync:
             lease = await AsyncLock(sync, "l", ttl=600, auto_renew=False).acquire()
-            lease._grant.manager.client = self.client
+            read_through(lease, self.client)
             yield lease
 
     async def commit(self, lease: Lease) -> None:
@@ -502,7 +503,7 @@ async def check_what_was_guarded_is_not_repeated_either(bench: Bench) -> None:
 async def check_a_spent_permit_guards_nothing(bench: Bench) -> None:
     async with bench.gate.client() as client, Coordinator(client, response_timeout=1000) as sync:
         lease = await AsyncSemaphore(sync, "l", limit=3, auto_renew=False).acquire()
-        lease._grant.manager.client = bench.client
+        read_through(lease, bench.client)
         bench.server.hset(lease._grant.keys.all[1], b"=" + lease._grant.wire_token, f"0 {lease.fence}")
         with pytest.raises(LeaseLost):
             await bench.commit(lease)

@@ -30,6 +30,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 from ..conftest import MakeClient
 from ..support.body import FAST
 from ..support.child import Answer, Child, Crew, Failed
+from ..support.inside import read_through
 from ..support.options import OPTIONS
 from ..support.proxy import CUT_AFTER, CUT_BEFORE, HOLD, Rule
 from ..support.transactions import in_use, watchers
@@ -88,7 +89,7 @@ async def own(it: Wired) -> AsyncIterator[Coordinator]:
 async def acquired(it: Wired, own: Coordinator, kind: str = "lock") -> Lease:
     """A lease whose guarded commits go through the proxy."""
     lease = await KINDS[kind](own, f"{it.key}:lock")
-    lease._grant.manager.client = it.client
+    read_through(lease, it.client)
     return lease
 
 
@@ -169,7 +170,7 @@ async def test_other_holders_of_a_semaphore_do_not_matter(it: Wired, own: Coordi
 async def test_what_was_a_writers_guards_no_writes_as_a_readers(it: Wired, own: Coordinator) -> None:
     lock = AsyncReadWriteLock(own, f"{it.key}:lock")
     writer = await lock.write().acquire()
-    writer._grant.manager.client = it.client
+    read_through(writer, it.client)
     committing, rule = await held_before_exec(it, writer)
     state = writer._grant.keys.all[1]
     await it.direct.hset(state, b"=" + writer._grant.wire_token, f"1 {writer.fence}")
@@ -213,7 +214,7 @@ async def test_another_holder_is_told_apart_from_nobody(it: Wired, own: Coordina
 async def test_what_it_read_and_its_costs(it: Wired, own: Coordinator) -> None:
     """Reads are immediate; with a read before, no round trip more; without, one (and never a command of the lock)."""
     lease = await AsyncLock(own, f"{it.key}:lock").acquire()
-    lease._grant.manager.client = it.client
+    read_through(lease, it.client)
     await it.client.ping()
     it.proxy.commands.clear()
     async with lease.transaction() as tx:
@@ -308,7 +309,7 @@ async def test_a_connection_lost_before_exec_is_replaced_while_the_lease_holds(i
 
 async def test_it_gives_up_at_the_deadline_of_the_lease(it: Wired, own: Coordinator) -> None:
     lease = await AsyncLock(own, f"{it.key}:lock", ttl=0.2, auto_renew=False).acquire()
-    lease._grant.manager.client = it.client
+    read_through(lease, it.client)
     it.proxy.refuse = True
     await it.proxy.cut()
     with pytest.raises(LeaseLost):

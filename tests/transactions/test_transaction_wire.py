@@ -30,6 +30,7 @@ from redis_sync_aio import (
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.body import FAST
+from ..support.inside import read_through
 from ..support.options import OPTIONS
 from ..support.proxy import (
     CUT_AFTER,
@@ -90,7 +91,7 @@ async def one_fault(server: EmbeddedServer, mode: str, point: str, fault: str) -
             return await _faulted(it, mode, point, fault, None)
         async with Coordinator(it.direct) as own:  # the lock's own commands go straight to the server
             lease = await AsyncLock(own, f"{it.key}:lock").acquire()
-            lease._grant.manager.client = it.client
+            read_through(lease, it.client)
             return await _faulted(it, mode, point, fault, lease)
 
 
