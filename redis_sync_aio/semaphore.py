@@ -234,23 +234,10 @@ class AsyncSemaphore(PermitPrimitive):
         return self._hold_by(acquire, on_lost)
 
     async def attach(self, token: str, *, ttl: Seconds | None = None) -> Lease:
-        """Take up a lease that `Lease.detach` let go of, in this or any other process, and return it.
+        """Take up permits that `Lease.detach` let go of, in this or any other process, and return their lease.
 
-        It has the fence of the detached one and its weight, and lasts ``ttl`` seconds (or timedelta; None: this
-        object's own), renewed as any. A token is good for one attach: it is replaced in one step on the server, so of
-        two processes that have it one gets the lease. One round trip.
-
-        Raises:
-            NotHeld: it was attached before, released, or its time was over. Do not go on with its work.
-            ValueError: the token is none, or that of another name. TypeError: it is no text.
-            Unreachable, CommandRefused, CoordinatorClosed, WrongContext: as `acquire`.
-
-        On cancellation the token is good again, for ``ttl``.
-
-        Example:
-            token = await lease.detach(ttl=60)  # in the process that acquired it
-            async with await gpus.attach(token):  # in the one that does the work
-                ...
+        They are as many as were detached, and were never free meanwhile, so a `resize` in between does not matter.
+        Otherwise, also in its arguments, errors and cancellation, it is as `AsyncLock.attach`.
         """
         return await self._attach(token, ttl)
 

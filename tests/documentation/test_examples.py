@@ -222,6 +222,25 @@ async def test_a_leader_that_is_stopped_or_killed_is_followed_by_another() -> No
     assert "three processes led, one after the other: yes" in output
 
 
+# -- work that is handed over, and work that is done once --------------------------------------------------
+
+
+async def test_a_worker_releases_what_the_api_has_taken() -> None:
+    code, output = await run("-W", "error", "examples/handover.py")
+    assert code == 0, output
+    assert output.splitlines() == [
+        *(f"order {order}: accepted busy" for order in ("41", "42", "43")),
+        "each order was worked on once, under its own lease: yes",
+        "messages that came twice and were passed over: 1",
+    ]
+
+
+async def test_each_slot_of_a_schedule_comes_to_its_end_once() -> None:
+    code, output = await run("-W", "error", "examples/nightly.py")
+    assert code == 0, output
+    assert output == "runs that began, by slot: 1 1 2 1 1 1\nruns that ended, by slot: 1 1 1 1 1 1\n"
+
+
 # -- transfers ---------------------------------------------------------------------------------------------
 
 

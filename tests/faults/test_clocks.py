@@ -8,9 +8,12 @@ and holders learn it at their next renewal. A client's clock has no effect at al
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +22,10 @@ from redis.asyncio import Redis
 
 from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Lease, LeaseLost, Unreachable, wait_until
 from redis_sync_aio.embedded import EmbeddedServer, ServerNotStarted, find_server
+from redis_sync_aio.jobs import OnCrash, once_per
 
 from ..support.body import FAST, for_ever, lost_in, waits
-from ..support.child import Child
+from ..support.child import Answer, Child
 from ..support.faketime import FakeClock
 from ..support.inside import now
 
@@ -270,3 +274,74 @@ async def test_p8_fences_of_a_redlock_with_a_server_an_hour_ahead(clock: FakeClo
             fences.append(lease.fence)
     assert fences == sorted(set(fences))
     assert fences[-1] < (time.time() + 60) * 1_000_000
+
+
+# -- jobs by clocks that differ ------------------------------------------------------------------------------
+
+
+PROCESSES, DAYS, DAY = 20, 8, 86_400
+CRASHES = ("2001-02-04", "2001-02-06")
+"""The slots whose first run is killed."""
+
+
+async def run_nightly(sync: Coordinator, directory: str, on_crash: OnCrash, ahead: str) -> dict[str, object]:
+    """In a child: go from day to day by a clock of its own, and run the job of a millisecond once for each."""
+    client, clock = sync.client, FakeClock(Path(directory))
+    difference = time.time() - time.monotonic()  # between a clock that is right and one that cannot be set
+    seen: set[str] = set()
+
+    @once_per(sync, "nightly:{0:%Y-%m-%d}", on_crash=on_crash, ttl=8)
+    async def nightly() -> None:
+        day = f"{datetime.now(UTC):%Y-%m-%d}"
+        if await client.incr(f"began:{day}") == 1 and day in CRASHES:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await client.incr(f"ended:{day}")
+
+    for day in range(DAYS):
+        shown = datetime(2001, 2, 1, 12, tzinfo=UTC).timestamp() + day * DAY + float(ahead)
+        seconds = shown - time.monotonic() - difference
+        clock.jump(seconds)
+        while abs(time.time() - time.monotonic() - difference - seconds) > 60:
+            await asyncio.sleep(0.001)
+        seen.add(f"{datetime.now(UTC):%Y-%m-%d}")
+        await nightly()
+    return {"seen": sorted(seen)}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("on_crash", ["skip", "again"])
+async def test_p1_d14_each_slot_runs_once_by_clocks_that_differ(
+    shared: EmbeddedServer, tmp_path: Path, on_crash: OnCrash
+) -> None:
+    """Twenty processes, by clocks up to 18 hours ahead or late; but for two slots whose first run is killed."""
+    children: list[Child] = []
+    try:
+        async with shared.client() as redis:
+            await redis.flushall()
+            answers = []
+            for number in range(PROCESSES):
+                directory = tmp_path / str(number)
+                directory.mkdir()
+                try:
+                    children.append(Child(FakeClock(directory).environment))
+                except LookupError as error:
+                    pytest.skip(str(error))
+                children[-1].attach()
+            for child in children:
+                await child.open(shared.url, claim=None)
+            for number, child in enumerate(children):
+                ahead = 36 / PROCESSES * (number - PROCESSES // 2) * 3600
+                answers.append(child.run(f"{__name__}:run_nightly", tmp_path / str(number), on_crash, ahead))
+            found = await asyncio.gather(*answers, return_exceptions=True)
+            lived = [one for one in found if isinstance(one, Answer)]
+            assert len(lived) == PROCESSES - len(CRASHES), found
+            days = {day for one in lived for day in one["seen"]}
+            assert len(days) == DAYS + 2  # those ahead see a day more, and those that are late an earlier one
+            for day in days:
+                runs = [int(await redis.get(f"{what}:{day}") or 0) for what in ("began", "ended")]
+                expected = [1, 1] if day not in CRASHES else [1, 0] if on_crash == "skip" else [2, 1]
+                assert runs == expected, day
+    finally:
+        for child in children:
+            child.detach()
+            child.end()
