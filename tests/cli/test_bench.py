@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from redis.asyncio import Redis
 
 from redis_sync_aio.embedded import EmbeddedServer
@@ -31,6 +32,7 @@ def test_the_table_says_what_is_measured(server: EmbeddedServer) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.ci
 def test_a_cluster(nodes: Nodes) -> None:
     url = f"redis+cluster://127.0.0.1:{nodes.primaries[0].port}"
     assert printed_json("bench", *BRIEFLY, "--url", url)["alone_per_second"] > 0

@@ -37,6 +37,7 @@ def complaint(*words: str, code: int, **env: str) -> str:
 # -- ways to a server --------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_the_url_may_be_an_option_or_in_the_environment(server: EmbeddedServer) -> None:
     shown = f"127.0.0.1:{server.port}"
     assert printed_json("doctor", "--url", server.url, expect=WELL)["address"] == shown
@@ -62,6 +63,7 @@ async def test_a_primary_that_sentinel_names(tmp_path: Path) -> None:
         assert "no primary was found for service 'nobody'" in line
 
 
+@pytest.mark.ci
 def test_tls(server: EmbeddedServer, tmp_path: Path) -> None:
     tls = make_tls(tmp_path)
     with encrypted(server.unix_socket, tls) as port:
@@ -154,6 +156,7 @@ def test_tls_options_need_a_tls_address() -> None:
     assert "begins with rediss" in complaint("--url", "redis://127.0.0.1:1", "--tls-insecure", code=USAGE)
 
 
+@pytest.mark.ci
 def test_nobody_there() -> None:
     assert "Check --url (or REDIS_URL)" in complaint("--url", "redis://127.0.0.1:1", code=UNREACHABLE)
     assert "redis://HOST:PORT" in complaint("--url", "redis+cluster://127.0.0.1:1", code=UNREACHABLE)

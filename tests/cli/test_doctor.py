@@ -15,6 +15,7 @@ from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.clusters import EVEN, SHARDS, SLOTS, cluster
 from ..support.doctor import CODES, examine, levels, told
+from ..support.pairwise import first_of
 from ..support.programs import ROOT, command, printed_json, terminal
 from ..support.proxy import ERROR, FaultProxy
 
@@ -38,17 +39,19 @@ def test_a_server_as_it_should_be(tmp_path: Path) -> None:
     assert {level for check, level in levels(found).items() if check not in ("latency", "blocked")} == {"ok"}
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+@pytest.mark.parametrize("policy", first_of("allkeys-lru", "volatile-ttl"))
 def test_eviction(policy: str) -> None:
     with EmbeddedServer(port=0, args=["--maxmemory-policy", policy, "--maxmemory", "100mb"]) as server:
         assert told(server.url, "bad", "eviction") == f"maxmemory-policy is {policy}"
 
 
+@pytest.mark.ci
 def test_eviction_that_is_configured_but_cannot_happen_yet() -> None:
     with EmbeddedServer(port=0, args=["--maxmemory-policy", "allkeys-lru"]) as server:
         assert told(server.url, "warn", "eviction") == "maxmemory-policy is allkeys-lru, but there is no maxmemory"
 
 
+@pytest.mark.ci
 async def test_memory_that_is_almost_full() -> None:
     with EmbeddedServer(port=0) as server:
         async with server.client() as client:
@@ -67,16 +70,19 @@ async def test_clients_that_are_almost_too_many() -> None:
             assert "of 20 clients (maxclients)" in told(server.url, "warn", "clients")
 
 
+@pytest.mark.ci
 def test_a_timeout_that_closes_connections() -> None:
     with EmbeddedServer(port=0, args=["--timeout", "5"]) as server:
         assert told(server.url, "warn", "timeout") == "timeout is 5 s"
 
 
+@pytest.mark.ci
 def test_no_keepalive() -> None:
     with EmbeddedServer(port=0, args=["--tcp-keepalive", "0"]) as server:
         assert told(server.url, "warn", "keepalive") == "tcp-keepalive is 0"
 
 
+@pytest.mark.ci
 async def test_a_small_buffer_for_subscribers() -> None:
     with EmbeddedServer(port=0) as server:
         async with server.client() as client:
@@ -91,6 +97,7 @@ def test_no_persistence(server: EmbeddedServer) -> None:
     assert told(server.url, "warn", "persistence") == "appendonly is no"
 
 
+@pytest.mark.ci
 async def test_a_save_that_failed() -> None:
     """The server then refuses writes."""
     with EmbeddedServer(port=0, args=["--save", "3600 1", "--dbfilename", "there.rdb"]) as server:
@@ -130,6 +137,7 @@ async def test_replicas() -> None:
             assert told(primary.url, "bad", "replicas") == "min-replicas-to-write is 2, and 1 replicas are in time"
 
 
+@pytest.mark.ci
 def test_clocks_that_disagree(server: EmbeddedServer, tmp_path: Path) -> None:
     """The clock of the doctor's process is set, as that of the server cannot be."""
     (tmp_path / "sitecustomize.py").write_text("import time; now = time.time; time.time = lambda: now() + 90\n")
@@ -137,6 +145,7 @@ def test_clocks_that_disagree(server: EmbeddedServer, tmp_path: Path) -> None:
     assert " s behind this machine's" in told(server.url, "warn", "clock", **env)
 
 
+@pytest.mark.ci
 async def test_a_slow_way_to_the_server(server: EmbeddedServer) -> None:
     assert server.port is not None
     async with FaultProxy((server.host, server.port)) as proxy:
@@ -144,6 +153,7 @@ async def test_a_slow_way_to_the_server(server: EmbeddedServer) -> None:
         assert "a round trip takes" in await off_the_loop(proxy.url, "warn", "latency")
 
 
+@pytest.mark.ci
 async def test_a_command_that_blocked_the_server() -> None:
     """Its arguments are not shown."""
     with EmbeddedServer(port=0, args=["--enable-debug-command", "yes"]) as server:
@@ -165,6 +175,7 @@ async def user(server: EmbeddedServer, *rules: str) -> dict[str, str]:
     return {"REDIS_USERNAME": "locks", "REDIS_PASSWORD": SECRET}
 
 
+@pytest.mark.ci
 async def test_rights() -> None:
     """No scripts; a command too few; no channels. Each is told to a user that may look, by what it may not do."""
     every = ("~*", "&*", "+@all")
@@ -179,6 +190,7 @@ async def test_rights() -> None:
         assert told(server.url, "warn", "push", **env).startswith("messages cannot be pushed: ")
 
 
+@pytest.mark.ci
 async def test_keys() -> None:
     """Names without the keys around them are no use; those that have them are named."""
     rights = ("&*", "+@all")
@@ -204,6 +216,7 @@ async def test_what_may_not_be_looked_at_is_said() -> None:
     assert all("readable" in one["found"] for one in found if one["level"] == "unknown")
 
 
+@pytest.mark.ci
 def test_a_service_without_config() -> None:
     with EmbeddedServer(port=0, args=["--rename-command", "CONFIG", "hidden"]) as server:
         seen = {one["check"]: one for one in examine(server.url)}
@@ -218,6 +231,7 @@ def test_a_server_without_scripts() -> None:
         assert told(server.url, "warn", "scripts") == "scripts are disabled on this server"
 
 
+@pytest.mark.ci
 async def test_a_proxy_without_resp3(server: EmbeddedServer) -> None:
     assert server.port is not None
     async with FaultProxy((server.host, server.port)) as proxy:
@@ -225,6 +239,7 @@ async def test_a_proxy_without_resp3(server: EmbeddedServer) -> None:
         assert "RESP3 (HELLO 3) is refused" in await off_the_loop(proxy.url, "warn", "push")
 
 
+@pytest.mark.ci
 async def test_a_client_that_receives_everything(server: EmbeddedServer, redis: Redis) -> None:
     async with redis.pubsub() as pubsub:
         await pubsub.psubscribe("*")
@@ -248,6 +263,7 @@ async def test_a_cluster() -> None:
         assert told(url, "warn", "moving") == "1 slots are half moved"
 
 
+@pytest.mark.ci
 async def test_slots_that_nobody_has() -> None:
     bounds = [*EVEN[:SHARDS], SLOTS]
     async with cluster(bounds=bounds) as nodes:
@@ -299,6 +315,7 @@ def test_text_is_one_line_for_each_finding_and_the_worst_come_first() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.ci
 def test_a_name_that_looks_like_markup_is_printed_as_it_is() -> None:
     user = ("--user", "[/bold]", "on", ">secret", "~*", "&*", "+@all", "-evalsha")
     with (

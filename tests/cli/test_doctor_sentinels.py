@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from redis_sync_aio import Backoff, wait_until
 from redis_sync_aio.cli._doctor.facts import Facts, SentinelFacts
 from redis_sync_aio.cli._doctor.sentinels import replicas
@@ -19,6 +21,7 @@ def url_of(group: Group, *ports: int) -> str:
     return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports or group.ports) + f"/{GROUP}"
 
 
+@pytest.mark.ci
 async def test_sentinels() -> None:
     """A quorum that is a minority, cannot be reached, or is not the same for all; sentinels that do not answer."""
     async with sentinels() as group:

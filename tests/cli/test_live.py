@@ -153,6 +153,7 @@ async def test_ctrl_c_and_another_size_leave_the_terminal_clean(server: Embedded
             assert "\x1b[3" not in it.screen
 
 
+@pytest.mark.ci
 async def test_top_that_is_asked_to_end_leaves_the_terminal_clean(server: EmbeddedServer, sync: Coordinator) -> None:
     """SIGTERM ends it with 143; a filter that matches nothing says so before, and Esc takes it away."""
     async with sync.lock("x"):
@@ -169,6 +170,7 @@ async def test_top_that_is_asked_to_end_leaves_the_terminal_clean(server: Embedd
             assert "Traceback" not in it.screen
 
 
+@pytest.mark.ci
 async def test_top_goes_on_while_the_server_is_away() -> None:
     """It says so, and shows names again when the server is back; before the first look it is an error."""
     with EmbeddedServer(port=0) as away:

@@ -93,6 +93,7 @@ async def test_release_ends_the_lease_and_wakes_the_next(
     await granted.release()
 
 
+@pytest.mark.ci
 async def test_a_token_chooses_one_permit(server: EmbeddedServer, sync: Coordinator, other: Coordinator) -> None:
     """Without a choice nothing is done; the other holder keeps its permit."""
     semaphore = AsyncSemaphore(sync, "x", limit=2)
@@ -154,6 +155,7 @@ async def test_an_empty_name_is_wrong_usage(server: EmbeddedServer) -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.ci
 async def test_a_name_that_may_not_be_read_is_not_called_free(
     server: EmbeddedServer, redis: Redis, sync: Coordinator
 ) -> None:
@@ -167,6 +169,7 @@ async def test_a_name_that_may_not_be_read_is_not_called_free(
     assert "not readable for this user" in done.stdout
 
 
+@pytest.mark.ci
 async def test_wrong_choices_are_refused(server: EmbeddedServer) -> None:
     for words in (["--token", "a", "--force"], ["--pid", "1"], ["--host", "a", "--force"]):
         done = await ran("release", "x", *words, "--url", server.url)

@@ -10,6 +10,7 @@ import pytest
 from redis_sync_aio.cli._app import EXITS
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.pairwise import first_of
 from ..support.programs import COMMAND, PATIENCE, command, environment, terminal
 
 ESCAPE = "\x1b["
@@ -22,7 +23,7 @@ def python(script: str, *words: str, **more: str) -> subprocess.CompletedProcess
     return subprocess.run(argv, env=environment(**more), capture_output=True, text=True, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
+@pytest.mark.parametrize("words", first_of([], *([name] for name in COMMANDS)))
 def test_help_fits_into_80_columns_has_no_colours_in_a_pipe_and_names_exit_codes(words: list[str]) -> None:
     done = command(*words, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -43,6 +44,7 @@ def test_help_in_a_terminal_is_coloured_unless_that_is_declined() -> None:
         assert it.end() == 2  # it is an option of the commands
 
 
+@pytest.mark.ci
 def test_findings_in_a_terminal_are_coloured_unless_that_is_declined(server: EmbeddedServer) -> None:
     with terminal("doctor", "--url", server.url) as it:
         assert it.end() in (0, 1)
@@ -56,14 +58,14 @@ def test_findings_in_a_terminal_are_coloured_unless_that_is_declined(server: Emb
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["nope"],
+    first_of(
         ["doctor", "--nope"],
+        ["nope"],
         ["doctor", "extra"],
         ["demo", "--items", "0"],
         ["ls", "orders:["],
         ["watch", "a*\\"],
-    ],
+    ),
 )
 def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
     done = command(*words)
@@ -73,12 +75,14 @@ def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
     assert "--help'" in done.stderr
 
 
+@pytest.mark.ci
 def test_both_ways_to_start_it_show_the_same() -> None:
     script = "import sys; from redis_sync_aio.cli import main; sys.argv[0] = '/usr/bin/redis-sync-aio'; main()"
     done = python(script, "--help")
     assert done.stdout == command("--help").stdout
 
 
+@pytest.mark.ci
 def test_a_shell_gets_its_completions() -> None:
     found = command(_REDIS_SYNC_AIO_COMPLETE="complete_bash", COMP_WORDS="redis-sync-aio do", COMP_CWORD="1")
     assert found.stdout.split() == ["doctor"]

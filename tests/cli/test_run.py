@@ -18,6 +18,7 @@ from redis_sync_aio import Backoff, Coordinator, wait_until
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.embedded import alive, eventually
+from ..support.pairwise import first_of
 from ..support.programs import COMMAND, PATIENCE, command, environment, program_in_terminal, terminal
 
 pytestmark = pytest.mark.usefixtures("redis")
@@ -82,6 +83,7 @@ def test_it_exits_as_the_program_does(server: EmbeddedServer, script: str, code:
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+@pytest.mark.ci
 def test_a_program_that_is_not_there(server: EmbeddedServer, tmp_path: Path) -> None:
     """Nothing is locked for it."""
     (tmp_path / "data").write_text("")
@@ -142,7 +144,7 @@ async def test_it_waits_for_its_turn(server: EmbeddedServer, sync: Coordinator) 
     assert (process.returncode, out, err) == (0, "ran\n", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", first_of(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 async def test_a_signal_while_it_waits_withdraws_the_request(
     server: EmbeddedServer, sync: Coordinator, number: signal.Signals
 ) -> None:
@@ -163,6 +165,7 @@ async def test_a_signal_while_it_waits_withdraws_the_request(
 # -- kinds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 async def test_permits_of_a_semaphore(server: EmbeddedServer, sync: Coordinator) -> None:
     semaphore = sync.semaphore(NAME, limit=3, ttl=TTL)
     async with semaphore.hold(2):
@@ -195,6 +198,7 @@ def test_options_that_exclude_each_other(server: EmbeddedServer, words: list[str
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.ci
 def test_options_of_the_program_without_two_dashes_are_explained(server: EmbeddedServer) -> None:
     done = command("run", NAME, "ls", "-l", REDIS_URL=server.url)
     assert done.returncode == 2
@@ -204,6 +208,7 @@ def test_options_of_the_program_without_two_dashes_are_explained(server: Embedde
 # -- signals -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_signals_are_forwarded_once(server: EmbeddedServer) -> None:
     numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1]
     with running(NAME, *program(COUNTS), url=server.url) as process:
@@ -229,6 +234,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(server: EmbeddedServer) -
         assert it.is_sane()
 
 
+@pytest.mark.ci
 def test_ctrl_c_ends_a_program_that_does_not_mind(server: EmbeddedServer) -> None:
     with terminal("run", NAME, "--", "/bin/sh", "-c", "echo rea''dy; exec sleep 600", REDIS_URL=server.url) as it:
         it.shows("ready")
@@ -239,6 +245,7 @@ def test_ctrl_c_ends_a_program_that_does_not_mind(server: EmbeddedServer) -> Non
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
+@pytest.mark.ci
 def test_ctrl_z_stops_it_and_fg_continues_it(server: EmbeddedServer, tmp_path: Path) -> None:
     """As the shell expects of a job; and a pipeline stays one."""
     (tmp_path / "reads.py").write_text(COUNTS)
@@ -283,6 +290,7 @@ async def test_the_program_and_its_descendants_end_when_the_lock_is_lost(
     assert eventually(lambda: not alive(grandchild))
 
 
+@pytest.mark.ci
 async def test_the_program_may_go_on_when_the_lock_is_lost(server: EmbeddedServer, redis: Redis) -> None:
     with running(NAME, "--on-lost", "ignore", *program(COUNTS), url=server.url) as process:
         reads(process, "ready")

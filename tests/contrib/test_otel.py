@@ -225,6 +225,7 @@ async def test_all_coordinators_are_observed_until_that_is_undone(redis: Redis, 
     assert set(exported.spans) == {"hold orders:*"}
 
 
+@pytest.mark.ci
 async def test_twenty_thousand_names_of_one_pattern_are_one_series(observed: Coordinator, exported: Exported) -> None:
     async def take(first: int) -> None:
         for number in range(first, first + 200):

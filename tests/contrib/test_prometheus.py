@@ -103,6 +103,7 @@ def test_late_renewals_and_reconnections_are_measured() -> None:
         }
 
 
+@pytest.mark.ci
 async def test_twenty_thousand_names_of_one_pattern_are_one_series(redis: Redis) -> None:
     registry = CollectorRegistry()
     observer = prometheus.PrometheusObserver(registry)

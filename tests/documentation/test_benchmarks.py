@@ -134,6 +134,7 @@ def test_those_that_share_take_part() -> None:
             assert figure("s1", "commands_per_pair") == pytest.approx(2, abs=0.05)
 
 
+@pytest.mark.ci
 def test_targets_of_sharing() -> None:
     outcomes, _ = run("s3work s3one", "ours", "ours-shared", "asyncio-lock")
     found = [(verdict.scenario, verdict.compared_with) for verdict in verdicts(outcomes)]

@@ -27,6 +27,7 @@ from redis_sync_aio.cli._demo.timeline import timeline
 from redis_sync_aio.cli._demo.worker import lock_name
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.pairwise import first_of
 from ..support.proxy import DELAY_REPLY, FaultProxy
 from ..support.wired import INSPECT
 
@@ -160,6 +161,7 @@ def test_a_worker_that_dies_by_itself_is_reported(server: tuple[EmbeddedServer, 
     assert server[1].keys() == []
 
 
+@pytest.mark.ci
 def test_ctrl_c_ends_the_workers_and_cleans_up(server: tuple[EmbeddedServer, redis.Redis]) -> None:
     command = [sys.executable, "-m", "redis_sync_aio", "demo", "--url", server[0].url]
     env = environment() | {"PYTHONUNBUFFERED": "1"}
@@ -205,7 +207,10 @@ async def test_a_late_answer_does_not_make_the_lease_of_the_dead_longer(
         assert seen.ends <= ends_by + MS  # what is left is told in milliseconds
 
 
-@pytest.mark.parametrize(("option", "expected"), [("--version", __version__), ("-h", "demo"), ("--help", "demo")])
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("--version", __version__), pytest.param("-h", "demo", marks=pytest.mark.ci), ("--help", "demo")],
+)
 def test_it_tells_what_it_is(option: str, expected: str) -> None:
     command = [sys.executable, "-m", "redis_sync_aio", option]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
@@ -223,10 +228,10 @@ def test_no_server_there(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--processes", "1"], "nobody to sell"),
-        (["--url", "http://localhost"], "--url"),
-        (["--url", "redis+cluster://localhost"], "one server"),
-        (["--out", "/nowhere/at/all.svg"], "no directory"),
-        (["--items", "0"], "--items"),
+        pytest.param(["--url", "http://localhost"], "--url", marks=pytest.mark.ci),
+        pytest.param(["--url", "redis+cluster://localhost"], "one server", marks=pytest.mark.ci),
+        pytest.param(["--out", "/nowhere/at/all.svg"], "no directory", marks=pytest.mark.ci),
+        pytest.param(["--items", "0"], "--items", marks=pytest.mark.ci),
     ],
 )
 def test_bad_options(options: list[str], message: str) -> None:
@@ -235,7 +240,7 @@ def test_bad_options(options: list[str], message: str) -> None:
     assert message in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
+@pytest.mark.parametrize("missing", first_of("typer", "rich"))
 def test_it_says_what_to_install(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from redis_sync_aio.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=100)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..support.pairwise import first_of
+
 pytestmark = pytest.mark.timing
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
@@ -51,7 +53,7 @@ def test_there_are_programs() -> None:
     assert {page: len(programs(page)) for page in PAGES} == PAGES
 
 
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+@pytest.mark.parametrize("number", first_of(*range(len(PROGRAMS)), few=5))
 async def test_programs_run(number: int) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-c", PROGRAMS[number], stderr=asyncio.subprocess.PIPE

@@ -90,6 +90,7 @@ async def runs_and_ends_cleanly(script: str, url: str, ends: int, port: int) -> 
     assert "Traceback" not in output.decode()
 
 
+@pytest.mark.ci
 async def test_workers_keep_every_rule_though_one_is_killed() -> None:
     code, output = await run("-W", "error", "examples/workers.py")
     assert code == 0, output
@@ -148,6 +149,7 @@ async def test_workers_refuse_a_change_under_an_older_fence(redis: Redis, rival:
     assert await redis.get("done") == "2"
 
 
+@pytest.mark.ci
 async def test_rate_gate_keeps_the_limit_over_processes() -> None:
     code, output = await run("-W", "error", "examples/rate_gate.py")
     assert code == 0, output
@@ -177,6 +179,7 @@ async def test_rate_gate_without_the_gate_calls_would_be_refused(monkeypatch: py
     assert api.peak == 4
 
 
+@pytest.mark.ci
 async def test_config_readers_see_whole_releases() -> None:
     code, output = await run("-W", "error", "examples/config_readers.py")
     assert code == 0, output
@@ -216,6 +219,7 @@ async def test_the_leader_outlives_a_server_and_is_followed_by_another() -> None
     ]
 
 
+@pytest.mark.ci
 async def test_a_leader_that_is_stopped_or_killed_is_followed_by_another() -> None:
     code, output = await run("-W", "error", "examples/standby.py")
     assert code == 0, output
@@ -244,6 +248,7 @@ async def test_each_slot_of_a_schedule_comes_to_its_end_once() -> None:
 # -- transfers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 async def test_transfers_lose_no_money() -> None:
     code, output = await run("-W", "error", "examples/transfer.py")
     assert code == 0, output
@@ -325,6 +330,7 @@ async def test_pytest_fixtures_pass() -> None:
     assert " 4 passed" in output
 
 
+@pytest.mark.ci
 async def test_pytest_fixture_tells_of_a_lease_that_was_lost(tmp_path: Path) -> None:
     test = tmp_path / "test_lost.py"
     test.write_text(
@@ -341,6 +347,7 @@ async def test_pytest_fixture_tells_of_a_lease_that_was_lost(tmp_path: Path) -> 
     assert "redis_sync_aio.errors.LeaseLost" in output
 
 
+@pytest.mark.ci
 async def test_pytest_fixtures_work_in_strict_mode_too() -> None:
     code, output = await run("-m", "pytest", "-n0", "-o", "asyncio_mode=strict", "examples/pytest_fixtures.py")
     assert code == 0, output

@@ -18,7 +18,7 @@ import pytest
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.factories import KINDS, LOCK, SEMAPHORE, SHARED_LOCK, SHARED_SEMAPHORE, Kind
-from ..support.pairwise import each_value
+from ..support.pairwise import each_value, first_of
 from ..support.proxy import PASS, anything
 from ..support.wire_sweep import ANSWERS, OPERATIONS, PUSHES, WIRE, Case, Operation, acquire_pushed, hold, sweep
 from ..support.wired import MODES, wired
@@ -50,7 +50,7 @@ async def test_sweep_of_the_push(server: EmbeddedServer, kind: Kind) -> None:
     assert await sweep(server, cases, poll_cap=0.3) == len(cases) == 3
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_of(*reversed(MODES)))
 async def test_sweep_of_the_whole(server: EmbeddedServer, mode: str) -> None:
     """C1-C5: the 1st, 2nd, … command of connecting, acquiring and releasing: 220 faults in the 3 modes."""
     faults = WIRE | {"LOADING": ANSWERS["LOADING"]}

@@ -133,6 +133,7 @@ def run(private: EmbeddedServer) -> Found:
     return failing(private, trials, check_schedules)
 
 
+@pytest.mark.ci
 def test_the_core_passes_every_check(private: EmbeddedServer) -> None:
     all_pass(run(private))
     assert len(CHECKS) >= 15

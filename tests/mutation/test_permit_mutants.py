@@ -411,6 +411,7 @@ def checks(*modules: ModuleType) -> dict[str, Check]:
 CHECKS = checks(suite, sharing, edges, upgrades, short_ways)
 
 
+@pytest.mark.ci
 async def test_the_scripts_pass_every_check(redis: Client) -> None:
     assert await failing(redis, CHECKS) is None
     assert len(CHECKS) >= 60

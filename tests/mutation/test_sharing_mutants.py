@@ -87,6 +87,7 @@ def run(private: EmbeddedServer) -> Found:
     return failing(private, [(name, of(check, link=True)) for name, check in CHECKS.items()], check_schedules)
 
 
+@pytest.mark.ci
 def test_sharing_passes_every_check(private: EmbeddedServer) -> None:
     all_pass(run(private))
     assert len(CHECKS) >= 12

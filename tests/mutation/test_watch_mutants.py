@@ -136,6 +136,7 @@ def server() -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.mark.ci
 def test_talks_do_what_scripts_do(server: EmbeddedServer) -> None:
     check(server)
 

@@ -410,6 +410,7 @@ class SaysNothing(Lock):
 
 
 @pytest.mark.parametrize("wrong", [KeepsToken, KeepsTtl, SaysNothing])
+@pytest.mark.ci
 def test_the_comparison_notices_a_difference(arena: Arena, wrong: type[Lock]) -> None:
     first = settings(PROFILE, max_examples=100, phases=[Phase.generate], print_blob=False)
     with pytest.raises(AssertionError, match="redis-py"):

@@ -478,6 +478,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("name", BUGS)
+@pytest.mark.ci
 def test_the_comparison_notices_a_bug_in_the_scripts(name: str) -> None:
     bug, machine = (
         BUGS[name],

@@ -46,10 +46,10 @@ def each_value(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
     return [case if index in kept else pytest.param(*case, marks=pytest.mark.ci) for index, case in enumerate(cases)]
 
 
-def first_of(*values: Any) -> list[Any]:
-    """Return the values of a parameter whose tests cost much: all but the first are marked ``ci``, unless --pairs."""
+def first_of(*values: Any, few: int = 1) -> list[Any]:
+    """Return the values of a parameter whose tests cost much: without --pairs only the first few are not ``ci``."""
     marks = () if OPTIONS.pairs else pytest.mark.ci
-    return [values[0], *(pytest.param(value, marks=marks) for value in values[1:])]
+    return [*values[:few], *(pytest.param(value, marks=marks) for value in values[few:])]
 
 
 def sample(items: Sequence[pytest.Item], together: int) -> set[pytest.Item]:

@@ -133,6 +133,7 @@ def test_anyio(tmp_path: Path) -> None:
     check(run(tmp_path, "-p", "anyio.pytest_plugin", "-o", "sync_fail_on_leak=true", test_it=tests), "5 passed")
 
 
+@pytest.mark.ci
 def test_no_plugin_for_asynchronous_tests(tmp_path: Path) -> None:
     check(run(tmp_path, "-o", "sync_fail_on_leak=true", test_it=PLAIN), "3 passed")
 
@@ -167,6 +168,7 @@ def test_urls_of_databases() -> None:
     assert database_of("unix:///tmp/a.sock?db=2&username=me", "gw1") == "unix:///tmp/a.sock?db=3&username=me"
 
 
+@pytest.mark.ci
 async def test_a_given_server_is_not_emptied_unless_that_is_allowed(tmp_path: Path) -> None:
     """Keys that were there stay; keys that a test leaves are deleted; the message shows no password."""
     tests = TESTS.format(marks="import pytest_asyncio", fixture="pytest_asyncio.fixture")
@@ -271,6 +273,7 @@ async def test_second(module_coordinator, module_client, sync_coordinator):
 """
 
 
+@pytest.mark.ci
 def test_fixtures_of_another_scope(tmp_path: Path) -> None:
     check(run(tmp_path, *asyncio_options("auto", "module"), conftest=SCOPED, test_it=SCOPED_TESTS), "2 passed")
 

@@ -254,6 +254,7 @@ def test_a_few_programs_end_soon_and_in_silence() -> None:
     play_all(PLAYS[0][: len(HOWS)])
 
 
+@pytest.mark.ci
 def test_a_program_on_uvloop_ends_soon_and_in_silence() -> None:
     pytest.importorskip("uvloop")
     play_all([(name, "kill uvloop") for name in ("a_wait_timed_out", "an_undo_waits", "bodies")])
