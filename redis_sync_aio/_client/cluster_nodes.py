@@ -65,7 +65,8 @@ class ClusterNodes:
         self._nodes: list[Address] = []  # in the order in which they are asked
         self._hint: Address | None = None  # the node that the latest MOVED named, until it is asked
         self._failed: dict[Address, float] = {}  # local clock
-        # The first nodes may be a name that always leads to the cluster; the client's manager forgets them.
+        # The first nodes may be a name that always leads to the cluster; the client's manager forgets them, and so does
+        # the client before redis-py 7.0.
         seeds = getattr(client, "startup_nodes", None) or client.nodes_manager.startup_nodes.values()
         self._seeds = [Address(node.host, int(node.port)) for node in seeds]
         self._answer: tuple[Address, Any, list[Range]] | None = None  # the latest one: node, reply, meaning

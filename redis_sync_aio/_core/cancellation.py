@@ -143,11 +143,13 @@ class Cancelling:
         self._timer = self._task.get_loop().call_soon(self.cancel, *why)
 
     def _cancel_if_dropped(self, wait: _WaitFor, why: tuple[object, ...]) -> None:
-        """Cancel it again if ``wait`` returned a result instead; the task has run since."""
+        """Cancel it again if ``wait`` returned a result instead; the task has run since.
+
+        The dropped one stays counted until both are taken back: an `asyncio.timeout` that the task has entered since
+        has counted it, too, and would take the second one for its own.
+        """
         waiter, result = wait
         if waiter.cr_frame is None and result.done() and not result.cancelled():
-            self._count -= 1
-            self._task.uncancel()
             self.cancel(*why)
 
     def take_back(self) -> None:

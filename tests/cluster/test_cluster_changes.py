@@ -97,6 +97,9 @@ async def test_all_nodes_may_have_new_addresses_while_the_seed_answers() -> None
         target = [nodes.primaries[0]]
         port = await stack.enter_async_context(seed(target))
         client = await stack.enter_async_context(RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", port)]))
+        if not hasattr(client, "startup_nodes"):
+            await old.aclose()
+            pytest.skip("redis-py before 7.0 forgets the first nodes before anyone can see them")
         sync = await stack.enter_async_context(Coordinator(client))
         async with sync.lock("x"):
             await client.initialize()

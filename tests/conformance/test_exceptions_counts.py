@@ -266,7 +266,15 @@ async def pipelined(client: Redis) -> None:
         await pipe.execute()
 
 
-COMMANDS = (command, in_a_task, in_wait_for, in_a_generator, pipelined)
+async def in_timeouts(client: Redis) -> None:
+    """As redis-py before 8.0 looks for unread data before each command."""
+    await command(client)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            await for_ever()
+
+
+COMMANDS = (command, in_a_task, in_wait_for, in_a_generator, pipelined, in_timeouts)
 
 
 @pytest.mark.parametrize("run", COMMANDS)

@@ -82,7 +82,20 @@ async def increment(tx: Transaction) -> int:
 
 
 async def test_transactions_are_exact_under_contention(client: Redis) -> None:
-    done = await asyncio.gather(*(transaction(client, increment, "n", attempts=200) for _ in range(20)))
+    """The first two meet: both have read before one of them writes."""
+    read = 0
+    met = asyncio.Event()
+
+    async def meeting(tx: Transaction) -> int:
+        nonlocal read
+        await number(tx, "n")
+        read += 1
+        if read == 2:
+            met.set()
+        await met.wait()
+        return await increment(tx)
+
+    done = await asyncio.gather(*(transaction(client, meeting, "n", attempts=200) for _ in range(20)))
     assert sorted(it.value for it in done) == list(range(1, 21))
     assert sum(it.conflicts for it in done) > 0
     assert await number(client, "n") == await number(client, "total") == 20

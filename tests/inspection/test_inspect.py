@@ -210,7 +210,8 @@ async def test_other_connections_of_the_client_stay_open(server: EmbeddedServer)
     async with FaultProxy(server.unix_socket) as proxy, Redis(host=proxy.host, port=proxy.port) as looker:
 
         async def connections() -> set[int]:
-            return set(await asyncio.gather(*(looker.client_id() for _ in range(3))))
+            async with looker.client() as first, looker.client() as second, looker.client() as third:
+                return {await it.client_id() for it in (first, second, third)}
 
         before = await connections()
         rule = proxy.on("TIME", CUT_BEFORE)

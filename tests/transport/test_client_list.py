@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.driver_info import DriverInfo
 
 from redis_sync_aio import Coordinator, __version__
 from tests.conftest import MakeClient
@@ -41,14 +41,30 @@ async def test_it_has_a_name_and_the_library(redis: Redis, make_client: MakeClie
 
 async def test_the_callers_own_name_and_library_stay(redis: Redis, make_client: MakeClient) -> None:
     """What the client says counts: its name, its driver next to this package, or no library at all."""
-    info = DriverInfo().add_upstream_driver("my-service", "7.1")
+    driver_info = pytest.importorskip("redis.driver_info", reason="redis-py before 7.2 has only lib_name")
+    info = driver_info.DriverInfo().add_upstream_driver("my-service", "7.1")
     sync = await used(make_client(client_name="mine", driver_info=info))
     (ours,) = await connections(redis)
     assert ours["name"] == "mine"
     assert "lib-name" not in ours or "my-service_v7.1" in ours["lib-name"]
     assert info.upstream_drivers == ["my-service_v7.1"]  # the caller's object is left alone
     await sync.close()
-    sync = await used(make_client(driver_info=None))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("redis.driver_info") is not None, reason="for redis-py before 7.2")
+async def test_the_callers_own_library_stays_with_older_versions(redis: Redis, make_client: MakeClient) -> None:
+    """The name that the client gives its library counts."""
+    sync = await used(make_client(client_name="mine", lib_name="my-service"))
+    (ours,) = await connections(redis)
+    assert ours["name"] == "mine"
+    assert ours.get("lib-name", "my-service") == "my-service"
+    await sync.close()
+
+
+async def test_a_client_that_wants_no_introduction_gets_none(redis: Redis, make_client: MakeClient) -> None:
+    """Neither a name nor a library."""
+    nothing = {"driver_info": None} if importlib.util.find_spec("redis.driver_info") else {"lib_name": None}
+    sync = await used(make_client(**nothing))
     (ours,) = await connections(redis)
     assert (ours["name"], ours.get("lib-name", "")) == ("", "")
     await sync.close()
