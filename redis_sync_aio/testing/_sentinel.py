@@ -16,6 +16,8 @@ from ._topology import PATIENCE, SOON, Topology, has_what, link_is_up, start_all
 
 QUICKLY: Final = ("--repl-diskless-sync-delay", "0")
 ATTEMPTS: Final = 5
+PEER: Final = "group_peer"
+"""User of the sentinels and of replicas, which loses its rights in a partition; clients are other users."""
 
 
 class SentinelServer(EmbeddedServer):
@@ -72,7 +74,9 @@ class SentinelTopology(Topology):
     ) -> None:
         if sentinels < 1:
             raise ValueError(f"sentinels is at least 1, not {sentinels}")
-        self._count, self._down_after, self._args = sentinels, down_after, (*QUICKLY, *args)
+        self._count, self._down_after, self._password = sentinels, down_after, secrets.token_hex(16)
+        peer = "--user", PEER, "on", f">{self._password}", "~*", "&*", "+@all"
+        self._args = *QUICKLY, *peer, "--masteruser", PEER, "--masterauth", self._password, *args
         self.group: str = group
         self._forget()
 
@@ -107,6 +111,21 @@ class SentinelTopology(Topology):
         """
         self.replica.pause()
         await self.call(self.primary, "CLIENT", "KILL", "TYPE", "replica")
+
+    async def partition(self, primary: EmbeddedServer | None = None) -> None:
+        """Part a primary (default: `primary`) from the sentinels and its replica, while clients still reach it.
+
+        The others hear nothing from it and get nothing of what it writes from now on. `promoted` waits until they have
+        another primary. Clients that are connected stay where they are: both primaries take writes, unless the servers
+        have ``min-replicas-to-write``, as a group that has locks should.
+        """
+        parted = primary or self.primary
+        await self.call(parted, "ACL", "SETUSER", PEER, "resetkeys", "resetchannels", "-@all")
+        await self.call(parted, "CLIENT", "KILL", "USER", PEER)
+
+    async def heal(self, primary: EmbeddedServer | None = None) -> None:
+        """End a partition. If there is another primary now, the sentinels make this one a replica in ten seconds."""
+        await self.call(primary or self.primary, "ACL", "SETUSER", PEER, "~*", "&*", "+@all")
 
     async def fail_over(self) -> EmbeddedServer:
         """Let the sentinels make the replica the primary, as planned: nothing is lost. Return the replica.
@@ -169,6 +188,8 @@ class SentinelTopology(Topology):
             f"sentinel monitor {group} {host} {self.primary.port} {self._count // 2 + 1}",
             f"sentinel down-after-milliseconds {group} {self._down_after * 1000:.0f}",
             f"sentinel failover-timeout {group} 10000",
+            f"sentinel auth-user {group} {PEER}",
+            f"sentinel auth-pass {group} {self._password}",
             f"sentinel known-replica {group} {host} {self.replica.port}",
         ]
         return lines + [

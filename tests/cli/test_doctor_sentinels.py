@@ -59,9 +59,7 @@ async def test_replicas_of_a_sentinel_set() -> None:
         evicts = next(one for one in examine(url) if one["check"] == "eviction" and one["where"] == there)
         assert evicts["level"] == "warn"
         assert evicts["meaning"].startswith("Once it is the primary: held locks have a ttl and may be evicted")
-        admin: Any = primary
-        await admin.execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
-        await admin.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        await group.partition()
 
         async def down() -> bool:
             return bool((await replica.info("replication"))["master_link_status"] == "down")

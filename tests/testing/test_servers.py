@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from redis_sync_aio import AsyncRedlock, Coordinator, wait_until
 from redis_sync_aio.embedded import ServerNotStarted
@@ -20,9 +21,10 @@ from redis_sync_aio.testing import (
     SentinelTopology,
     Topology,
     Upstream,
+    freeze_renewals,
 )
 
-from ..support.body import FAST
+from ..support.body import FAST, waits
 from ..support.embedded import alive, base, eventually
 
 __all__ = ["base"]
@@ -122,6 +124,60 @@ async def test_what_sentinel_did_not_replicate_is_lost_with_the_primary() -> Non
         group.replica.resume()
         await group.promoted()
         assert (await copy.get("before"), await copy.get("after")) == (b"1", None)
+
+
+@pytest.mark.ci
+@pytest.mark.long
+async def test_a_parted_primary_loses_its_leases_before_the_other_one_grants_them() -> None:
+    """P1: it refuses to renew them, so they end in time; a client that has stayed there follows after the healing."""
+    safe = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
+    async with (
+        SentinelTopology(down_after=5, args=safe) as group,
+        group.client() as client,
+        group.client() as other,
+        group.primary.client() as parted,
+        Coordinator(client) as sync,
+    ):
+        with freeze_renewals(sync):  # else one of them may be the last that the replica does not get
+            lease = await sync.lock("orders:42", ttl=6).acquire()
+            await group.replicated()
+            await group.partition()
+            with pytest.raises(ResponseError, match="NOREPLICAS"):  # clients reach it
+                await parted.set("key", 1)
+        assert await group.promoted() is group.replica
+        await group.call(group.replica, "CONFIG", "SET", "min-replicas-to-write", "0")
+        async with Coordinator(other) as elsewhere, asyncio.timeout(120):
+            following = await elsewhere.lock("orders:42", ttl=120).acquire()
+            assert lease.remaining() == 0
+            await lease.lost.wait()
+            await group.heal()
+
+            async def follows() -> bool:
+                async with group.replica.client() as primary:
+                    return int((await primary.info("replication"))["connected_slaves"]) == 1
+
+            await wait_until(follows, FAST)
+            waiting = asyncio.create_task(sync.lock("orders:42").acquire())
+            await wait_until(waits(elsewhere.lock("orders:42")), FAST)
+            await following.release()
+            last = await waiting
+            assert last.fence > following.fence > lease.fence
+            await last.release()
+
+
+@pytest.mark.ci
+async def test_a_partition_of_sentinel_that_ends_early_changes_nothing() -> None:
+    """The replica gets what was written meanwhile, and the sentinels have the primary that they had."""
+    async with SentinelTopology(down_after=600) as group, group.client() as client, group.replica.client() as copy:
+        await client.set("key", "before")
+        await group.replicated()
+        await group.partition()
+        await client.set("key", "meanwhile")
+        assert await copy.get("key") == b"before"
+        await group.heal(group.primary)
+        await group.replicated()
+        assert await copy.get("key") == b"meanwhile"
+        assert await client.get("key") == b"meanwhile"
 
 
 @pytest.mark.ci
