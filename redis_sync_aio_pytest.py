@@ -24,8 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--sync-url",
         metavar="URL",
-        help="server of the tests, redis://host:port/db: xdist worker N uses the database N after that; default: a"
-        " private server for each process",
+        help="server of the tests (one, no cluster), redis://host:port/db: xdist worker N uses the database N after"
+        " that; default: a private server for each process",
     )
     group.addoption(
         "--sync-flush",
