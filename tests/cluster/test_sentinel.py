@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,10 +69,7 @@ async def test_p8_d4_d6_a_grant_that_was_not_replicated(tmp_path: Path) -> None:
         lock = sync.lock(NAME, ttl=10)
         await (await lock.acquire()).release()
         await group.replicated()
-        group.replica.pause()
-        async with group.primary.client() as admin:
-            send: Any = admin.execute_command
-            await send("CLIENT", "KILL", "TYPE", "replica")
+        await group.cut_replication()
         lease = await lock.acquire()
         group.primary.kill()
         switched = asyncio.create_task(group.switched())

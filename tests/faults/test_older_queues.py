@@ -211,9 +211,7 @@ async def test_p3_a_replica_that_lagged(tmp_path: Path) -> None:
         queue = Queue(lambda: AsyncLock(sync, NAME))
         await queue.line_up(AsyncLock(other, NAME, ttl=1, auto_renew=False))
         await group.replicated()
-        group.replica.pause()
-        async with group.primary.client() as admin:
-            await admin.execute_command("CLIENT", "KILL", "TYPE", "replica")  # type: ignore[no-untyped-call]
+        await group.cut_replication()
         await queue.serve()
         await sync.lock("something else").acquire()
         group.primary.kill()

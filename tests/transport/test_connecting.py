@@ -17,6 +17,7 @@ from redis.credentials import CredentialProvider
 from redis_sync_aio import AsyncLock, AsyncRedlock, Coordinator, Unreachable, wait_until
 from redis_sync_aio.coordinator import Push
 from redis_sync_aio.embedded import EmbeddedServer
+from redis_sync_aio.testing import IndependentServers
 
 from ..support.body import FAST, waits
 from ..support.clusters import Nodes
@@ -194,17 +195,16 @@ async def test_somebody_cancels_the_tasks_of_the_link(place: Place) -> None:
 async def test_one_server_of_a_redlock() -> None:
     """A majority is enough; without one the error says why."""
     vaults = [Vault() for _ in range(3)]
-    async with AsyncExitStack() as stack:
-        servers = [stack.enter_context(EmbeddedServer(port=0)) for _ in vaults]
+    async with IndependentServers(3) as group, AsyncExitStack() as stack:
         clients: list[Redis] = []
-        for server, vault in zip(servers, vaults, strict=True):
+        for server, vault in zip(group.servers, vaults, strict=True):
             clients.append(await stack.enter_async_context(server.client(credential_provider=vault)))
         lock = AsyncRedlock(clients, NAME)
         vaults[0].fail()
         async with lock:
             pass
         vaults[1].fail()
-        async with servers[1].client() as admin:
+        async with group.servers[1].client() as admin:
             await admin.client_kill_filter(_type="pubsub")
         with pytest.raises(Unreachable, match="KeyError"):
             await AsyncRedlock(clients, "another").acquire(timeout=1)
