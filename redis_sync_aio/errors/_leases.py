@@ -170,7 +170,7 @@ def _no_answer(name: str) -> str:
 
 def _held_here(it: str, use: str) -> str:
     """Say that this process holds ``it``, and what to do if the task waits for itself."""
-    itself = f"If it is the very task that asks, it waits for itself{f': {use}' if use else ''}"
+    itself = f"If the holder is the very task that asks, it waits for itself{f': {use}' if use else ''}"
     return f"this process holds {it}. {itself}; else {_LONGER}"
 
 

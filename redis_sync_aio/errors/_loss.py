@@ -1,4 +1,4 @@
-"""Why a lease was lost, and what to do about it."""
+"""The reason of a loss in words, and what to do about it."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ class LeaseLost(SyncError):
         why = _explained(reason, stalled=stalled, time_is_up=time_is_up, claim=claim)
         if servers is not None:
             held, of, needed = servers
-            why = f"{held} of {of} servers hold it, {needed} have to; of the last one that did, {why}"
+            why = f"{held} of {of} servers hold it, {needed} have to; the last loss: {why}"
         if given_back:
-            why += f". With it {', '.join(map(repr, given_back))} are given back"
+            why += f". {', '.join(map(repr, given_back))} {'is' if len(given_back) == 1 else 'are'} given back with it"
         super().__init__(f"the lease on {name!r}{which} was lost{lasted}: {why}")
         self.name = name
         self.reason: LossReason = reason

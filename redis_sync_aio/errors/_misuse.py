@@ -118,14 +118,18 @@ class TransactionMisuse(SyncError, RuntimeError):
     @staticmethod
     def ended_in_flight() -> TransactionMisuse:
         """Return the error for a body that ends while a command is in flight."""
-        return TransactionMisuse("the body ended while a command was in flight in another task: await it before")
+        return TransactionMisuse(
+            "the body ended while a command was in flight in another task: await it before the body ends"
+        )
 
     # -- the beginning and the end of a body -----------------------------------------------------------
 
     @staticmethod
     def not_begun(what: str) -> TransactionMisuse:
         """Return the error for ``what`` before the body of a guarded transaction."""
-        return TransactionMisuse(f"{what} before the beginning: `async with lease.transaction() as tx`")
+        return TransactionMisuse(
+            f"{what} before the transaction began: enter it by `async with lease.transaction() as tx`"
+        )
 
     @staticmethod
     def ended(what: str) -> TransactionMisuse:

@@ -17,7 +17,7 @@ class UnknownStep(SyncError, LookupError):
     def __init__(self, *, name: str, steps: tuple[str, ...], known: tuple[str, ...]) -> None:
         """Word the message: ``known`` are the names that the registry of the lock ``name`` has."""
         super().__init__(
-            f"undo steps of {name!r} without a function: {', '.join(steps)}; the registry has "
+            f"undo steps of {name!r} have no function: {', '.join(steps)}; the registry has "
             f"{', '.join(known) or 'nothing'}. Nothing was run: register them (also under old names that may still be "
             "recorded)"
         )

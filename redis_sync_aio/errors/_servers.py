@@ -216,7 +216,9 @@ class WrongKeyType(CommandRefused):
     @staticmethod
     def of_record(name: str, *, key: str, problem: str) -> WrongKeyType:
         """Return the error for a robust lock whose record this package did not write."""
-        return WrongKeyType(f"the record of {name!r} is not one of ours: {problem}; delete {key!r}", code="WRONGTYPE")
+        return WrongKeyType(
+            f"the record of {name!r} was not written by redis_sync_aio: {problem}; delete {key!r}", code="WRONGTYPE"
+        )
 
 
 _BY_CODE: dict[str, tuple[type[CommandRefused], str]] = {
@@ -261,12 +263,14 @@ class CoordinatorClosed(SyncError):
     @staticmethod
     def used(why: str) -> CoordinatorClosed:
         """Return the error for the use of a coordinator that is closed."""
-        return CoordinatorClosed(f"this coordinator cannot be used any more, create a new one: {why}")
+        return CoordinatorClosed(f"this coordinator cannot be used any more: {why}. Create a new one")
 
     @staticmethod
     def draining(name: str) -> CoordinatorClosed:
         """Return the error for a request about ``name`` to a coordinator that is being closed."""
-        return CoordinatorClosed(f"the coordinator is being closed, and grants {name!r} no more: create a new one")
+        return CoordinatorClosed(
+            f"the coordinator is being closed and grants {name!r} no longer: create a new one"
+        )
 
     @staticmethod
     def while_waiting(name: str, why: str) -> CoordinatorClosed:

@@ -1,4 +1,4 @@
-"""How names and times are written in messages of errors."""
+"""Names and times as messages of errors show them."""
 
 from __future__ import annotations
 

@@ -501,7 +501,7 @@ async def test_a_record_that_is_not_ours_is_refused_and_stays(lock: AsyncRobustL
     first = await lock.acquire()
     await crash(redis, first)
     await redis.hset(RECORD, "undo", "not json")
-    with pytest.raises(WrongKeyType, match="not one of ours"):
+    with pytest.raises(WrongKeyType, match="not written by redis_sync_aio"):
         await lock.acquire()
     await wait_until(lambda: _free(redis), FAST, timeout=5)
     assert await redis.hget(RECORD, "token") == first._grant.wire_token
@@ -546,7 +546,7 @@ async def test_a_record_that_cannot_be_read_costs_nobody_else_anything(
     await redis.hset(RECORD, mapping=wrong)  # type: ignore[arg-type]
     found = await redis.hgetall(RECORD)
     async with asyncio.timeout(10):
-        with pytest.raises(WrongKeyType, match="not one of ours") as raised:
+        with pytest.raises(WrongKeyType, match="not written by redis_sync_aio") as raised:
             await lock.acquire(timeout=1, identity="w" if asks == "the same identity" else None)
     assert RECORD.decode() in str(raised.value), "it says what to delete"
     if asks == "the next one":

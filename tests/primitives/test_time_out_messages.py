@@ -40,7 +40,7 @@ async def test_a_server_out_of_reach(share: bool) -> None:
         assert str(cause) == str(trouble)
 
 
-ITSELF = "If it is the very task that asks, it waits for itself"
+ITSELF = "If the holder is the very task that asks, it waits for itself"
 
 
 async def message(asked: Any, timeout: float = 0.2, **options: Any) -> str:

@@ -18,8 +18,8 @@ local function read_record()
     'progress', 'undo')
   if found[1] and not (number(found[2], 16, 16) and number(found[3], 16, 16)
     and number(found[6], 1, 15)) then
-    return nil, redis.error_reply('WRONGTYPE the record of this lock is not one of ours: delete '
-      .. RECORD)
+    return nil, redis.error_reply('WRONGTYPE the record of this lock was not written by '
+      .. 'redis_sync_aio: delete ' .. RECORD)
   end
   return found
 end
