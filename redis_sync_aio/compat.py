@@ -42,7 +42,7 @@ from ._client.settings import Client, RedisClient, encode
 from ._client.valkey_py import accepted
 from ._core import logs
 from ._core.arguments import real_seconds, ttl_ms
-from ._core.cancellation import give_up_on, leaving, patience_of, redeliver_cancellation
+from ._core.cancellation import exit_timeout_of, give_up_on, leaving, redeliver_cancellation
 from ._core.clock import now
 from ._core.display import text
 from ._core.keys import lock_keys
@@ -151,7 +151,7 @@ class Lock(RedisLock):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             limit = hub_of(self.redis).manager.settings.exit_timeout
-            async with asyncio.timeout(None if error is None else patience_of(error, limit)):
+            async with asyncio.timeout(None if error is None else exit_timeout_of(error, limit)):
                 await self.release()
         except TimeoutError:
             if error is None:
@@ -289,7 +289,7 @@ class Lock(RedisLock):
         call, limit = None, resource.hub.retry_for
         with suppress(TimeoutError):
             exit_timeout = resource.hub.manager.settings.exit_timeout
-            async with asyncio.timeout(limit if error is None else patience_of(error, exit_timeout)):
+            async with asyncio.timeout(limit if error is None else exit_timeout_of(error, exit_timeout)):
                 call = await outcome
         if call is None and error is not None:  # it leaves, and its clean-up goes on without us
             give_up_on(resource.name, error)

@@ -189,7 +189,7 @@ class Coordinator:
 
     @property
     def why_closed(self) -> str | None:
-        """Why it cannot be used any more; None while it can."""
+        """The reason that it cannot be used any more; None while it can."""
         return self._binding.why_closed
 
     @property
@@ -200,7 +200,7 @@ class Coordinator:
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why Redis cannot be reached at the moment, if it cannot."""
+        """The reason that Redis cannot be reached at the moment, if it cannot."""
         hub = self._binding.started
         return None if hub is None else hub.executor.connection_error
 

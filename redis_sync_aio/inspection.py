@@ -134,7 +134,7 @@ async def _searched(server: Server, pattern: bytes, prefix: bytes) -> AsyncGener
 
 @dataclass(frozen=True)
 class _Look:
-    """How names are looked at."""
+    """The options of one `inspect`, and the two reads that it makes."""
 
     shown: int
     idle: bool
@@ -143,14 +143,14 @@ class _Look:
     of_cluster: bool
 
     async def at(self, server: Server, names: Sequence[Keys]) -> list[NameView]:
-        """Return what is to be told of ``names``; look twice at problems that may be just a moment."""
+        """Return the views of ``names``. Read those again whose problems may last only a moment."""
         found = await self._read(server, names)
-        doubtful = {keys: view for keys, view in found.items() if any(it.code in TRANSIENT for it in view.problems)}
-        if not doubtful:
+        unconfirmed = {keys: view for keys, view in found.items() if any(it.code in TRANSIENT for it in view.problems)}
+        if not unconfirmed:
             return list(found.values())
         await anyio.sleep(SECOND_LOOK)
-        again = await self._read(server, list(doubtful))
-        for keys, before in doubtful.items():
+        again = await self._read(server, list(unconfirmed))
+        for keys, before in unconfirmed.items():
             del found[keys]
             if keys in again:
                 seen = {it.code for it in before.problems}

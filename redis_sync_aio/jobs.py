@@ -44,9 +44,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEGUN = "begun"
 """The part of a mark that has the fence of the run, by which a run knows a mark of its own."""
 OnCrash: TypeAlias = Literal["skip", "again"]
-"""What becomes of a slot whose run did not come to its end: it is over, or the next caller runs it again."""
+"""The rule for a slot whose run did not come to its end: it is over, or the next caller runs it again."""
 OnInterrupted: TypeAlias = Literal["again", "raise"]
-"""What becomes of a request whose run did not come to its end: it runs again, or RunInterrupted is raised."""
+"""The rule for a request whose run did not come to its end: it runs again, or RunInterrupted is raised."""
 
 
 class Codec(Protocol):
@@ -288,7 +288,7 @@ class _Request:
 
 
 class _Mark:
-    """What outlasts the lock: a text next to it, which only the holder of the lock may change."""
+    """The mark that outlasts the lock: a text next to it, which only the holder of the lock may change."""
 
     def __init__(self, client: Client | CoordinatorLike, lock: AsyncLock, lasts: Seconds, what: str) -> None:
         self._client: Any = client

@@ -179,7 +179,7 @@ def watch_retry(
 
 
 class WatchRetry:
-    """What `watch_retry` returns: a decorator, and a loop over attempts. It may be used any number of times.
+    """A decorator, and a loop over attempts: the result of `watch_retry`. It may be used any number of times.
 
     Examples, errors and cancellation: see `watch_retry`.
     """

@@ -25,7 +25,7 @@ class Binding:
 
     @property
     def why_closed(self) -> str | None:
-        """Why it cannot be used any more; None while it can."""
+        """The reason that it cannot be used any more; None while it can."""
         if self.started is not None:
             return self.started.why_closed
         return "it was closed" if self._closed_unused else None

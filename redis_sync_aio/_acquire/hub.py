@@ -79,7 +79,7 @@ class Hub:
         """Receivers of contention notices, by the number of the ticket that they were granted to."""
         self.resources: dict[bytes, Resource] = {}  # by the id of their keys
         self.why_closed: str | None = None
-        """Why it cannot be used any more; None while it can."""
+        """The reason that it cannot be used any more; None while it can."""
         self.emptied: asyncio.Event | None = None
         """Set when nothing is held or waited for; there while the hub drains."""
 

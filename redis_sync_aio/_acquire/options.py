@@ -19,7 +19,7 @@ MOST_POLL_CAP = 300.0
 """Seconds. The queue of waiters lives for twice as long after the latest look."""
 
 Push: TypeAlias = Literal["auto", "always", "never"]
-"""How waiters are woken; see `Coordinator`."""
+"""The way in which waiters are woken; see `Coordinator`."""
 
 
 class CoordinatorOptions(TypedDict, total=False):

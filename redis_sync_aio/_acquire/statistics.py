@@ -80,7 +80,7 @@ class CoordinatorStatistics:
 
 
 class Origins:
-    """Where leases were acquired."""
+    """The places in the code where leases were acquired."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Grant, str] = WeakKeyDictionary()

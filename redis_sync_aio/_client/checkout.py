@@ -59,7 +59,7 @@ class CheckedOut:
 
     @property
     def address(self) -> str:
-        """Where the connection leads to."""
+        """The address that the connection leads to."""
         path = getattr(self._connection, "path", None)
         return f"unix:{path}" if path else f"{self._connection.host}:{self._connection.port}"
 

@@ -1,4 +1,4 @@
-"""How often, and for how long, commands are tried again."""
+"""The number of retries of a command, and the time for them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def leaving() -> BaseException | None:
     return None if error is None or isinstance(error, Exception) else error
 
 
-def patience_of(error: BaseException, limit: float) -> float:
+def exit_timeout_of(error: BaseException, limit: float) -> float:
     """Return for how long ``error`` waits for a release: ``limit`` seconds, for all that it passes on its way."""
     return 0.0 if any(note.endswith(GOES_ON) for note in getattr(error, "__notes__", ())) else limit
 
@@ -72,7 +72,7 @@ async def in_time(outcome: asyncio.Future[T], limit: float, release: str, error:
     At its end `asyncio.run` cancels all tasks, and waits for whatever they await in their clean-up.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(patience_of(error, limit)):
+        async with asyncio.timeout(exit_timeout_of(error, limit)):
             return await outcome_of(outcome)
     give_up_on(release, error)
     raise error

@@ -1,4 +1,4 @@
-"""How values are shown in messages."""
+"""Values as messages show them."""
 
 from __future__ import annotations
 

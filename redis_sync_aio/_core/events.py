@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 WithdrawnOutcome: TypeAlias = Literal["timeout", "cancelled", "error", "taken"]
-"""Why a request ended without a lease."""
+"""The reason that a request ended without a lease."""
 LostReason: TypeAlias = Literal["expired", "taken", "unreachable", "late", "closed", "released", "forgotten"]
-"""Why a lease ended before its holder released it: the reasons of `LeaseLost`, and "forgotten"."""
+"""The reason that a lease ended before its holder released it: one of `LeaseLost`, and "forgotten"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

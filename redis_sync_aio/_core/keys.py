@@ -65,7 +65,7 @@ class Endpoint(NamedTuple):
 
     @property
     def shown(self) -> bytes:
-        """What CLIENT LIST shows of this process: its host and number, as in its tokens."""
+        """The name by which CLIENT LIST shows this process: its host and number, as in its tokens."""
         process = b":".join(self.token_prefix.split(b":")[:2])
         return b"redis_sync_aio:" + re.sub(rb"[^!-~]", b"?", process)
 

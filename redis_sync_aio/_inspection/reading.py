@@ -21,7 +21,7 @@ from .server import Replies, Server
 from .views import HolderView, Kind, NameView, Problem, WaiterView
 
 TOMBSTONES = 16
-"""How many more permits than shown are read: undone requests may be among them."""
+"""Number of permits that are read beyond those shown: undone requests may be among them."""
 
 
 KINDS: dict[PermitKind, Kind] = {"sem": "semaphore", "rw": "read_write", "event": "event", "latch": "latch"}

@@ -1,4 +1,4 @@
-"""What a lock that is no lease of ours remembers of an acquisition: see `compat`."""
+"""The record of an acquisition by a lock that has no `Lease`: see `compat`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from weakref import ref
 import anyio.lowlevel
 
 from .._core.arguments import is_async, one_of
-from .._core.cancellation import give_up_on, patience_of, redeliver_cancellation
+from .._core.cancellation import exit_timeout_of, give_up_on, redeliver_cancellation
 from .._core.clock import now
 from ..errors import NotHeld, SyncError
 from .cancel_on_loss import CancelOnLoss
@@ -146,7 +146,7 @@ class Hold(Generic[L]):
         """
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            async with asyncio.timeout(patience_of(error, grant.manager.settings.exit_timeout)):
+            async with asyncio.timeout(exit_timeout_of(error, grant.manager.settings.exit_timeout)):
                 await grant.release()
         except TimeoutError:
             give_up_on(grant.name, error)

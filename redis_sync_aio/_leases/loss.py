@@ -1,4 +1,4 @@
-"""Why a lease was lost: what the server answered, and what this process knows about itself.
+"""The cause of a loss: the answer of the server, and the facts that this process knows about itself.
 
 Whatever noticed the loss gives a reason. If the time of the lease was up by then, the clock explains the loss: the
 server was not asked, or answered too late to matter. If the lease was to be renewed, either Redis was out of reach, or

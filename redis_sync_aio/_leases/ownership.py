@@ -1,4 +1,4 @@
-"""Whether a lease is still held, asked by plain commands: the guard of a transaction. Compare `_engine.watch`."""
+"""The guard of a transaction: it asks by plain commands whether a lease is still held. Compare `_engine.watch`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import LeaseLost, LossReason
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What ``token`` holds of ``keys``."""
+    """The hold of ``token`` on ``keys``, as a transaction checks it."""
 
     keys: Keys
     token: bytes

@@ -11,7 +11,7 @@ from .._leases.hold import OnLost
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """How long leases last, and what is done when they end, as the caller said it. `AsyncLock` explains each option.
+    """Options for the duration and the end of leases, as the caller gave them. `AsyncLock` explains each.
 
     A primitive checks them when it is made.
     """

@@ -56,7 +56,7 @@ class Vote:
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why there is no connection to the server, so that no answer is expected."""
+        """The reason that there is no connection to the server, so that no answer is expected."""
         return self.resource.hub.connection_error_of(self.resource.keys)
 
     def withdraw(self) -> None:

@@ -16,7 +16,7 @@ from .._core.keys import SHARING_MARK as SHARING_MARK
 
 
 class Look(IntEnum):
-    """When a queued client is to look again, apart from the end of the lease that it waits for."""
+    """The time at which a queued client looks again, apart from the end of the lease that it waits for."""
 
     NONE = 0
     SOON = 1  # no release will wake it
@@ -83,7 +83,7 @@ QUEUE_TTL_MS = 600_000
 HOUR_MS = 3_600_000
 """Least lifetime of fences and limits."""
 WEEK_MS = 604_800_000
-"""How much longer than its fence the record of a robust lock is kept."""
+"""The time for which the record of a robust lock is kept beyond its fence."""
 TEN_YEARS_MS = 315_360_000_000
 """Lifetime of the fence of a lock without a ttl, and of a limit that was set by a resize."""
 TOMBSTONE_MS = 60_000

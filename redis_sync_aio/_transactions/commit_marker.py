@@ -32,12 +32,12 @@ from .._core.keys import marker_key
 DONE, VOID = b"done", b"void"
 MARKER_TTL = 60.0
 """Seconds that a marker stays on the server."""
-PATIENCE = 20.0
+RETRY_FOR = 20.0
 """Seconds for which the server is asked while it is out of reach."""
 
 
 class CommitMarker:
-    """Whether one attempt was committed."""
+    """The mark that says whether one attempt was committed."""
 
     def __init__(self, client: Redis, key: bytes, prefix: bytes, response_timeout: float | None = None) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class CommitMarker:
         tell. On cancellation the question may still be answered.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(RETRY_FOR):
                 for delay in RETRY:
                     value = await self._ask()
                     if value == DONE:

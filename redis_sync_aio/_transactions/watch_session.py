@@ -64,7 +64,7 @@ class WatchSession:
     """
 
     error: SyncError | None = None
-    """Why it cannot commit any more."""
+    """The reason that it cannot commit any more."""
     in_doubt: bool = False
     """EXEC may have been sent, and is not answered."""
     watched: bool = False

@@ -33,7 +33,7 @@ class Call:
     reply: Reply = None
     error: SyncError | None = None
     connection_error: SyncError | None = None
-    """Why the latest attempt got no answer."""
+    """The reason that the latest attempt got no answer."""
     attempts = 0
     ambiguous = False
     over: bool = False

@@ -102,7 +102,7 @@ class ClusterLink:
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why there is no connection to some shard; None if there is one to each."""
+        """The reason that there is no connection to some shard; None if there is one to each."""
         return next((error for link in self._links.values() if (error := link.connection_error) is not None), None)
 
     @property

@@ -69,7 +69,7 @@ class Connector:
         """The connection that is being set up."""
         self.outage = Outage(client)
         self.error: Exception | None = None
-        """Why the latest connection, or attempt to connect, has failed."""
+        """The reason that the latest connection, or attempt to connect, has failed."""
         self.connections = 0
         """Number of connections that were established."""
 

@@ -40,7 +40,7 @@ class Executor(Protocol):
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why there is no connection at the moment; None if there is one, or the reason is not known."""
+        """The reason that there is no connection at the moment; None if there is one, or it is not known."""
         ...
 
     def connection_error_of(self, keys: Keys) -> Exception | None:

@@ -73,7 +73,7 @@ class Link:
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why there is no connection; None if there is one."""
+        """The reason that there is no connection; None if there is one."""
         if self._connection is not None:
             return None
         return self._connector.error or self._connector.outage.silence()

@@ -1,4 +1,4 @@
-"""Whether the connection of a link still answers, which is checked in every tick while there is a reason to."""
+"""The check that the connection of a link still answers, in every tick while there is a reason for it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class PoolExecutor:
     alone = False
     connections = 0
     connection_error: Exception | None = None
-    """Why the latest attempt of all got no reply."""
+    """The reason that the latest attempt of all got no reply."""
 
     def __init__(self, servers: Topology, endpoint: Endpoint, response_timeout: float, converse: Converse) -> None:
         self._servers = servers

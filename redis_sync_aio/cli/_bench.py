@@ -27,7 +27,7 @@ PREFIX = "redis-sync-aio-bench"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured. Durations are seconds."""
+    """The results of a measurement. Durations are seconds."""
 
     alone_per_second: float
     """Acquire and release by one task, one after the other: two round trips for each pair."""

@@ -1,4 +1,4 @@
-"""What went wrong, in one line that says what to do, and the exit code for it."""
+"""Failures of commands: one line that says what to do, and the exit code for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DENIED: Final = 77
 """EX_NOPERM."""
 INTERRUPTED: Final = 130
 EXPECTED: Final = (RedisError, RedisClusterException, SyncError, OSError)
-"""What servers and networks do; any other exception is a bug."""
+"""The errors that servers and networks cause; any other exception is a bug."""
 COMMON_EXITS: Final = {
     USAGE: "wrong usage, or an address that cannot be read",
     UNREACHABLE: "the server cannot be reached, or cannot serve now",
@@ -42,7 +42,7 @@ COMMON_EXITS: Final = {
 
 
 class Failure(Exception):
-    """What ends a command: one line for people, and the exit code."""
+    """The end of a command by an error: one line for people, and the exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

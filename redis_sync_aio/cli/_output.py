@@ -1,4 +1,4 @@
-"""What commands print: text for people, JSON for programs, errors in one line on stderr."""
+"""The output of commands: text for people, JSON for programs, errors in one line on stderr."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ from ._shared import Shared
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a command works with."""
+    """The client, server and output that a command works with."""
 
     client: Redis | RedisCluster
     address: Address
     output: Output
     another_client: Callable[..., Redis]
     """Makes a client of the same server (in a cluster: of one node), with some options changed."""
-    patience: float
+    response_timeout: float
     """Seconds that an answer may take."""
     sentinels: tuple[Redis, ...] = ()
     """A client of each sentinel, for an address with Sentinel."""
@@ -110,7 +110,7 @@ def _client_options(shared: Shared, address: Address) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _connected(shared: Shared, address: Address, options: dict[str, Any]) -> AsyncIterator[Session]:
-    output, patience, retry = shared.output(), shared.connect_timeout, Retry(NoBackoff(), 0)
+    output, timeout, retry = shared.output(), shared.connect_timeout, Retry(NoBackoff(), 0)
     if address.topology == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
         options |= {"ssl": address.tls}
@@ -121,7 +121,7 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
                 first: Any = cluster.get_primaries()[0]
                 return Redis(host=first.host, port=first.port, retry=retry, **(options | more))
 
-            yield Session(cluster, address, output, node, patience, prefix=shared.prefix)
+            yield Session(cluster, address, output, node, timeout, prefix=shared.prefix)
     elif address.topology == "server":
 
         def server(**more: Any) -> Redis:
@@ -129,7 +129,7 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
 
         async with server() as client:
             await try_to_connect(client)
-            yield Session(client, address, output, server, patience, prefix=shared.prefix)
+            yield Session(client, address, output, server, timeout, prefix=shared.prefix)
     else:
         own = {"username": shared.sentinel_username, "password": shared.sentinel_password, "ssl": address.tls}
         kept = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_", "protocol"))}
@@ -152,7 +152,7 @@ async def _connected(shared: Shared, address: Address, options: dict[str, Any]) 
                 await try_to_connect(client)
                 watching = tuple(sentinel.sentinels)
                 yield Session(
-                    client, address, output, primary, patience, watching, shared.prefix, server_at, sentinel_at
+                    client, address, output, primary, timeout, watching, shared.prefix, server_at, sentinel_at
                 )
         finally:
             for one in sentinel.sentinels:

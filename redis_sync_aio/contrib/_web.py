@@ -1,4 +1,4 @@
-"""What the integrations with web frameworks share: names made of requests, waiting clients, answers to errors."""
+"""Parts of the integrations with web frameworks: names made of requests, waiting clients, answers to errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_busy(error: AcquireTimeout) -> bool:
 
 
 class SyncState(TypedDict):
-    """What an application has while it runs: ``redis``, the client, and ``sync``, its coordinator."""
+    """The state of an application while it runs: ``redis``, the client, and ``sync``, its coordinator."""
 
     redis: Client
     sync: Coordinator

@@ -147,7 +147,7 @@ class Limit:
 
 
 class _Request:
-    """What the client sends: read ahead while the request waits, and kept for the application."""
+    """The messages of the client: read ahead while the request waits, and kept for the application."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -1,4 +1,4 @@
-"""What a `FaultProxy` does to commands, replies and pushes."""
+"""The faults that a `FaultProxy` makes: what it does to commands, replies and pushes."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Passage:
 
 
 Fault: TypeAlias = Callable[[Passage], Awaitable[None]]
-"""What happens to one command, reply or push."""
+"""A rule that decides what happens to one command, reply or push."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What happens to a command (or push), and what to the command's reply."""
+    """The fate of a command (or push), and of the command's reply."""
 
     request: Fault = Passage.forward
     reply: Fault = Passage.forward

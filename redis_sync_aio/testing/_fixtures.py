@@ -33,7 +33,7 @@ class Server(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is; its path is the database of this process."""
+        """The address of the server; its path is the database of this process."""
         ...
 
     def client(self, **kwargs: Any) -> Redis:
@@ -174,7 +174,7 @@ class Watched:
         self.own: list[Coordinator] = []
         """The coordinators of fixtures, which may be open at the end."""
         self.left: list[str] = []
-        """What was left when a loop ended, or the test."""
+        """The locks and coordinators that were left when a loop ended, or the test."""
         self._ends: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
         self._ended: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 

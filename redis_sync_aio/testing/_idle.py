@@ -1,4 +1,4 @@
-"""What is left of the locks of a client: leases, waiting tasks, coordinators, connections."""
+"""The remains of the locks of a client: leases, waiting tasks, coordinators, connections."""
 
 from __future__ import annotations
 

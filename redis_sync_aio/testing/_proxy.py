@@ -202,7 +202,7 @@ class FaultProxy:
 
     @property
     def url(self) -> str:
-        """Where clients connect; no credentials."""
+        """The address that clients connect to; no credentials."""
         return f"{'rediss' if self._tls else 'redis'}://{self.host}:{self.port}"
 
     def client(self, **kwargs: object) -> Redis:

@@ -120,7 +120,7 @@ def _length(line: bytes) -> int:
 
 
 class Owner(Protocol):
-    """What a socket reports to."""
+    """The object that a socket reports to."""
 
     def opened(self, socket: Socket) -> None: ...
     def received(self, socket: Socket, frame: Frame) -> None: ...

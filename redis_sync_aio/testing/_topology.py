@@ -1,4 +1,4 @@
-"""What groups of servers have in common: they start and stop together, by ``with`` or ``async with``."""
+"""The base of groups of servers: they start and stop together, by ``with`` or ``async with``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._core.backoff import Backoff
 from ..embedded import EmbeddedServer
 
 SOON: Final = Backoff(initial=0.01, cap=0.05)
-"""How often to look whether servers have got somewhere."""
+"""The pauses between two looks at servers that are getting somewhere."""
 PATIENCE: Final = 60.0
 """Seconds in which they get there on any machine: afterwards it is an error."""
 

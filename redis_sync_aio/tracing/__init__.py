@@ -38,7 +38,7 @@ TITLE = "Who held which lock, and when"
 
 
 class Trace:
-    """What was traced. `tracing` and `merged` make it."""
+    """The events that were traced. `tracing` and `merged` make it."""
 
     def __init__(self, recorded: Recorder | Timeline) -> None:
         self._recorded = recorded

@@ -9,7 +9,7 @@ from typing import Literal
 from ._timeline import Span, Timeline, Turn, holds, lanes, waits
 
 By = Literal["process", "name"]
-"""What the rows of a picture are grouped by: a part for each process, or one row for each name."""
+"""The grouping of the rows of a picture: a part for each process, or one row for each name."""
 
 WIDTH, RIGHT = 1280, 28
 BAR, SLIM, THIN, AREA = 16, 11, 6, 22
@@ -22,7 +22,7 @@ GAP, HEADING = 8, 30
 
 @dataclass
 class Row:
-    """What happened to one name, in one process or in all."""
+    """The waits and holds of one name, in one process or in all."""
 
     name: str
     turns: list[Turn]

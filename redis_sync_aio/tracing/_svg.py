@@ -29,7 +29,7 @@ DEFINITIONS = (
     '<rect y="11" width="14" height="3" fill-opacity="0.5"/></pattern></defs>'
 )
 GAVE_UP = {"timeout": "the wait timed out", "cancelled": "the wait was cancelled", "error": "the wait failed"}
-"""What is drawn for a wait that ended without a grant."""
+"""The words for a wait that ended without a grant."""
 MOST_PROCESSES = 8
 """The greatest number of processes that the legend names."""
 LEFT_MOST, LETTER = 260, 7.2

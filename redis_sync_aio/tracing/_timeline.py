@@ -1,4 +1,4 @@
-"""What happened to locks over time, as plain data: what pictures are drawn from and files are made of."""
+"""The waits and holds of locks over time, as plain data, for pictures and files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Turn:
     ended: float | None = None
     """The end of the hold, or of the wait when nothing was granted; None: not yet."""
     outcome: str = ""
-    """How it ended: "released", "lost", "timeout", "cancelled", "error", "taken" (by another client); "" until then."""
+    """One of "released", "lost", "timeout", "cancelled", "error", "taken" (by another client); "" until it ends."""
     kind: str = "lock"
     task: str = ""
     fence: int | None = None
     note: str = ""
-    """Why it was lost, or the error that ended the wait."""
+    """The reason of its loss, or the error that ended the wait."""
     contended: bool = True
     """Whether it had to wait for another holder; a round trip to a free lock is no wait."""
     handed_over: bool = False

@@ -49,7 +49,7 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done."""
+    """The options of a demo."""
 
     processes: int
     tasks: int
@@ -68,15 +68,15 @@ class Plan:
         return {product: share + (product <= rest) for product in range(1, self.products + 1)}
 
     @property
-    def patience(self) -> float:
-        """For how many seconds a task waits for a lock before it tries another product."""
+    def timeout(self) -> float:
+        """Seconds for which a task waits for a lock before it tries another product."""
         return max(0.25, 10 * self.work)
 
     def job(self, url: str, prefix: str, process: int, victim: int) -> Job:
         """Return what worker ``process`` is to do; ``victim`` is to be killed in the midst of its share."""
         freeze_at = max(1, self.items // (10 * self.processes)) if process == victim else 0
         return Job(
-            url, prefix, process, self.tasks, self.products, self.work, self.patience, self.ttl, self.seed,
+            url, prefix, process, self.tasks, self.products, self.work, self.timeout, self.ttl, self.seed,
             self.locked, freeze_at,
         )  # fmt: skip
 
@@ -146,7 +146,7 @@ class Floor:
             raise DemoFailed(f"worker {victim} had sold too little to be killed when all was sold: raise --items")
         grants = [grant for worker in self._workers for grant in worker.grants.values()]
         ended = max(grant.released or grant.got for grant in grants)
-        return Run(self._started, ended, plan.locked, plan.patience, grants, self._gave_up, self._kill)
+        return Run(self._started, ended, plan.locked, plan.timeout, grants, self._gave_up, self._kill)
 
     async def _follow_all(self) -> None:
         try:

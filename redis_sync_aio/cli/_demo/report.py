@@ -68,7 +68,7 @@ def _add_figures(result: Table, run: Run, figures: Figures) -> None:
     if run.locked:
         result.add_row("hand-over: release to next process", _spread(figures.handovers))
         result.add_row("waiting for a lock", _spread(figures.waits))
-        result.add_row(f"waits given up after {run.patience * 1000:g} ms", f"{run.gave_up:,}")
+        result.add_row(f"waits given up after {run.timeout * 1000:g} ms", f"{run.gave_up:,}")
     result.add_row("fairness between tasks (Jain; best: 1)", f"{figures.fairness:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""What the workers of a run told: their leases, and the kill."""
+"""The reports of the workers of a run: their leases, and the kill."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Kill:
 
 @dataclass
 class Run:
-    """What the workers told."""
+    """The reports of the workers."""
 
     started: int
     ended: int
     locked: bool
-    patience: float  # seconds until a wait is given up
+    timeout: float  # seconds until a wait is given up
     grants: list[ReportedGrant]
     gave_up: int
     kill: Kill | None

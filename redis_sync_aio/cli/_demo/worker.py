@@ -29,7 +29,7 @@ KEEP = 3600
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is to do."""
+    """The task of a worker."""
 
     url: str
     prefix: str
@@ -37,7 +37,7 @@ class Job:
     tasks: int
     products: int
     work: float  # seconds that a sale takes between reading the stock and writing it
-    patience: float  # seconds to wait for a lock before trying another product
+    timeout: float  # seconds to wait for a lock before trying another product
     ttl: float
     seed: int
     locked: bool  # False: sell without the lock, to show what happens then
@@ -125,7 +125,7 @@ class Shop:
         if not self._job.locked:
             yield 0
             return
-        async with self._locks[product].hold(timeout=self._job.patience) as lease:
+        async with self._locks[product].hold(timeout=self._job.timeout) as lease:
             yield lease.fence
 
     async def _freeze_if_due(self, grant: int) -> None:

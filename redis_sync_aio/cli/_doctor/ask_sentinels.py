@@ -16,7 +16,7 @@ from .questions import Ask, asking, facts_of, text
 
 T = TypeVar("T")
 SILENT = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
-"""What a server that does not answer raises."""
+"""The errors that a server raises by not answering."""
 
 
 async def sentinel_facts(session: Session) -> list[SentinelFacts]:

@@ -1,4 +1,4 @@
-"""What servers said about themselves. Nothing here asks or judges."""
+"""The answers of servers about themselves. Nothing here asks or judges."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Facts:
 
     where: str
     info: Mapping[str, Any]
-    """What INFO said; empty if it may not be asked."""
+    """The reply to INFO; empty if it may not be asked."""
     settings: Mapping[str, str]
-    """What CONFIG GET said; empty if it may not be asked."""
+    """The reply to CONFIG GET; empty if it may not be asked."""
     latency: float = 0.0
     """Seconds that a command takes, the median of some."""
     ahead: float = 0.0
@@ -46,9 +46,9 @@ class Facts:
     slowest: tuple[str, float] | None = None
     """The slowest command of the last hour, without its arguments, and its seconds."""
     cluster: Mapping[str, str] = field(default_factory=dict)
-    """What CLUSTER INFO said; empty if it is no cluster."""
+    """The reply to CLUSTER INFO; empty if it is no cluster."""
     nodes: Sequence[Sequence[str]] = ()
-    """What CLUSTER NODES said: the words of each line."""
+    """The reply to CLUSTER NODES: the words of each line."""
 
     @property
     def pings(self) -> int:
@@ -73,11 +73,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the user of this connection may do."""
+    """The rights of the user of this connection."""
 
     user: str = ""
     scripts: Refused | None = None
-    """Why scripts cannot be called; None if they can."""
+    """The reason that scripts cannot be called; None if they can."""
     commands_known: bool = False
     """Whether the server said which commands are allowed."""
     missing: Sequence[str] = ()
@@ -87,11 +87,11 @@ class Rights:
     bare: Sequence[str] = ()
     """Patterns of keys that it may write without those that stand around such names."""
     resp3: Refused | None = None
-    """Why there is no RESP3."""
+    """The reason that there is no RESP3."""
     push: Refused | None = None
-    """Why no message of a channel arrives."""
+    """The reason that no message of a channel arrives."""
     listeners: int = 1
-    """How many connections got a message of a channel that only this program knows."""
+    """Number of connections that got a message of a channel that only this program knows."""
     prefix: str = ""
     """The prefix of the channels."""
 
@@ -102,12 +102,12 @@ class SentinelFacts:
 
     where: str
     service: Mapping[str, str]
-    """What SENTINEL MASTER said; empty if it did not answer."""
+    """The reply to SENTINEL MASTER; empty if there was none."""
     quorum: Refused | None = None
-    """Why a failover is not possible now."""
+    """The reason that a failover is not possible now."""
     replicas: Sequence[Mapping[str, str]] = ()
-    """What SENTINEL REPLICAS said of each."""
+    """The reply to SENTINEL REPLICAS."""
     others: Sequence[Mapping[str, str]] = ()
-    """What SENTINEL SENTINELS said of each."""
+    """The reply to SENTINEL SENTINELS."""
     announced: bool = False
     """Whether only other sentinels name it; it is not in the address."""

@@ -1,4 +1,4 @@
-"""What the doctor says: one finding for each thing that it looked at."""
+"""The findings of the doctor: one for each thing that it looked at."""
 
 from __future__ import annotations
 

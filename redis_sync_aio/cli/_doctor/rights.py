@@ -1,4 +1,4 @@
-"""What the user of the connection may do, found out without writing anything."""
+"""The rights of the user of the connection, found out without writing anything."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "ZRANGEBYSCORE": (KEY, 0, 0),
     "ZREMRANGEBYRANK": (KEY, 0, 0),
 }
-"""What the scripts of locks, semaphores and read/write locks run, with arguments for ACL DRYRUN."""
+"""The commands in the scripts of locks, semaphores and read/write locks, with arguments for ACL DRYRUN."""
 SAMPLE = re.compile(r"\*+|\?|\[[^\]]*\]")
-"""What a pattern leaves open."""
+"""The part of a pattern that it leaves open."""
 UNKNOWN = "0" * 40
 """The digest of no script: the server answers a user that may call scripts that there is none, and does nothing."""
 
@@ -103,12 +103,12 @@ async def _push(session: Session, ask: Ask) -> tuple[Refused | None, Refused | N
         async with client.pubsub() as pubsub:
             try:
                 await pubsub.subscribe(channel)
-                await pubsub.get_message(timeout=session.patience)
+                await pubsub.get_message(timeout=session.response_timeout)
             except ResponseError as error:
                 return None, Refused(str(error)), 1
             published = await ask("PUBLISH", channel, "")
             if isinstance(published, Refused):
                 return None, published, 1
-            if await pubsub.get_message(timeout=session.patience) is None:
+            if await pubsub.get_message(timeout=session.response_timeout) is None:
                 return None, Refused("a message that was published did not arrive"), 1
             return None, None, int(published)

@@ -29,7 +29,7 @@ def sentinels(found: Sequence[SentinelFacts]) -> Iterator[Finding]:
         return
     yield from _quorum(answered)
     yield from _primaries(answered)
-    yield from _patience(answered)
+    yield from _down_after(answered)
 
 
 def _silent(one: SentinelFacts) -> Finding:
@@ -71,7 +71,7 @@ def _primaries(answered: Sequence[SentinelFacts]) -> Iterator[Finding]:
         yield Finding("primary", "bad", f"the sentinels name different primaries: {differing}", meaning, fix)
 
 
-def _patience(answered: Sequence[SentinelFacts]) -> Iterator[Finding]:
+def _down_after(answered: Sequence[SentinelFacts]) -> Iterator[Finding]:
     values = [int(it.service.get("down-after-milliseconds", 0)) for it in answered]
     shortest, longest = min(values), max(values)
     if not shortest:

@@ -1,4 +1,4 @@
-"""What changed between two looks. What comes and goes between them is not seen."""
+"""The changes between two looks. A holder that comes and goes between them is not seen."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _waiters(view: NameView | None) -> dict[str, WaiterView]:
 
 @dataclass
 class Rates:
-    """How often things happen, over the latest looks."""
+    """The rates of changes over the latest looks."""
 
     span: float = 10.0
     """Seconds over which it is averaged."""

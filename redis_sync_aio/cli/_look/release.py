@@ -28,7 +28,7 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which holders are meant."""
+    """The options that say which holders are meant."""
 
     token: str | None
     host: str | None

@@ -1,4 +1,4 @@
-"""What ``top`` draws, and what its keys do. It knows neither the server nor the terminal."""
+"""The screen of ``top`` and its keys. It knows neither the server nor the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How names, processes and times are shown in text."""
+"""Names, processes and times in words."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from subprocess import Popen
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 OF_TERMINALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-"""What a terminal sends to a whole group."""
+"""The signals that a terminal sends to a whole group."""
 PR_SET_PDEATHSIG = 1
 POLL = 0.02
 
@@ -126,7 +126,7 @@ class Child:
 
 
 def _in_foreground(descriptor: int) -> bool:
-    """Whether that is a terminal, and this process's group has it."""
+    """Return whether that is a terminal, and this process's group has it."""
     try:
         return os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:

@@ -26,7 +26,7 @@ ENDS = "else the exit code of COMMAND; 128 and the signal if one ended it"
 
 
 class WhenLost(StrEnum):
-    """What happens to the program when the lock is lost."""
+    """The choices for a program whose lock is lost."""
 
     TERM = "term"
     KILL = "kill"

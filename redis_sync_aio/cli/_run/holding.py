@@ -27,7 +27,7 @@ OnLost: TypeAlias = Literal["term", "kill", "ignore"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the options ask for."""
+    """The options of `run`."""
 
     name: str
     argv: Sequence[str]
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What --json tells at the end."""
+    """The report that --json prints at the end."""
 
     name: str
     exit: int = 0
