@@ -268,9 +268,7 @@ class CoordinatorClosed(SyncError):
     @staticmethod
     def draining(name: str) -> CoordinatorClosed:
         """Return the error for a request about ``name`` to a coordinator that is being closed."""
-        return CoordinatorClosed(
-            f"the coordinator is being closed and grants {name!r} no longer: create a new one"
-        )
+        return CoordinatorClosed(f"the coordinator is being closed and grants {name!r} no longer: create a new one")
 
     @staticmethod
     def while_waiting(name: str, why: str) -> CoordinatorClosed:

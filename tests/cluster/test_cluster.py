@@ -339,7 +339,9 @@ async def test_a_user_is_unknown_to_one_node(nodes: Nodes) -> None:
         await client.aclose()
 
 
-async def test_every_node_refuses_at_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_scripts_refused_by_every_node_together_fall_back_once(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
     """The fall back to polling is made once."""
     for node in nodes.primaries:
         await nodes.say(node, "ACL", "SETUSER", "deaf", "on", ">x", "+@all", "~*", "&*", "-subscribe")

@@ -221,7 +221,7 @@ async def test_an_answer_that_is_older_than_another_counts_for_nothing(
         assert address.port == nodes.primaries[0].port
 
 
-async def test_a_client_of_redis_py_that_begins_anew_is_not_closed(
+async def test_a_client_of_redis_py_that_begins_again_is_not_closed(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It closes itself after some MOVED. That is not the end of our locks."""

@@ -69,7 +69,7 @@ async def goes_on(grants: list[int], count: int = 5) -> None:
 
 @pytest.mark.parametrize("engine", ["lua", "watch"])
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_p1_p3_a_grant_of_the_new_node_is_not_for_who_listens_at_the_old_one(
+async def test_p1_p3_a_waiter_at_the_old_node_does_not_take_a_grant_of_the_new_one(
     nodes: Nodes, kind: str, engine: Engine
 ) -> None:
     """What is published at one node is heard at all. A waiter does not know yet that the slot has moved (P3: asks)."""
@@ -234,7 +234,7 @@ async def refused(call: Call) -> bool:
 
 
 @pytest.mark.parametrize("share", [False, True])
-async def test_p3_who_waits_follows_the_slot(nodes: Nodes, share: bool) -> None:
+async def test_p3_a_waiter_follows_the_slot(nodes: Nodes, share: bool) -> None:
     """Once its process knows: then it is handed over by a push, as before."""
     name = nodes.name_at(0, f"follows{share:d}")
     slot, (a, b, _) = nodes.slot(name), nodes.primaries
@@ -261,7 +261,7 @@ async def test_p3_who_waits_follows_the_slot(nodes: Nodes, share: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
-async def test_p3_a_node_that_is_cut_off_is_not_asked_for_ever(mode: str) -> None:
+async def test_p3_a_node_that_is_cut_off_is_not_asked_forever(mode: str) -> None:
     """It says that the cluster is down, and the others say who has the slot now."""
     async with (
         cluster(debug=True) as nodes,

@@ -445,7 +445,7 @@ async def test_it_is_used_once_and_inside(work: Work) -> None:
     [((None, {}), {}), (("lease", {}), {}), ((), {"timeout": "5"}), ((), {"timeout": 0}), ((), {"timeout": -1})],
     ids=str,
 )
-async def test_bad_arguments_fail_at_once(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+async def test_bad_arguments_fail_immediately(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         Compensation(*arguments, **options)
 

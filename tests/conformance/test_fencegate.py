@@ -76,7 +76,7 @@ async def test_fences_that_differ_by_one_are_told_apart(gate: FenceGate, fence: 
     assert await gate.highest() == fence + 1
 
 
-async def test_of_many_at_once_none_passes_behind_a_later_one(gate: FenceGate) -> None:
+async def test_of_many_fences_at_the_same_time_none_passes_behind_a_later_one(gate: FenceGate) -> None:
     fences = list(range(1, 101))
     random.Random(7).shuffle(fences)
     results = await asyncio.gather(*(gate.accept(fence) for fence in fences), return_exceptions=True)
@@ -162,7 +162,7 @@ async def _upgraded(rw: AsyncReadWriteLock, stack: AsyncExitStack) -> Lease:
     return await stack.enter_async_context(rw.upgrade(await rw.read().acquire()))
 
 
-async def test_bad_arguments_fail_at_once(redis: Redis) -> None:
+async def test_bad_arguments_fail_immediately(redis: Redis) -> None:
     with pytest.raises(TypeError):
         FenceGate("redis://", NAME)  # type: ignore[arg-type]
     with pytest.raises(TypeError):

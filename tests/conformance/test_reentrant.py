@@ -160,7 +160,9 @@ async def test_p1_only_one_task_is_inside_at_a_time(lock: AsyncReentrantLock, ri
     assert count == 24
 
 
-async def test_p2_who_left_entirely_waits_behind_the_others(lock: AsyncReentrantLock, rival: AsyncLock) -> None:
+async def test_p2_an_owner_that_released_all_waits_behind_the_others(
+    lock: AsyncReentrantLock, rival: AsyncLock
+) -> None:
     async with lock:
         waiting = asyncio.create_task(rival.acquire(timeout=5))
         await wait_until(queued(lock, 1), FAST, timeout=5)

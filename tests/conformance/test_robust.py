@@ -37,7 +37,9 @@ from ..support.robust import way as way
 # -- crash and release -------------------------------------------------------------------------------------
 
 
-async def test_after_a_crash_the_next_lease_knows_who_when_and_how_far(lock: AsyncRobustLock, redis: Redis) -> None:
+async def test_after_a_crash_the_next_lease_knows_the_holder_its_time_and_progress(
+    lock: AsyncRobustLock, redis: Redis
+) -> None:
     first = await lock.acquire()
     assert (first.abandoned, first.progress) == (None, None)
     await first.record({"charged": 120, "items": ["a", None, 1.5, {"b": True}], "né": "\ud800"})
@@ -111,7 +113,7 @@ async def test_a_handed_over_lock_is_told_too(lock: AsyncRobustLock, redis: Redi
     assert (await lock.acquire()).abandoned is None
 
 
-async def test_whoever_waited_for_a_clean_release_finds_nothing(lock: AsyncRobustLock) -> None:
+async def test_a_waiter_that_was_handed_a_clean_release_finds_no_record(lock: AsyncRobustLock) -> None:
     first = await lock.acquire()
     await first.record({"step": 1})
     waiting = asyncio.create_task(lock.acquire())
@@ -577,7 +579,7 @@ async def _free(redis: Redis) -> bool:
     return not await redis.exists(NAME)
 
 
-async def test_a_record_that_was_evicted_is_written_anew(lock: AsyncRobustLock, redis: Redis) -> None:
+async def test_a_record_that_was_evicted_is_written_again(lock: AsyncRobustLock, redis: Redis) -> None:
     lease = await lock.acquire()
     await redis.delete(RECORD)
     await lease.record({"a": 1})

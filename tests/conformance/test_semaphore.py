@@ -209,7 +209,7 @@ async def test_p9_one_release_grants_as_many_as_fit(sync: Coordinator, other: Co
     await all_free(sem)
 
 
-async def test_p2_a_grant_lets_in_whoever_fits_behind_it(sync: Coordinator) -> None:
+async def test_p2_a_grant_lets_in_the_waiters_that_fit_behind_it(sync: Coordinator) -> None:
     """P2: also when the head took its permits by asking again, not by a push (its holder's key was deleted)."""
     sem = semaphore(sync, 4)
     await sem.acquire(4)
@@ -293,7 +293,7 @@ async def test_the_servers_limit_before_there_is_one(sync: Coordinator, redis: R
 # -- resize ------------------------------------------------------------------------------------------------
 
 
-async def test_growing_grants_waiting_heads_at_once(sync: Coordinator, other: Coordinator) -> None:
+async def test_growing_grants_waiting_heads_immediately(sync: Coordinator, other: Coordinator) -> None:
     sem, admin = semaphore(sync, 2), semaphore(other, None)
     holder = await sem.acquire(2)
     tasks = await line_up(sem, 1, 2, 2, 1)

@@ -87,7 +87,7 @@ async def test_statistics(sync: Coordinator, other: Coordinator) -> None:
     await capacity(sem, 2)
 
 
-async def test_p9_get_limit_is_cheap_whoever_waits(sync: Coordinator) -> None:
+async def test_p9_get_limit_is_cheap_however_many_wait(sync: Coordinator) -> None:
     """P9: neither holders nor waiters come with the limit."""
     sem = semaphore(sync, 1)
     async with sem:

@@ -364,7 +364,9 @@ async def test_p6_both_are_renewed(sync: Coordinator, share: bool) -> None:
     await reader.release()
 
 
-async def test_p8_who_wrote_reads_what_it_wrote(sync: Coordinator, other: AsyncReadWriteLock) -> None:
+async def test_p8_a_reader_that_was_the_writer_has_the_fence_of_its_writes(
+    sync: Coordinator, other: AsyncReadWriteLock
+) -> None:
     """Two readers with the same fence saw the same state."""
     rw = AsyncReadWriteLock(sync, NAME)
     reader = await rw.read().acquire()
@@ -521,7 +523,7 @@ async def test_a_writer_that_releases_the_reader_is_cancelled(sync: Coordinator,
 
 
 @pytest.mark.timing
-async def test_who_releases_the_writer_in_its_body_is_told_of_no_answer(share: bool) -> None:
+async def test_a_release_of_the_writer_in_its_body_raises_unreachable_without_an_answer(share: bool) -> None:
     """By Unreachable, as of any lease, and not by a cancellation; the end of the body says that it is lost."""
     with EmbeddedServer() as server:
         async with (

@@ -188,7 +188,7 @@ async def test_p7_a_renewal_that_comes_between_does_not_hinder_a_release(
 # -- SETNX, then EXPIRE ----------------------------------------------------------------------------------------
 
 
-async def test_textbook_a_crash_between_setnx_and_expire_locks_for_ever(plain: Client) -> None:
+async def test_textbook_a_crash_between_setnx_and_expire_locks_forever(plain: Client) -> None:
     with pytest.raises(Crash):
         await textbook.take_in_two_steps(plain, NAME, "a", 10, crash)
     assert await plain.ttl(NAME) == -1
@@ -316,7 +316,7 @@ def alarm_lock(client: Client, name: str, who: str) -> textbook.AlarmLock:
     return textbook.AlarmLock(client, name, who, 60, TIMER, ALARM)
 
 
-async def test_textbook_the_alarm_rings_in_whoever_runs(plain: Client) -> None:
+async def test_textbook_the_alarm_rings_in_whatever_task_runs(plain: Client) -> None:
     waiting, rung = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -395,7 +395,7 @@ async def test_p7_release_errors_have_names(redis: Redis, sync: Coordinator) -> 
         await compatible.release()
 
 
-async def test_p3_free_again_wakes_those_who_wait(redis: Client, sync: Coordinator) -> None:
+async def test_p3_a_lock_that_is_free_again_wakes_its_waiters(redis: Client, sync: Coordinator) -> None:
     """P3: the textbooks poll; here the end of a lease, or a DEL by hand, is noticed by the waiters."""
     lock = AsyncLock(sync, NAME)
     await redis.set(NAME, "theirs", px=MINUTE)

@@ -108,7 +108,7 @@ async def test_p1_counting_semaphore_by_identities(redis: Redis, sync: Coordinat
     assert (await workers.statistics()).held == 0
 
 
-async def test_p1_one_place_and_many_who_see_it(sync: Coordinator, make_client: MakeClient) -> None:
+async def test_p1_few_of_many_that_see_a_free_place_get_in(sync: Coordinator, make_client: MakeClient) -> None:
     """P1: 40 ask at the same moment over two connections; 3 get in."""
     async with Coordinator(make_client()) as other:
         both = [AsyncSemaphore(one, NAME, limit=3) for one in (sync, other)]
@@ -122,7 +122,7 @@ async def test_p1_one_place_and_many_who_see_it(sync: Coordinator, make_client: 
 # -- sorted sets, and the clients' clocks ---------------------------------------------------------------------------
 
 
-async def test_textbook_the_earlier_clock_gets_in_beside_those_who_are_in(plain: Client) -> None:
+async def test_textbook_the_earlier_clock_gets_in_next_to_the_holders(plain: Client) -> None:
     semaphore = ClockSemaphore(plain, NAME, 1, TIMEOUT)
     assert await semaphore.acquire("right", clock(0))
     assert not await semaphore.acquire("ahead", clock(1))
@@ -131,7 +131,7 @@ async def test_textbook_the_earlier_clock_gets_in_beside_those_who_are_in(plain:
 
 
 @pytest.mark.parametrize("kind", [ClockSemaphore, FairSemaphore, LockedFairSemaphore])
-async def test_textbook_a_clock_that_is_ahead_puts_out_who_is_in(plain: Client, kind: type[ClockSemaphore]) -> None:
+async def test_textbook_a_clock_that_is_ahead_expels_a_holder(plain: Client, kind: type[ClockSemaphore]) -> None:
     """Neither the counter nor the lock around it helps: timeouts are still told by the clients' clocks."""
     semaphore = kind(plain, NAME, 1, TIMEOUT)
     assert await semaphore.acquire("right", clock(0))
@@ -291,7 +291,7 @@ async def test_p6_a_refresh_is_a_renewal(redis: Client, sync: Coordinator) -> No
 # -- INCRBY ---------------------------------------------------------------------------------------------------------
 
 
-async def test_textbook_a_crash_after_incrby_leaks_for_ever(plain: Client) -> None:
+async def test_textbook_a_crash_after_incrby_leaks_forever(plain: Client) -> None:
     assert await textbook.take_some(plain, NAME, 2, limit=3)  # and dies while it works
     with pytest.raises(Crash):
         await textbook.take_some(plain, NAME, 2, 3, crash)  # dies before it has given back what was too much

@@ -32,7 +32,7 @@ async def test_textbook_get_then_set_loses_an_update(plain: Client) -> None:
     assert await plain.get(KEY) == "1", "two have added one"
 
 
-async def test_textbook_watch_tries_for_ever(plain: Client) -> None:
+async def test_textbook_watch_tries_forever(plain: Client) -> None:
     """Nothing bounds it but the patience of the rival, who writes another 50 times."""
     patience = iter(range(50))
 
@@ -44,7 +44,7 @@ async def test_textbook_watch_tries_for_ever(plain: Client) -> None:
     assert await plain.get(KEY) == "51"
 
 
-async def test_textbook_redis_py_transaction_tries_for_ever(plain: Client) -> None:
+async def test_textbook_redis_py_transaction_tries_forever(plain: Client) -> None:
     tries = 0
 
     async def body(pipe: Client) -> None:

@@ -299,7 +299,7 @@ def grant(process: int, asked: int, got: int, released: int | None, fence: int =
     return ReportedGrant(process, 1, 1, fence, asked * MS, got * MS, end, item=1)
 
 
-def test_handovers_are_between_processes_and_to_somebody_who_waited() -> None:
+def test_handovers_are_between_processes_and_to_a_waiter() -> None:
     run = run_of(
         grant(1, 0, 0, 10),
         grant(2, 5, 12, 20),  # 2 ms after the release it waited for

@@ -206,7 +206,9 @@ SHARED: dict[str, tuple[Make, int]] = {
 
 
 @pytest.mark.parametrize(("make", "limit"), SHARED.values(), ids=SHARED)
-async def test_both_engines_at_once(redis: Redis, server: EmbeddedServer, make: Make, limit: int) -> None:
+async def test_both_engines_work_on_one_name_together(
+    redis: Redis, server: EmbeddedServer, make: Make, limit: int
+) -> None:
     """P1, P2, P8: 2 x 12 tasks on 3 coordinators, half of them with WATCH: never too many, order, rising fences."""
     await redis.flushall()
     inside, most, fences, order = 0, 0, list[int](), list[int]()

@@ -287,7 +287,7 @@ SHARER, SHARED = b"host:1:ab:7~", b"rsa:ab"
 
 @pytest.mark.parametrize("keys", [LOCK, SEM], ids=["lock", "semaphore"])
 @pytest.mark.parametrize("dies", [False, True])
-def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: bool) -> None:
+def test_a_holder_that_shares_is_notified_of_a_waiter(client: Any, keys: Keys, dies: bool) -> None:
     """And it does not matter whether he hears it: it is no grant that would be taken back."""
     run(client, *_call(ask(keys, SHARER)))
     with client.pubsub() as pubsub:
@@ -309,7 +309,7 @@ def test_who_shares_is_told_that_somebody_waits(client: Any, keys: Keys, dies: b
         assert (code, more > 0, waiting) == (1, True, 1)
 
 
-def test_who_shares_is_told_although_others_end_first(client: Any) -> None:
+def test_a_holder_that_shares_is_notified_although_others_end_first(client: Any) -> None:
     """Not only those are told that a decision needs to know when to look again; and not for what was undone."""
     for token in (b"first", b"second", SHARER):
         run(client, SEM, "permits/acquire", token, TTL, b"", 0, 1, 3)
@@ -331,7 +331,7 @@ def heard(client: Any, call: Call) -> list[bytes]:
     return found[: found.index(b"MULTI")]
 
 
-def test_those_who_share_are_looked_at_when_somebody_has_to_wait(client: Any) -> None:
+def test_holders_that_share_are_looked_for_only_when_a_request_has_to_wait(client: Any) -> None:
     """And only then: neither where nobody shares, nor for one that is granted immediately or does not wait."""
     limit = (1, 2)
     asked = [said(SEM, "permits/acquire", b"t%d" % n, TTL, ticket(SEM, b"t%d" % n), 0, *limit) for n in range(4)]
@@ -345,7 +345,7 @@ def test_those_who_share_are_looked_at_when_somebody_has_to_wait(client: Any) ->
     assert heard(client, asked[2]) == at_once
 
 
-def test_of_those_who_share_the_first_are_told_whatever_is_over(client: Any) -> None:
+def test_the_first_holders_that_share_are_notified_whatever_has_expired(client: Any) -> None:
     """As by the script: what is over is none of the first."""
     limit, keys = 300, SEM
     size = (1, limit)

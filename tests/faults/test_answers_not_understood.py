@@ -108,7 +108,7 @@ async def test_an_answer_that_says_nothing_ends_the_request(
 
 
 @pytest.mark.parametrize("mode", ["link", "plain"])
-async def test_an_answer_that_says_nothing_to_one_who_has_a_lease(server: EmbeddedServer, mode: str) -> None:
+async def test_an_answer_that_says_nothing_to_a_request_of_a_holder(server: EmbeddedServer, mode: str) -> None:
     """It raises what could not be understood, and the lease is renewed on."""
     async with wired(server, mode, name="one") as w:
         lease = await AsyncRobustLock(w.sync, "one").acquire()

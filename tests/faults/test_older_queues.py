@@ -176,7 +176,7 @@ async def test_p3_a_snapshot_without_the_right_to_info() -> None:
             await granted_soon(AsyncLock(other, NAME))
 
 
-async def test_p3_whoever_waits_on_has_a_new_place() -> None:
+async def test_p3_a_waiter_that_waits_on_has_a_new_place() -> None:
     """Tasks of both processes wait when the older queue comes back: they are served as if it were empty."""
     with EmbeddedServer() as server:
         async with (

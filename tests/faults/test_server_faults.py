@@ -265,7 +265,7 @@ async def test_out_of_memory_gives_back_all() -> None:
         await s.admin.config_set("maxmemory", 0)
 
 
-async def test_out_of_memory_is_outlasted_by_who_waits() -> None:
+async def test_a_waiter_outlasts_out_of_memory() -> None:
     """D10, P2: a waiter that looks again then keeps its place; it needs no memory to have it."""
     async with served(poll_cap=0.05) as s:
         holder = await s.elsewhere().acquire()

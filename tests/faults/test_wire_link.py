@@ -398,7 +398,7 @@ async def test_p3_what_woken_tasks_send_leaves_in_the_turn_that_wakes_them(
     assert (sum(it for it in seen if isinstance(it, int)), seen.count("the next turn")) == (10, 5)
 
 
-async def test_p12_who_comes_before_the_script_is_known_leaves_no_tombstones(server: EmbeddedServer) -> None:
+async def test_p12_a_request_before_the_script_is_known_leaves_no_tombstone(server: EmbeddedServer) -> None:
     """A copy that was refused was not executed: the one that brings the source is the first, and nothing is undone."""
     async with server.client() as client, Coordinator(client) as sync:
         crowd = [AsyncSemaphore(sync, "newcomers", limit=2) for _ in range(6)]

@@ -463,7 +463,7 @@ async def test_retries_end(server: EmbeddedServer, mode: str, kind: Partition) -
         await w.check_free(lease.fence)
 
 
-async def test_the_error_of_who_waited_in_the_process(server: EmbeddedServer) -> None:
+async def test_the_error_of_a_task_that_waited_in_the_process(server: EmbeddedServer) -> None:
     """P1, C6: others had it all the time. That the process's latest request has no answer yet is not the reason."""
     async with wired(server, response_timeout=5, client={"socket_timeout": 5}) as w:
         lease = await w.lock(share=True).acquire()

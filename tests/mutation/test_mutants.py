@@ -327,7 +327,7 @@ def checks() -> dict[str, Check]:
     for key in (KEYS.queue, KEYS.fence):
         found[f"foreign key {key!r}"] = partial(suite.test_a_foreign_key_in_the_way_changes_nothing, key=key)
     for by in suite.BY:
-        found[f"foreign polls {by}"] = partial(suite.test_a_foreign_key_for_those_who_poll_changes_nothing, by=by)
+        found[f"foreign polls {by}"] = partial(suite.test_a_foreign_key_in_place_of_polls_changes_nothing, by=by)
     # Those that wait for a message that never comes are last.
     return dict(sorted(found.items(), key=lambda named: "inbox" in named[0] or "next_in_line" in named[0]))
 

@@ -125,9 +125,9 @@ def check(server: EmbeddedServer) -> None:
             client.flushall()
             test_talks.test_a_waiter_dies_between_the_look_and_its_grant(client, both)
             client.flushall()
-            test_talks.test_who_shares_is_told_that_somebody_waits(client, both, dies=False)
+            test_talks.test_a_holder_that_shares_is_notified_of_a_waiter(client, both, dies=False)
         client.flushall()
-        test_talks.test_who_shares_is_told_although_others_end_first(client)
+        test_talks.test_a_holder_that_shares_is_notified_although_others_end_first(client)
 
 
 @pytest.fixture(scope="module")

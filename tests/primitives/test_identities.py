@@ -131,7 +131,7 @@ async def test_p6_joining_a_lease_that_lasts_longer_than_the_ttl(sync: Coordinat
 
 @pytest.mark.parametrize("kind", [*KINDS, *WATCHED], ids=str)
 @pytest.mark.timing
-async def test_who_waits_by_it_has_it_as_soon_as_another_one_has(
+async def test_a_waiter_with_an_identity_gets_the_grant_as_soon_as_another_one_does(
     sync: Coordinator, other: Coordinator, kind: Kind
 ) -> None:
     """As who asks while it is held; not when they look again, 2 seconds later."""

@@ -140,7 +140,7 @@ async def test_a_run_that_raises_counts_as_crashed(sync: Coordinator, on_crash: 
     assert await enters(sync, 1, on_crash=on_crash) is (on_crash == "again")
 
 
-async def test_who_is_busy_is_skipped_or_waited_for(sync: Coordinator, other: Coordinator) -> None:
+async def test_a_busy_lock_is_skipped_or_waited_for(sync: Coordinator, other: Coordinator) -> None:
     async with once(sync, "job", slot="s", on_crash="again"):
         assert not await enters(other)
         with pytest.raises(AcquireTimeout):

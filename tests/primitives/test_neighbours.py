@@ -84,7 +84,7 @@ def looks_at(make: Make, sync: Coordinator) -> Any:
 
 
 @pytest.mark.parametrize("kind", EXCLUSIVE)
-async def test_whoever_is_next_hears_that_a_lease_was_made_shorter(
+async def test_the_next_waiter_hears_that_a_lease_was_made_shorter(
     kind: str, sync: Coordinator, make_client: MakeClient
 ) -> None:
     """P3: it has the lock when the shorter lease has ended, although it looks by itself only every five minutes."""

@@ -308,7 +308,7 @@ async def test_p11_a_redlock_of_another_hand(one: list[Coordinator], servers: li
             assert client.get(NAME) == b"theirs"
 
 
-async def test_p2_not_past_who_waits(
+async def test_p2_try_acquire_does_not_pass_a_waiter(
     one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
     """As just after a release that only some servers have executed: the others are free, and the waiter gets them."""
@@ -460,7 +460,7 @@ async def test_e9_no_majority_answers(one: list[Coordinator], servers: list[Embe
     await nothing_left(servers)
 
 
-async def test_who_waits_at_a_server_that_dies_goes_to_another(
+async def test_a_waiter_at_a_server_that_dies_goes_to_another(
     one: list[Coordinator], two: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
     holder = await hasty(one).acquire()
@@ -473,7 +473,7 @@ async def test_who_waits_at_a_server_that_dies_goes_to_another(
         await (await waiting).release()
 
 
-async def test_who_waits_at_a_server_that_hangs_goes_to_another(
+async def test_a_waiter_at_a_server_that_hangs_goes_to_another(
     one: list[Coordinator], servers: list[EmbeddedServer]
 ) -> None:
     """It looks from time to time, as a lease is renewed: each third of a ttl."""

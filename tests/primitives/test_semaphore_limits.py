@@ -77,7 +77,7 @@ async def test_keep_goes_by_the_limit_of_the_server_until_nobody_uses_it(
         assert await new.get_limit() == 3
 
 
-async def test_set_makes_its_limit_that_of_the_server_and_lets_those_in_who_fit_now(
+async def test_set_makes_its_limit_that_of_the_server_and_grants_the_waiters_that_fit(
     sync: Coordinator, other: Coordinator, way: dict[str, Any]
 ) -> None:
     old, new = semaphore(sync, 1, way | {"share": False}), semaphore(other, 3, way, on_mismatch="set")

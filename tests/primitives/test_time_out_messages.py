@@ -121,7 +121,7 @@ async def test_an_identity_that_has_the_other_side(sync: Coordinator, has: str, 
     await lease.release()
 
 
-async def test_weights_that_are_not_free_at_once(sync: Coordinator) -> None:
+async def test_weights_that_are_not_free_together(sync: Coordinator) -> None:
     semaphore = AsyncSemaphore(sync, NAME, limit=4)
     async with semaphore:
         assert "did not have 4 of its permits free, and timeout=0 does not wait" in await message(

@@ -105,7 +105,7 @@ async def test_p4_a_copy_after_one_was_lost_does_not_take_it_back(redis: Client)
         assert await holders(redis) == [b"t1", b"other", b"t3"]
 
 
-async def test_p2_a_lock_whose_holder_is_gone_belongs_to_who_waits_for_it(redis: Client) -> None:
+async def test_p2_a_lock_whose_holder_is_gone_belongs_to_its_next_waiter(redis: Client) -> None:
     """The script settles every name first, and so hands over; then nothing is left for itself."""
     async with redis.pubsub() as pubsub:
         await pubsub.subscribe("rsa:alive")
@@ -146,7 +146,7 @@ async def test_p8_each_fence_rises_by_itself(redis: Client) -> None:
     assert max(answers[0], answers[2]) < future
 
 
-async def test_without_a_ttl_they_last_for_ever(redis: Client) -> None:
+async def test_without_a_ttl_they_last_forever(redis: Client) -> None:
     await acquire_all(redis, ttl=0)
     assert [await redis.pttl(keys.name) for keys in LOCKS] == [-1] * 3
     assert [answer[2] for answer in await acquire_all(redis, ttl=0)] == [-1] * 3

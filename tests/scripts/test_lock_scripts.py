@@ -205,7 +205,7 @@ BY: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("by", BY)
-async def test_a_foreign_key_for_those_who_poll_changes_nothing(redis: Client, by: str) -> None:
+async def test_a_foreign_key_in_place_of_polls_changes_nothing(redis: Client, by: str) -> None:
     """No script stops half-way: out of the queue, or in it, and no more than that."""
     await acquire(redis, b"a")
     await acquire(redis, b"b", polled(b"b"), 5000)
@@ -336,7 +336,7 @@ async def test_a_clock_that_went_back_begins_again(redis: Client) -> None:
     assert 0 < await redis.pttl(KEYS.polls) <= 600_000
 
 
-async def test_a_foreign_key_for_those_who_poll_does_not_keep_a_lock(redis: Client) -> None:
+async def test_a_foreign_key_in_place_of_polls_does_not_keep_a_lock(redis: Client) -> None:
     await busy(redis, 5000)
     await redis.set(KEYS.polls, "foreign")
     assert await run(redis, "lock/release", b"a", b"", 0, 150) == 1

@@ -49,7 +49,7 @@ async def test_p8_ranges_follow_each_other_although_the_clock_stands_still(redis
     assert await last_fence(redis) == first + 2 * FENCE_RANGE
 
 
-async def test_p8_whoever_does_not_share_gets_one(redis: Client) -> None:
+async def test_p8_a_holder_that_does_not_share_gets_one_fence(redis: Client) -> None:
     for token in LIKE_IT:
         await redis.flushall()
         assert await acquire(redis, token) == await last_fence(redis), token
@@ -65,7 +65,7 @@ async def test_p8_a_pushed_grant_has_the_first_of_a_range(redis: Client) -> None
         assert (await acquire(redis, A1))[:2] == [3, int(fence)]
 
 
-async def test_who_shares_is_told_that_somebody_waits(redis: Client) -> None:
+async def test_a_holder_that_shares_is_notified_of_a_waiter(redis: Client) -> None:
     """Also when a ticket is repeated; not for a request that goes away."""
     async with inbox(redis, AT_A) as told:
         await acquire(redis, A1)
@@ -77,7 +77,7 @@ async def test_who_shares_is_told_that_somebody_waits(redis: Client) -> None:
             assert wanted(await told()) == [b"1", b"1"]
 
 
-async def test_who_shares_is_told_that_it_is_taken_by_force(redis: Client) -> None:
+async def test_a_holder_that_shares_is_notified_that_it_is_taken_by_force(redis: Client) -> None:
     """Whether somebody waits or not; he finds that it is gone when he gives it back."""
     async with inbox(redis, AT_A) as told:
         assert await run(redis, "lock/force_release") == 0
@@ -89,7 +89,7 @@ async def test_who_shares_is_told_that_it_is_taken_by_force(redis: Client) -> No
         assert wanted(await told()) == [b"1"]
 
 
-async def test_who_takes_his_turn_himself_is_told_of_those_behind(redis: Client) -> None:
+async def test_a_holder_that_takes_its_turn_itself_is_notified_of_those_behind(redis: Client) -> None:
     async with inbox(redis, AT_A) as told:
         for others in (True, False):
             await redis.flushall()

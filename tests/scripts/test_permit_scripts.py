@@ -140,7 +140,7 @@ async def test_without_any_limit_there_is_nothing_to_grant(redis: Client) -> Non
     assert await redis.exists(*KEYS.all) == 0
 
 
-async def test_who_holds_or_waits_is_not_refused_for_a_limit_that_was_changed_meanwhile(redis: Client) -> None:
+async def test_a_holder_or_waiter_is_not_refused_for_a_limit_that_was_changed_meanwhile(redis: Client) -> None:
     async with inbox(redis):
         await granted(redis, b"a", weight=2)
         ticket = await waits(redis, b"b")
@@ -205,7 +205,7 @@ async def test_p3_the_next_one_elsewhere_is_told_when_to_look(redis: Client) -> 
 
 
 @pytest.mark.parametrize("finder", ["acquire", "release", "renew", "resize"])
-async def test_p2_what_is_over_goes_to_the_first_who_waits_whoever_looks(redis: Client, finder: str) -> None:
+async def test_p2_an_expired_permit_goes_to_the_first_waiter_whichever_client_looks(redis: Client, finder: str) -> None:
     async with inbox(redis):
         await granted(redis, b"a", weight=2)
         await waits(redis, b"b", weight=2)
@@ -230,7 +230,7 @@ async def test_p2_waiters_whose_inbox_nobody_hears_are_skipped(redis: Client) ->
         assert [message[0] for message in await told() if int(message[1]) > 0] == [b"2", b"4"]
 
 
-async def test_p2_a_dead_heavy_waiter_does_not_keep_out_those_who_fit(redis: Client) -> None:
+async def test_p2_a_dead_heavy_waiter_does_not_keep_out_waiters_that_fit(redis: Client) -> None:
     async with inbox(redis):
         await granted(redis, b"a", weight=2, limit=3)
         await waits(redis, b"x", DEAD, weight=2, limit=3)
@@ -249,7 +249,7 @@ async def test_p2_a_living_heavy_waiter_is_told_when_the_first_permit_is_over(re
         assert 0 < int(left) <= TTL
 
 
-async def test_p3_who_is_behind_a_living_heavy_waiter_looks_from_time_to_time(redis: Client) -> None:
+async def test_p3_a_waiter_behind_a_living_heavy_one_looks_from_time_to_time(redis: Client) -> None:
     """FAULTS A2: that one may die unnoticed. The next is told once that there is room, and its answers say so, too."""
     async with inbox(redis, ALIVE, OTHER) as told:
         await granted(redis, b"a", limit=4)
@@ -267,7 +267,7 @@ async def test_p3_who_is_behind_a_living_heavy_waiter_looks_from_time_to_time(re
         assert [message[:2] for message in await told()] == [(b"1", b"0")] * 3
 
 
-async def test_p3_who_is_behind_learns_of_room_by_itself(redis: Client) -> None:
+async def test_p3_a_waiter_behind_a_heavy_one_learns_of_room_by_itself(redis: Client) -> None:
     """Its own request finds that something is over: it need not be told."""
     async with inbox(redis, ALIVE, OTHER) as told:
         await granted(redis, b"a")
@@ -279,7 +279,7 @@ async def test_p3_who_is_behind_learns_of_room_by_itself(redis: Client) -> None:
         assert [message[:2] for message in await told()] == [(b"1", b"0")]
 
 
-async def test_p3_who_is_behind_in_the_same_process_dies_with_it(redis: Client) -> None:
+async def test_p3_a_waiter_behind_one_of_its_own_process_dies_with_it(redis: Client) -> None:
     async with inbox(redis) as told:
         await granted(redis, b"a")
         await granted(redis, b"b")
@@ -325,7 +325,7 @@ async def test_p2_a_poller_takes_its_turn_itself_and_those_behind_it_theirs(redi
         assert await holders(redis) == {b"b": 1, b"c": 1}
 
 
-async def test_whoever_may_not_publish_leaves_the_turn_to_its_owner(redis: Client) -> None:
+async def test_a_client_that_may_not_publish_leaves_the_turn_to_its_owner(redis: Client) -> None:
     await redis.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
     async with inbox(redis) as told:
         await granted(redis, b"a", weight=2)
@@ -355,7 +355,7 @@ async def test_withdrawing_a_ticket_lets_those_behind_it_pass(redis: Client) -> 
 # -- resize ------------------------------------------------------------------------------------------------
 
 
-async def test_growing_grants_those_who_fit_at_once(redis: Client) -> None:
+async def test_growing_grants_the_waiters_that_fit_immediately(redis: Client) -> None:
     async with inbox(redis):
         await granted(redis, b"a", weight=2)
         for token in (b"b", b"c", b"d"):
@@ -444,7 +444,7 @@ async def test_a_request_may_keep_the_limit_of_the_server(redis: Client) -> None
     assert int(await redis.hget(STATE, "limit")) == 2
 
 
-async def test_who_leaves_takes_its_poll_along_when_the_queue_was_lost(redis: Client) -> None:
+async def test_a_waiter_that_leaves_takes_its_poll_along_when_the_queue_was_lost(redis: Client) -> None:
     """Also an identity, which may hold a permit by another request."""
     await granted(redis, b"a", limit=1)
     ticket = ticket_member(b"", 1, TTL, b"a", 1)

@@ -84,7 +84,7 @@ async def test_out_of_memory_the_first_request_of_all_is_refused_too(starved: Cl
     assert await starved.exists(*KEYS.all) == 0
 
 
-async def test_out_of_memory_who_holds_or_waits_goes_on(starved: Client) -> None:
+async def test_out_of_memory_holders_and_waiters_go_on(starved: Client) -> None:
     """Release, renewal and hand-over work, also to a poller; and so does undoing."""
     async with inbox(starved) as told:
         await granted(starved, b"a")
@@ -108,7 +108,7 @@ async def test_out_of_memory_who_holds_or_waits_goes_on(starved: Client) -> None
         assert [message[0] for message in await told() if int(message[1]) > 0] == [b"1", b"3"]
 
 
-async def test_out_of_memory_who_shares_gets_more_fences_and_is_told(starved: Client) -> None:
+async def test_out_of_memory_a_holder_that_shares_gets_more_fences_and_is_notified(starved: Client) -> None:
     """A renewal reserves fences, and who is queued still has the holder told."""
     token = b"host:1:a:1~"
     async with inbox(starved, b"rsa:a") as told:
@@ -174,7 +174,7 @@ async def test_when_a_key_of_the_permits_is_lost_nobody_holds_any(redis: Client,
     assert (await ask(redis, b"a", limit=3))[0] == BUSY
 
 
-async def test_a_lost_key_and_a_dead_waiter_leave_nothing_for_ever(redis: Client) -> None:
+async def test_a_lost_key_and_a_dead_waiter_leave_nothing_forever(redis: Client) -> None:
     await granted(redis, b"a", weight=2)
     await waits(redis, b"x", DEAD)
     await redis.delete(PERMITS)
@@ -208,7 +208,7 @@ BY: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("by", BY)
-async def test_a_foreign_key_for_those_who_poll_changes_nothing(redis: Client, by: str) -> None:
+async def test_a_foreign_key_in_place_of_polls_changes_nothing(redis: Client, by: str) -> None:
     """No script stops half-way: what is over stays, and so do a dead waiter and one that fits now, with the sum."""
     async with inbox(redis) as told:
         await granted(redis, b"a", weight=2, limit=3)
@@ -242,7 +242,7 @@ async def test_tokens_may_hold_any_bytes(redis: Client, token: bytes) -> None:
 
 
 @pytest.mark.parametrize("by", ["a renewal", "a busy request", "a release of nothing", "a resize"])
-async def test_the_sum_is_stored_whoever_finds_what_is_over(redis: Client, by: str) -> None:
+async def test_the_sum_is_stored_whichever_client_finds_expired_permits(redis: Client, by: str) -> None:
     await granted(redis, b"a", weight=2, limit=3)
     await granted(redis, b"b", limit=3)
     await expire(redis, b"b")
@@ -287,7 +287,7 @@ async def test_p4_nobody_waits_and_the_token_is_or_becomes_spent(redis: Client) 
 # -- crowds ------------------------------------------------------------------------------------------------
 
 
-async def test_ten_thousand_permits_may_be_over_at_once(redis: Client) -> None:
+async def test_ten_thousand_permits_may_expire_together(redis: Client) -> None:
     """More than Lua can unpack."""
     await fill(redis, 10_000, 10_000, until=1)
     await granted(redis, b"a", weight=5_000, limit=10_000)
@@ -492,7 +492,7 @@ async def test_p8_a_fence_ahead_of_the_clock_is_kept_until_the_clock_caught_up(r
     assert await redis.pttl(STATE) > hours
 
 
-async def test_inspect_shows_who_holds_and_waits_and_changes_nothing(redis: Client) -> None:
+async def test_inspect_shows_holders_and_waiters_and_changes_nothing(redis: Client) -> None:
     async with inbox(redis):
         fences = [await granted(redis, token, weight=weight, limit=4) for token, weight in ((b"a", 1), (b"b", 3))]
         await release(redis, b"undone", pending=True)

@@ -80,7 +80,7 @@ async def test_p8_the_first_of_a_range_is_answered_and_the_last_is_stored(
 
 
 @pytest.mark.parametrize("token", LIKE_IT)
-async def test_p8_whoever_does_not_share_gets_one(redis: Client, token: bytes) -> None:
+async def test_p8_a_holder_that_does_not_share_gets_one_fence(redis: Client, token: bytes) -> None:
     fence = await granted(redis, token)
     assert await last_fence(redis) == fence
     assert await state(redis, b"shared") is None
@@ -165,7 +165,7 @@ async def test_readers_and_writers_that_share_are_told_that_somebody_waits(redis
         assert wanted(await told()) == [b"1"]
 
 
-async def test_whoever_undid_his_request_is_not_told_and_hides_nobody(redis: Client) -> None:
+async def test_an_undone_request_is_not_notified_and_hides_no_other(redis: Client) -> None:
     async with inbox(redis, AT_A, AT_B) as told:
         await release(redis, A1, pending=True)
         await release(redis, B3, pending=True)
@@ -183,7 +183,7 @@ async def test_a_permit_that_is_over_is_nobodys(redis: Client) -> None:
         assert await told() == []
 
 
-async def test_who_is_granted_something_by_the_very_request_is_told_as_well(redis: Client) -> None:
+async def test_a_holder_that_the_same_request_made_is_notified_as_well(redis: Client) -> None:
     """A request that settles the queue first, and then has to wait for that."""
     async with inbox(redis, AT_A) as told:
         await granted(redis, b"x", weight=2)
@@ -206,7 +206,7 @@ async def test_p9_only_those_whose_permits_end_first_are_told(redis: Client) -> 
         assert wanted(await told()) == [b"1"]
 
 
-async def test_p9_where_nobody_shares_nobody_looks_for_those_who_do(redis: Client) -> None:
+async def test_p9_without_sharing_no_holder_that_shares_is_looked_for(redis: Client) -> None:
     """Not even those that hold are read; and once is forever, as long as the state is kept."""
     async with inbox(redis, AT_A, AT_B) as told:
         await granted(redis, b"x", weight=2)
@@ -235,7 +235,7 @@ async def test_what_was_lost_is_not_shared_any_more_until_it_is_again(redis: Cli
 
 
 @pytest.mark.parametrize("behind", [ALIVE, b""], ids=["pushed", "polled"])
-async def test_who_takes_his_turn_himself_is_told_of_those_behind(redis: Client, behind: bytes) -> None:
+async def test_a_holder_that_takes_its_turn_itself_is_notified_of_those_behind(redis: Client, behind: bytes) -> None:
     async with inbox(redis, AT_A, ALIVE) as told:
         await granted(redis, b"x", weight=2)
         ticket = await waits(redis, A1, AT_A, weight=2)
@@ -246,7 +246,7 @@ async def test_who_takes_his_turn_himself_is_told_of_those_behind(redis: Client,
         assert wanted(messages) == [b"1"]
 
 
-async def test_who_takes_his_turn_himself_is_told_nothing_if_all_behind_fit(redis: Client) -> None:
+async def test_a_holder_that_takes_its_turn_itself_is_not_notified_if_all_behind_fit(redis: Client) -> None:
     async with inbox(redis, AT_A, ALIVE) as told:
         await granted(redis, b"x", weight=2)
         ticket = await waits(redis, A1, AT_A)
@@ -271,7 +271,7 @@ async def test_a_reader_that_waits_to_become_the_writer_has_the_readers_told(red
 
 
 @pytest.mark.parametrize("others", [True, False])
-async def test_a_reader_that_becomes_the_writer_at_once_is_told_of_those_who_wait(redis: Client, others: bool) -> None:
+async def test_a_reader_that_becomes_the_writer_immediately_is_notified_of_waiters(redis: Client, others: bool) -> None:
     async with inbox(redis, AT_A, ALIVE) as told:
         await granted(redis, A1, limit=WRITER_WEIGHT)
         if others:
@@ -294,7 +294,7 @@ async def test_a_pushed_grant_says_whether_anybody_is_behind(redis: Client, behi
         assert rest == ([] if behind is None else [b"2" if behind == AT_A else b"0", b"500"])
 
 
-async def test_whoever_may_not_publish_can_wait_all_the_same(redis: Client) -> None:
+async def test_a_client_that_may_not_publish_can_wait_all_the_same(redis: Client) -> None:
     await redis.execute_command("ACL", "SETUSER", "muted", "on", "nopass", "~*", "+@all", "resetchannels")
     async with inbox(redis, AT_A, OTHER) as told:
         await granted(redis, A1, weight=2)

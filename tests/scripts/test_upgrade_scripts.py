@@ -113,7 +113,7 @@ async def test_p2_it_need_not_look_after_those_behind_it(redis: Client) -> None:
         assert [answer[::4] for answer in answers] == [[QUEUED, 0], [QUEUED, 0]]
 
 
-async def test_a_second_one_is_told_at_once(redis: Client) -> None:
+async def test_a_second_upgrade_is_refused_immediately(redis: Client) -> None:
     await read(redis, b"a")
     await read(redis, b"b")
     await upgrade(redis, b"a", polled(b"a"))
@@ -133,7 +133,7 @@ async def test_a_dead_one_is_passed(redis: Client) -> None:
 
 
 @pytest.mark.parametrize("token", [b"nobody", b""])
-async def test_who_does_not_read_is_told_so(redis: Client, token: bytes) -> None:
+async def test_an_upgrade_without_a_reader_is_refused(redis: Client, token: bytes) -> None:
     await read(redis, b"a")
     assert [answer[0] for answer in await upgrade(redis, token, polled(token))] == [GONE, GONE]
     assert await downgrade(redis, token) == (0, 0)
@@ -252,7 +252,7 @@ async def test_p4_granted_in_its_turn_it_is_the_same_attempt(redis: Client) -> N
         assert await weights(redis) == {b"a": 1}
 
 
-async def test_p6_who_writes_no_more_is_told_by_his_renewal(redis: Client) -> None:
+async def test_p6_the_renewal_of_a_writer_that_became_a_reader_says_so(redis: Client) -> None:
     """P1: the same identity, in another process, made a reader of it. A reader's renewal is as good as before."""
     await write(redis, b"a")
     assert await tools.renew_of(redis, KEYS, b"a", WRITER_WEIGHT) == 1

@@ -95,9 +95,7 @@ async def test_p6_a_ttl_for_one_acquisition(redis: Redis, sync: Coordinator) -> 
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("timeout", [0, 0.01])
-async def test_who_waits_in_vain_hears_how_long_its_own_process_has_it(
-    sync: Coordinator, share: bool, timeout: float
-) -> None:
+async def test_a_timeout_says_how_long_its_own_process_has_it(sync: Coordinator, share: bool, timeout: float) -> None:
     """Whatever the server said last: the lease was extended since; and None if it has no end."""
     lock = AsyncLock(sync, NAME, share=share)
     lease = await lock.acquire()
@@ -319,7 +317,7 @@ async def test_p5_cancelled_while_it_is_handed_on(redis: Redis, sync: Coordinato
     await wait_until(lambda: not hub_of(sync).resources, FAST, timeout=5)
 
 
-async def test_p5_all_who_wait_are_cancelled_while_it_is_handed_on(redis: Redis, sync: Coordinator) -> None:
+async def test_p5_all_waiters_are_cancelled_while_it_is_handed_on(redis: Redis, sync: Coordinator) -> None:
     """P5: nobody is left to have it: it is given back, and nothing is left."""
     lease = await shared(sync).acquire()
     tasks = await waiters(shared(sync), sync, 5)

@@ -47,7 +47,7 @@ async def leaves(task: asyncio.Task[Lease], how: str) -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
 @pytest.mark.timing
-async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinator, how: str) -> None:
+async def test_p3_a_task_that_left_the_line_takes_nothing(redis: Redis, sync: Coordinator, how: str) -> None:
     """P3, P5: one that does not wait gets a free lock, whatever task left the line behind the last waiter."""
     lock, brief = shared(sync), shared(sync, ttl=0.1, auto_renew=False)
     holder = await lock.acquire()
@@ -68,7 +68,7 @@ async def test_p3_who_left_the_line_takes_nothing(redis: Redis, sync: Coordinato
 
 
 @pytest.mark.timing
-async def test_p3_who_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
+async def test_p3_a_task_that_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinator, other: Coordinator) -> None:
     """P3: a task that waits when the limit is changed goes on under the new one, whatever task left a line of that."""
     few = AsyncSemaphore(sync, NAME, limit=4, share=True)
     brief = AsyncSemaphore(sync, NAME, limit=4, ttl=0.1, auto_renew=False, share=True)
@@ -98,7 +98,9 @@ async def test_p3_who_left_the_line_keeps_no_limit(redis: Redis, sync: Coordinat
 
 
 @pytest.mark.parametrize("trying", [1, 2])
-async def test_p3_who_waits_while_another_tries(redis: Redis, sync: Coordinator, trying: int) -> None:
+async def test_p3_a_task_that_waits_while_another_tries_gets_a_permit(
+    redis: Redis, sync: Coordinator, trying: int
+) -> None:
     """P3: a task that does not wait has a ticket of its own; one that waits needs another, and permits are free."""
     semaphore = AsyncSemaphore(sync, NAME, limit=4, share=True)
     tries = [asyncio.create_task(semaphore.try_acquire()) for _ in range(trying)]
@@ -181,7 +183,7 @@ async def test_p2_a_longer_linger_is_kept(redis: Redis, sync: Coordinator) -> No
     await gets_free(redis)
 
 
-async def test_p3_a_crowd_of_readers_gets_in_at_once(redis: Redis, sync: Coordinator) -> None:
+async def test_p3_a_crowd_of_readers_gets_in_within_a_turn(redis: Redis, sync: Coordinator) -> None:
     """P3: however many read by one permit, none is put off for longer than a turn of the loop."""
     reading = AsyncReadWriteLock(sync, NAME, share=True).read()
     first = await reading.acquire()
@@ -250,7 +252,9 @@ async def test_p2_sections_that_do_not_suspend_keep_nobody_out(sync: Coordinator
     assert max(inside) <= 3 * IN_ONE_TURN
 
 
-async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync: Coordinator) -> None:
+async def test_p2_p5_a_task_that_leaves_in_the_turn_in_which_it_rests_loses_nothing(
+    redis: Redis, sync: Coordinator
+) -> None:
     """The one who was put off is cancelled before the turn ends: it rests on, and is not lost."""
     lock = shared(sync, linger=60)
     async with lock as lease:
@@ -269,7 +273,7 @@ async def test_p2_p5_who_leaves_in_the_turn_in_which_it_rests(redis: Redis, sync
         assert process_grant_of(lease) is base
 
 
-async def test_who_only_looks_is_not_put_off_with_nothing(sync: Coordinator) -> None:
+async def test_a_task_that_does_not_wait_gets_a_free_permit_in_a_busy_turn(sync: Coordinator) -> None:
     """Permits that are free are had by all who try in a turn in which one was taken often."""
     semaphore = AsyncSemaphore(sync, NAME, limit=5, share=True, linger=60)
     async with semaphore:

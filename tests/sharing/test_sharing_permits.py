@@ -170,7 +170,7 @@ async def test_weights_have_permits_of_their_own(sync: Coordinator) -> None:
 
 @pytest.mark.parametrize("by_itself", [True, False])
 @pytest.mark.timing
-async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: Coordinator, by_itself: bool) -> None:
+async def test_a_lower_limit_reaches_tasks_that_share(sync: Coordinator, other: Coordinator, by_itself: bool) -> None:
     """P1: immediately in the process that sets it, elsewhere with the next renewal; nothing is given until it fits."""
     sem, stop = semaphore(sync, None, ttl=0.6), False
     await AsyncSemaphore(other, NAME, limit=5).try_acquire()  # which sets the limit, and goes on
@@ -192,7 +192,7 @@ async def test_a_lower_limit_reaches_those_who_share(sync: Coordinator, other: C
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("idle", [1, 2])
-async def test_p3_all_who_share_make_room_for_who_waits(
+async def test_p3_all_lines_of_a_process_make_room_for_a_waiter(
     sync: Coordinator, other: Coordinator, elsewhere: bool, idle: int
 ) -> None:
     """P3: a process is told once that somebody waits, whichever of its permits that says; all its lines heed it."""

@@ -109,7 +109,9 @@ async def test_room_when_the_answer_is_lost(server: EmbeddedServer, redis: Redis
         await all_free(sem, sync)
 
 
-async def test_a_weight_above_what_is_asked_for_at_once(sync: Coordinator, other: Coordinator) -> None:
+async def test_all_permits_are_asked_for_where_only_the_server_knows_the_limit(
+    sync: Coordinator, other: Coordinator
+) -> None:
     """Where only the server knows the limit."""
     await (await semaphore(other, 20).acquire()).release()
     sem = semaphore(sync, None)
@@ -125,7 +127,7 @@ async def test_a_weight_above_what_is_asked_for_at_once(sync: Coordinator, other
 
 @both_ways
 @pytest.mark.parametrize("admin", ["itself", "another one", "that takes the server's"])
-async def test_who_waits_when_the_limit_is_raised(sync: Coordinator, share: bool, admin: str) -> None:
+async def test_a_waiter_gets_in_when_the_limit_is_raised(sync: Coordinator, share: bool, admin: str) -> None:
     """By the object they wait at, or by another one of this process."""
     sem = semaphore(sync, 2, share=share)
     leases = await hold(sem, 2)
@@ -140,7 +142,7 @@ async def test_who_waits_when_the_limit_is_raised(sync: Coordinator, share: bool
 
 
 @both_ways
-async def test_who_waits_when_the_limit_is_lowered(sync: Coordinator, share: bool) -> None:
+async def test_a_waiter_stays_in_line_when_the_limit_is_lowered(sync: Coordinator, share: bool) -> None:
     sem = semaphore(sync, 4, share=share)
     leases = await hold(sem, 4)
     tasks = await line(sem, 6)
@@ -150,7 +152,7 @@ async def test_who_waits_when_the_limit_is_lowered(sync: Coordinator, share: boo
 
 
 @both_ways
-async def test_who_waits_for_more_than_the_new_limit(sync: Coordinator, share: bool) -> None:
+async def test_a_waiter_for_more_than_the_new_limit_is_refused(sync: Coordinator, share: bool) -> None:
     sem = semaphore(sync, 4, share=share)
     lease = await sem.acquire(3)
     tasks = await line(sem, 2, 3)
@@ -177,7 +179,7 @@ async def test_back_and_forth(sync: Coordinator) -> None:
     await all_free(sem, sync)
 
 
-async def test_who_asks_while_the_limit_is_being_changed(sync: Coordinator, other: Coordinator) -> None:
+async def test_a_request_while_the_limit_is_being_changed_is_not_refused(sync: Coordinator, other: Coordinator) -> None:
     """Its request reaches the server behind the change, with the old limit: that is an error of nobody else."""
     theirs = await semaphore(other, 3, share=False).acquire(3)
     sem = semaphore(sync, 3)
@@ -195,7 +197,7 @@ async def test_who_asks_while_the_limit_is_being_changed(sync: Coordinator, othe
 
 
 @both_ways
-async def test_who_tries_while_the_limit_is_being_changed(sync: Coordinator, share: bool) -> None:
+async def test_a_try_while_the_limit_is_being_changed_has_to_ask_again(sync: Coordinator, share: bool) -> None:
     sem = semaphore(sync, 3, share=share)
     await sem.resize(3)  # so that the server knows the script
     (lease,) = await hold(sem, 1)
@@ -213,7 +215,7 @@ async def test_who_tries_while_the_limit_is_being_changed(sync: Coordinator, sha
 
 
 @both_ways
-async def test_who_comes_with_the_old_limit(sync: Coordinator, other: Coordinator, share: bool) -> None:
+async def test_a_request_with_the_old_limit_is_refused(sync: Coordinator, other: Coordinator, share: bool) -> None:
     """He is refused, in this process as in another one, also if he had permits together with others before."""
     sem, same, theirs = (semaphore(one, 2, share=share) for one in (sync, sync, other))
     leases = [await sem.acquire(), await same.acquire()]
@@ -233,7 +235,7 @@ async def test_who_comes_with_the_old_limit(sync: Coordinator, other: Coordinato
     await all_free(sem, sync)
 
 
-async def test_who_waits_in_another_process(sync: Coordinator, other: Coordinator) -> None:
+async def test_a_waiter_with_the_old_limit_in_another_process_is_refused(sync: Coordinator, other: Coordinator) -> None:
     """Its tasks wait without a ticket; when they need one it is refused for its limit."""
     sem, theirs = semaphore(sync, 2), semaphore(other, 2)
     leases = await hold(theirs, 2)

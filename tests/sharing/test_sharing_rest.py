@@ -157,7 +157,7 @@ async def test_p6_what_rests_is_renewed(redis: Redis, sync: Coordinator) -> None
 
 
 @pytest.mark.parametrize("share", [True, False])
-async def test_p3_what_rests_goes_to_whoever_asks(
+async def test_p3_a_resting_grant_goes_to_another_process_that_asks(
     redis: Redis, sync: Coordinator, other: Coordinator, share: bool
 ) -> None:
     """P3: another process that asks has it immediately, long before ``linger`` is over, whether it shares or not."""
@@ -182,7 +182,7 @@ async def test_p3_what_rests_goes_after_linger(redis: Redis, sync: Coordinator) 
 
 
 @pytest.mark.timing
-async def test_p2_linger_begins_anew(redis: Redis, sync: Coordinator) -> None:
+async def test_p2_linger_begins_again_with_each_release(redis: Redis, sync: Coordinator) -> None:
     """P2: with each release; one timer does for all of them."""
     lock = shared(sync, linger=0.4)
     lease = await lock.acquire()

@@ -227,7 +227,7 @@ def test_schedules_find_what_is_broken(private: EmbeddedServer, monkeypatch: pyt
     print(str(raised.value)[:200], *raised.value.__notes__)
 
 
-def test_who_gave_up_does_not_ask_again(private: EmbeddedServer) -> None:
+def test_an_identity_that_gave_up_does_not_ask_again(private: EmbeddedServer) -> None:
     """P5: of two identities that gave up, one is cleaned up before the other: that is no reason to look again.
 
     It would queue the other again, behind its clean-up, where a grant would find nobody.

@@ -314,7 +314,7 @@ UNREACHED: Any = (RedisConnectionError, OSError)
 """What such a client tries again: redis-py before 7 does not count a refused connection, an OSError, unless told."""
 
 
-async def test_a_server_out_of_reach_is_not_tried_for_ever(make_client: MakeClient) -> None:
+async def test_a_server_out_of_reach_is_not_tried_forever(make_client: MakeClient) -> None:
     """Not even with any number of attempts, nor by a client that itself tries for long."""
     redis = Redis(host="127.0.0.1", port=1, retry=Retry(ConstantBackoff(0.1), 2, UNREACHED))
     async with Coordinator(redis, retry_for=0.3, push="never") as sync:
@@ -346,7 +346,7 @@ async def test_no_attempt_begins_after_the_time_for_it() -> None:
     await redis.aclose()
 
 
-async def test_a_long_body_is_no_trouble(redis: Redis) -> None:
+async def test_a_long_body_takes_no_time_from_later_retries(redis: Redis) -> None:
     """What comes after it is tried again for as long as after a short one."""
     async with Coordinator(redis, retry_for=0.2) as sync:
         bodies = 0

@@ -175,7 +175,7 @@ async def test_what_is_read_after_multi_is_answered_by_exec(
     assert not await redis.exists("inbox", "h")
 
 
-async def test_whoever_wants_the_reply_before_exec_is_told(redis: Redis) -> None:
+async def test_a_use_of_a_reply_before_exec_is_refused(redis: Redis) -> None:
     """Nothing that looks like an answer may decide about what is written."""
     uses: list[Any] = [
         bool,

@@ -85,7 +85,7 @@ async def test_what_reads_is_not(redis: Redis, command: tuple[Any, ...]) -> None
         await transaction(redis, body, "k")
 
 
-async def test_who_may_not_ask_what_a_command_does_does_not_write_before_multi(
+async def test_a_user_without_the_right_to_command_info_does_not_write_before_multi(
     redis: Redis, make_client: MakeClient
 ) -> None:
     """A check that cannot be made fails."""
@@ -201,7 +201,7 @@ async def test_an_idempotent_body_that_is_not_committed_again_may_have_been(
     assert await redis.get("k") == b"paid"
 
 
-async def test_nor_does_who_gives_up_in_conflict(redis: Redis, server: EmbeddedServer) -> None:
+async def test_giving_up_in_conflict_hides_no_unknown_outcome(redis: Redis, server: EmbeddedServer) -> None:
     """P12: the same when later runs meet others."""
     async with proxied(server) as (proxy, client):
         proxy.on("EXEC", CUT_AFTER)
@@ -222,7 +222,7 @@ async def test_nor_does_who_gives_up_in_conflict(redis: Redis, server: EmbeddedS
     assert await redis.get("paid") == b"yes"
 
 
-async def test_nor_does_who_waits_for_a_turn_in_vain(redis: Redis, server: EmbeddedServer) -> None:
+async def test_giving_up_the_wait_for_a_turn_hides_no_unknown_outcome(redis: Redis, server: EmbeddedServer) -> None:
     """P12: the same, with the whole story as its cause."""
     async with proxied(server) as (proxy, client):
         proxy.on("EXEC", CUT_AFTER)
@@ -339,7 +339,7 @@ async def test_a_turn_that_was_lost_is_taken_again(redis: Redis, make_client: Ma
     await others.aclose()
 
 
-async def test_who_waits_in_vain_for_a_turn_blames_those_who_have_it(redis: Redis) -> None:
+async def test_a_timeout_of_a_turn_names_its_holder(redis: Redis) -> None:
     """Nobody changed the key."""
     theirs = await asyncio.create_task(AsyncLock(redis, "{k}:turn", ttl=5).acquire())
 

@@ -258,7 +258,7 @@ async def test_a_loop_may_be_left_after_an_error(redis: Redis) -> None:
 # -- groups --------------------------------------------------------------------------------------------------
 
 
-async def test_trouble_in_a_group_is_tried_again_as_when_it_is_bare(it: Wired) -> None:
+async def test_an_error_in_a_group_is_tried_again_as_a_bare_one_is(it: Wired) -> None:
     """A body may read inside a TaskGroup."""
     runs = 0
 

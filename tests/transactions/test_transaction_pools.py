@@ -62,7 +62,7 @@ async def test_it_takes_two_round_trips(redis: Redis, monkeypatch: pytest.Monkey
     assert sent == [3, 3]
 
 
-async def test_a_small_pool_serves_many_who_come_again(make_client: MakeClient) -> None:
+async def test_a_small_pool_serves_many_transactions_that_try_again(make_client: MakeClient) -> None:
     """A transaction that finds the pool empty tries again: nothing was done."""
     redis = make_client(max_connections=2)
     await redis.flushall()
@@ -82,14 +82,14 @@ async def test_a_blocking_pool_of_one_serves_many(server: EmbeddedServer, redis:
     await pool.aclose()
 
 
-async def test_a_password_that_is_wrong_is_said_at_once(make_client: MakeClient) -> None:
+async def test_a_wrong_password_is_reported_immediately(make_client: MakeClient) -> None:
     once = Retry(NoBackoff(), 0)  # redis-py's own attempts, of which transactions wait for the end
     client = make_client(username="nobody", password="wrong", retry=once)
     with pytest.raises(PermissionDenied):
         await transaction(client, increment, "n")
 
 
-async def test_a_user_who_may_not_ask_for_commands_reads_by_those_that_are_known(make_client: MakeClient) -> None:
+async def test_a_user_without_the_right_to_command_info_reads_by_known_commands(make_client: MakeClient) -> None:
     """Of the others nobody knows whether they write, so they are refused, and the error says what would help."""
     admin: Any = make_client()
     await admin.execute_command("ACL", "SETUSER", "simple", "on", ">secret", "~*", "+@all", "-command")

@@ -78,7 +78,7 @@ FORMS = (by_function, exactly_once, by_loop, by_turns, guarded, guarded_that_rea
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("command", ["multi", "exec"])
-async def test_who_may_not_use_multi_or_exec_writes_nothing(
+async def test_a_user_without_the_right_to_multi_or_exec_writes_nothing(
     redis: Redis, make_client: MakeClient, form: Callable[[Redis], Awaitable[None]], command: str
 ) -> None:
     """Without MULTI its writes would be executed one by one, over what others wrote since it read."""

@@ -240,7 +240,7 @@ async def test_a_void_exec_at_the_last_attempt_is_not_called_unknown(server: Emb
         await it.check_clean()
 
 
-async def test_trouble_from_before_a_conflict_does_not_count_after_it(server: EmbeddedServer) -> None:
+async def test_an_error_from_before_a_conflict_does_not_count_after_it(server: EmbeddedServer) -> None:
     """Redis answered in between. So what is in its way later is tried for ``retry_for`` again."""
     loading = ERROR("LOADING Redis is loading the dataset in memory")
     async with wired(server, socket_timeout=5) as it, Coordinator(it.client, retry_for=1.2) as sync:
@@ -347,9 +347,7 @@ async def test_exec_refused_does_nothing_and_leaves_no_multi_open(server: Embedd
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["plain", "exactly once"])
-async def test_nothing_is_done_twice_whatever_is_cut_and_whoever_is_cancelled(
-    server: EmbeddedServer, mode: str
-) -> None:
+async def test_nothing_is_done_twice_whatever_is_cut_or_cancelled(server: EmbeddedServer, mode: str) -> None:
     """Four tasks contend for a counter behind a wire that is cut at random; each transaction signs a ledger."""
     chance = random.Random(5)
     known: set[str] = set()

@@ -142,7 +142,7 @@ async def test_what_is_held_keeps_it(redis: Redis) -> None:
     assert not await redis.exists("a")
 
 
-async def test_who_waits_keeps_it(redis: Redis, other: Coordinator) -> None:
+async def test_a_waiter_keeps_its_coordinator(redis: Redis, other: Coordinator) -> None:
     async def wait() -> None:
         await (await Coordinator(redis).lock("a").acquire()).release()
 

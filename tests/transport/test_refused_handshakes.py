@@ -50,7 +50,9 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[Coordinator], Awaitable[None]]]]
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("address", ["tcp", "unix"])
 @pytest.mark.parametrize("case", REFUSED)
-async def test_it_is_told_at_once(guarded: EmbeddedServer, case: str, address: str, way: str, protocol: int) -> None:
+async def test_a_refused_handshake_is_reported_immediately(
+    guarded: EmbeddedServer, case: str, address: str, way: str, protocol: int
+) -> None:
     options, kind, code, advice = REFUSED[case]
     coordinator_options, use = WAYS[way]
     where: dict[str, Any] = {"port": guarded.port} if address == "tcp" else {"unix_socket_path": guarded.unix_socket}

@@ -97,7 +97,7 @@ async def used_once(lock: Exclusive) -> None:
         await asyncio.sleep(0)
 
 
-async def test_more_than_a_record_at_once(server: EmbeddedServer, tls: Tls) -> None:
+async def test_more_than_a_tls_record_passes_in_one_write(server: EmbeddedServer, tls: Tls) -> None:
     """Names of 8 KB, in both directions, and 300 requests in a turn."""
     patient = {"socket_timeout": 20, "socket_connect_timeout": 20}
     async with wired(server, client=tls.options | patient, tls=tls.context, response_timeout=20, retry_for=60) as w:
@@ -131,7 +131,7 @@ async def permits_and_transactions(url: str) -> None:
             assert lease.fence
 
 
-async def test_who_is_not_believed_is_told_so(server: EmbeddedServer, tls: Tls) -> None:
+async def test_an_untrusted_certificate_is_reported(server: EmbeddedServer, tls: Tls) -> None:
     """The reason is in the error, which comes in time; nothing was sent."""
     async with (
         FaultProxy(server.unix_socket, tls.context) as proxy,

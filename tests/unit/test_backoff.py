@@ -118,7 +118,7 @@ def test_the_last_delay_is_cut_to_fit_the_deadline() -> None:
     assert list(Backoff(attempts=0)) == []
 
 
-def test_every_iteration_starts_anew_and_iterations_do_not_meet() -> None:
+def test_every_iteration_starts_again_and_iterations_do_not_meet() -> None:
     shared = Backoff(initial=1.0, cap=4.0, attempts=4, jitter=False)
     one, other = iter(shared), iter(shared)
     assert [next(one), next(one), next(other), next(one), next(other)] == [1.0, 2.0, 1.0, 4.0, 2.0]
@@ -206,7 +206,7 @@ async def test_the_first_true_result_is_returned(wrap: Callable[[Any], Any], cal
     assert await wait_until(wrap(true_after(calls, result)), FAST, timeout=5) is result
 
 
-async def test_a_condition_that_is_true_at_once_needs_no_delay() -> None:
+async def test_a_condition_that_is_true_immediately_needs_no_delay() -> None:
     assert await wait_until(lambda: "now", Backoff(attempts=0)) == "now"
     assert await wait_until(lambda: "now", timeout=0) == "now"
 

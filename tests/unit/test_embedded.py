@@ -88,7 +88,7 @@ async def test_async_context_manager_removes_everything(base: Path) -> None:
     assert server.port is None
 
 
-def test_stop_is_idempotent_and_start_begins_anew() -> None:
+def test_stop_is_idempotent_and_start_begins_again() -> None:
     server = EmbeddedServer()
     server.stop()
     for _ in range(2):
