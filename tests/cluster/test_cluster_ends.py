@@ -20,9 +20,9 @@ from ..support.body import FAST, waits
 from ..support.clusters import SHARDS, Nodes
 from ..support.inside import cluster_link_of
 from ..support.proxy import FaultProxy
+from ..support.scenes import NAME, look, play
 from ..support.sweep import Outcome, sweep
 from ..support.tls import make_tls
-from ..transport.test_loops_and_forks import NAME, look, play
 
 pytestmark = pytest.mark.timing
 

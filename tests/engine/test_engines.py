@@ -27,17 +27,21 @@ from redis_sync_aio import (
     PermissionDenied,
     wait_until,
 )
-from redis_sync_aio._client.topology import servers_of
-from redis_sync_aio._core.clock import now
-from redis_sync_aio._core.keys import Endpoint, lock_keys, permit_keys
 from redis_sync_aio._engine.watch import converse
-from redis_sync_aio._scripts import load
-from redis_sync_aio._scripts.constants import Outcome
-from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.dialogues import Dialogue
-from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.inside import (
+    Call,
+    Dialogue,
+    Endpoint,
+    Outcome,
+    PoolExecutor,
+    load,
+    lock_keys,
+    now,
+    permit_keys,
+    servers_of,
+)
 from ..support.rights import CHANNELS, KEYS, LOCKS, PAGE, PERMITS_TOO, every_permit
 from ..support.served import ORDERS, everything, modes, served, served_to, user
 from ..support.wired import SOON

@@ -11,18 +11,27 @@ from typing import Any
 import pytest
 import redis
 
-from redis_sync_aio._client.resp import Argument, ReplyError, Words
-from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, upgrade_keys
-from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio._engine.watch import DECISIONS, converse
 from redis_sync_aio._engine.watch_dialogue import microseconds
-from redis_sync_aio._scripts import load
-from redis_sync_aio._scripts.constants import MAX_NOTIFIED, WRITER_WEIGHT, Outcome
-from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.dialogues import CONFLICT
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.executions import conduct
+from ..support.inside import (
+    CONFLICT,
+    MAX_NOTIFIED,
+    WRITER_WEIGHT,
+    Argument,
+    Call,
+    Keys,
+    Outcome,
+    ReplyError,
+    Words,
+    load,
+    lock_keys,
+    permit_keys,
+    ticket_member,
+    upgrade_keys,
+)
 
 LOCK = lock_keys(b"t")
 SEM = permit_keys(b"t", "sem")

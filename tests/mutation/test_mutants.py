@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from redis_sync_aio._engine.snapshot import ticket_member
-
 from ..scripts import test_lock_scripts as suite
 from ..scripts import test_lock_sharing as sharing
 from ..support import lock_scripts
+from ..support.inside import ticket_member
 from ..support.lock_scripts import KEYS, acquire, holder, polled, run
 from ..support.script_mutants import Check, Mutant, failing, is_caught
 

@@ -10,9 +10,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from redis_sync_aio._scripts import Script, load
-
 from ..scripts import test_acquire_all as suite
+from ..support.inside import Script, load
 from ..support.script_mutants import mutated
 
 MUTANTS: dict[str, tuple[str, str]] = {

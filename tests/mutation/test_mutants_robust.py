@@ -11,9 +11,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from redis_sync_aio._scripts import Script, load
-
 from ..scripts import test_robust_scripts as suite
+from ..support.inside import Script, load
 from ..support.script_mutants import mutated
 
 

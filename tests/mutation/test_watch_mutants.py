@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import redis
 
-from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys
 from redis_sync_aio._engine import permit_rules, watch_dialogue, watch_lock, watch_permits
-from redis_sync_aio._engine.snapshot import ticket_member
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..engine import test_talks
 from ..support.executions import Execution, by_script, by_watch
+from ..support.inside import Keys, lock_keys, permit_keys, ticket_member
 from ..support.mutants import Mutant
 
 LOCK, SEM = lock_keys(b"h"), permit_keys(b"h", "sem")

@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from redis_sync_aio._core.keys import PermitKeys, permit_keys
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts import load as load
+from ..support.inside import PermitKeys, load, permit_keys, ticket_member
 
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""

@@ -7,9 +7,7 @@ from typing import Any, TypeAlias
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._core.keys import LockKeys, joined_keys, lock_keys
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts import load
+from ..support.inside import LockKeys, joined_keys, load, lock_keys, ticket_member
 
 Client: TypeAlias = Any
 """A redis.asyncio.Redis; redis-py's types of raw commands differ from version to version."""

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.snapshot import ticket_member
-
+from ..support.inside import ticket_member
 from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 
 

@@ -5,9 +5,7 @@ Such a process says so by its token, which ends as ``:<hex of its inbox>:<number
 
 from __future__ import annotations
 
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts.constants import FENCE_RANGE
-
+from ..support.inside import FENCE_RANGE, ticket_member
 from ..support.lock_scripts import KEYS, TTL, Client, acquire, holder, polled, run
 from .permits import inbox
 

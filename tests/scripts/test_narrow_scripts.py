@@ -13,15 +13,22 @@ import pytest
 import redis
 from redis.exceptions import TryAgainError
 
-from redis_sync_aio._client.resp import Argument, ReplyError
-from redis_sync_aio._core.keys import Keys, lock_keys, permit_keys, robust_keys
-from redis_sync_aio._engine.watch import converse
-from redis_sync_aio._scripts import Script, load
-from redis_sync_aio._scripts.constants import WRITER_WEIGHT
-from redis_sync_aio._transport.call import Call
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.executions import conduct
+from ..support.inside import (
+    WRITER_WEIGHT,
+    Argument,
+    Call,
+    Keys,
+    ReplyError,
+    Script,
+    converse,
+    load,
+    lock_keys,
+    permit_keys,
+    robust_keys,
+)
 
 LOCK, ROBUST = lock_keys(b"n"), robust_keys(b"n")
 SEM, RW = permit_keys(b"n", "sem"), permit_keys(b"n", "rw")

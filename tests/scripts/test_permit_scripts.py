@@ -6,9 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts.constants import TOMBSTONE_MS
-
+from ..support.inside import TOMBSTONE_MS, ticket_member
 from .permits import (
     ALIVE,
     BUSY,

@@ -10,10 +10,9 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 from redis_sync_aio.embedded import EmbeddedServer
 
+from ..support.inside import WRITER_WEIGHT, ticket_member
 from .permits import (
     ALIVE,
     BUSY,

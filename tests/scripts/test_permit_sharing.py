@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts.constants import FENCE_RANGE, MAX_NOTIFIED, WRITER_WEIGHT
-
+from ..support.inside import FENCE_RANGE, MAX_NOTIFIED, WRITER_WEIGHT, ticket_member
 from .permits import (
     ALIVE,
     BUSY,

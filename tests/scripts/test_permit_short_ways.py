@@ -14,10 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts.constants import WRITER_WEIGHT
-
-from . import permits as tools
+from ..support.inside import WRITER_WEIGHT, load, ticket_member
 from .permits import KEYS, PERMITS, QUEUE, STATE, TTL, Client, commands, everything, inbox
 
 START = 1_800_000_000_000_000
@@ -217,7 +214,7 @@ class Stage:
             await self.redis.execute_command(*arguments)
         else:
             assert isinstance(script, bytes)
-            source = tools.load(script.decode()).source.decode().replace("redis.call('TIME')", "TIME")
+            source = load(script.decode()).source.decode().replace("redis.call('TIME')", "TIME")
             assert USUAL in source
             if not usual:
                 source = source.replace(USUAL, "'^never:(%x+)|")

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from redis_sync_aio._core.keys import gate_keys, robust_keys
-from redis_sync_aio._engine.snapshot import ticket_member
-from redis_sync_aio._scripts import load
-
+from ..support.inside import gate_keys, load, robust_keys, ticket_member
 from ..support.lock_scripts import Client
 
 KEYS = robust_keys(b"s")

@@ -15,12 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from redis_sync_aio._core.keys import LockKeys, lock_keys
 from redis_sync_aio._engine import lock_rules as rules
 from redis_sync_aio._engine import watch_lock
 from redis_sync_aio._engine.lock_rules import LockDecision
-from redis_sync_aio._engine.snapshot import LockSnapshot, Message, Ticket, ticket_member
-from redis_sync_aio._scripts.constants import BUSY_MS, FREE_MS, HOUR_MS, POLLERS_TICKET, Renewed
 
 from ..support.executions import by_script, by_watch
 from ..support.histories import (
@@ -37,6 +34,19 @@ from ..support.histories import (
     most_waiting,
     only_if,
     private_server,
+)
+from ..support.inside import (
+    BUSY_MS,
+    FREE_MS,
+    HOUR_MS,
+    POLLERS_TICKET,
+    LockKeys,
+    LockSnapshot,
+    Message,
+    Renewed,
+    Ticket,
+    lock_keys,
+    ticket_member,
 )
 
 KEYS = lock_keys(b"h")

@@ -17,14 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from redis_sync_aio._core.keys import permit_keys
 from redis_sync_aio._engine import gate_rules as gates
 from redis_sync_aio._engine import permit_rules as rules
 from redis_sync_aio._engine import watch_permits
 from redis_sync_aio._engine.permit_rules import PermitDecision
-from redis_sync_aio._engine.snapshot import Message, Permit, PermitSnapshot, Sharer, Ticket, ticket_member
-from redis_sync_aio._scripts import load
-from redis_sync_aio._scripts.constants import FENCE_RANGE, WRITER_WEIGHT, Renewed
 
 from ..support.executions import by_watch, clocked
 from ..support.histories import (
@@ -42,6 +38,19 @@ from ..support.histories import (
     most_waiting,
     only_if,
     private_server,
+)
+from ..support.inside import (
+    FENCE_RANGE,
+    WRITER_WEIGHT,
+    Message,
+    Permit,
+    PermitSnapshot,
+    Renewed,
+    Sharer,
+    Ticket,
+    load,
+    permit_keys,
+    ticket_member,
 )
 from ..support.script_mutants import Mutant
 

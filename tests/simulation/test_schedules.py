@@ -27,21 +27,16 @@ import pytest
 from redis_sync_aio import AsyncLock, Coordinator, LeaseLost
 from redis_sync_aio._acquire.acquisition import Acquisition
 from redis_sync_aio._acquire.resource import Resource
-from redis_sync_aio._client.topology import servers_of
 from redis_sync_aio._engine import commands, watch_dialogue
-from redis_sync_aio._engine.commands import Commands, Delivery
-from redis_sync_aio._engine.watch import converse
-from redis_sync_aio._scripts import Script, load
 from redis_sync_aio._sharing.cohort import Cohort
 from redis_sync_aio._sharing.holdings import Holdings
 from redis_sync_aio._transactions.attempts import Attempts
 from redis_sync_aio._transactions.commit_marker import CommitMarker
 from redis_sync_aio._transactions.watch_session import WatchSession
-from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio.embedded import EmbeddedServer
 
 from ..support.gate import Command, Gate, Pipe
+from ..support.inside import Call, Commands, Delivery, PoolExecutor, Script, converse, load, servers_of
 from ..support.mutants import Mutant
 from ..support.options import OPTIONS
 from ..support.schedule import KINDS, Subject, run

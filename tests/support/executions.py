@@ -8,12 +8,7 @@ from typing import Any, TypeAlias
 import redis
 import redis.exceptions
 
-from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words
-from redis_sync_aio._core.keys import Keys
-from redis_sync_aio._engine.watch import converse
-from redis_sync_aio._scripts import Script, load
-from redis_sync_aio._transport.call import Call
-from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
+from .inside import CONFLICT, Argument, Call, Dialogue, Keys, Reply, ReplyError, Script, Words, converse, load
 
 SECOND = 1_000_000
 

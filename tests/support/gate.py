@@ -29,9 +29,8 @@ from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from redis_sync_aio._core import cancellation
-from redis_sync_aio._core import clock as real_clock
-
+from .inside import cancellation
+from .inside import clock as real_clock
 from .resp import Frame, Splitter
 
 T = TypeVar("T")

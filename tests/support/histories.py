@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from redis_sync_aio._engine.snapshot import Decision, S
 from redis_sync_aio.embedded import EmbeddedServer
 
+from .inside import Decision, S
 from .options import OPTIONS
 
 INBOXES = (b"rsa:1", b"rsa:2")

@@ -16,27 +16,45 @@ from redis_sync_aio._client.checkout import CheckedOut
 from redis_sync_aio._client.cluster import Cluster, Shard
 from redis_sync_aio._client.cluster_nodes import ClusterNodes, Range
 from redis_sync_aio._client.primary_pool import Address
+from redis_sync_aio._client.resp import Argument, Reply, ReplyError, Words
 from redis_sync_aio._client.settings import RedisClient
-from redis_sync_aio._core import logs
+from redis_sync_aio._client.topology import servers_of
+from redis_sync_aio._core import cancellation, clock, logs
 from redis_sync_aio._core.cancellation import wait_shielded
 from redis_sync_aio._core.clock import now
 from redis_sync_aio._core.display import text
 from redis_sync_aio._core.keys import (
     INBOX_PREFIX,
+    Endpoint,
     Engine,
     Keys,
+    LockKeys,
+    PermitKeys,
     gate_keys,
+    joined_keys,
     lock_keys,
     permit_keys,
     robust_keys,
     turn_key,
+    upgrade_keys,
 )
 from redis_sync_aio._engine.commands import Commands, Delivery
 from redis_sync_aio._engine.replies import read_push
-from redis_sync_aio._engine.snapshot import ticket_member
+from redis_sync_aio._engine.snapshot import (
+    Decision,
+    LockSnapshot,
+    Message,
+    Permit,
+    PermitSnapshot,
+    S,
+    Sharer,
+    Ticket,
+    ticket_member,
+)
+from redis_sync_aio._engine.watch import converse
 from redis_sync_aio._leases import manager, renewals
 from redis_sync_aio._leases.grant import Grant
-from redis_sync_aio._leases.hold import OnLost
+from redis_sync_aio._leases.hold import Hold, OnLost
 from redis_sync_aio._leases.in_flight_counter import InFlightCounter
 from redis_sync_aio._leases.releases import Releases
 from redis_sync_aio._leases.terms import LeaseState
@@ -45,7 +63,20 @@ from redis_sync_aio._primitives.lease_group import _groups as lease_groups
 from redis_sync_aio._primitives.try_all import try_acquire_all
 from redis_sync_aio._recovery.robust_grant import RobustGrant
 from redis_sync_aio._scripts import Script, load
-from redis_sync_aio._scripts.constants import CONTENDED, FENCE_RANGE
+from redis_sync_aio._scripts.constants import (
+    BUSY_MS,
+    CONTENDED,
+    FENCE_RANGE,
+    FREE_MS,
+    HOUR_MS,
+    MAX_NOTIFIED,
+    POLLERS_TICKET,
+    TOMBSTONE_MS,
+    WRITER_WEIGHT,
+    Outcome,
+    Renewed,
+    put_in,
+)
 from redis_sync_aio._sharing.cohort import IN_ONE_TURN, Cohort
 from redis_sync_aio._sharing.cohorts import Cohorts, cohort_of
 from redis_sync_aio._sharing.shared_grant import ProcessGrant, TaskGrant
@@ -53,17 +84,28 @@ from redis_sync_aio._transport import link, pool_attempt
 from redis_sync_aio._transport.call import Call
 from redis_sync_aio._transport.cluster_link import ClusterLink
 from redis_sync_aio._transport.connection import Connection
+from redis_sync_aio._transport.dialogues import CONFLICT, Dialogue
 from redis_sync_aio._transport.link import Link
+from redis_sync_aio._transport.pool_executor import PoolExecutor
 from redis_sync_aio._transport.shard_link import ShardLink
 from redis_sync_aio.types import Client
 
 __all__ = [
+    "BUSY_MS",
+    "CONFLICT",
     "CONTENDED",
     "FENCE_RANGE",
+    "FREE_MS",
+    "HOUR_MS",
     "INBOX_PREFIX",
     "IN_ONE_TURN",
+    "MAX_NOTIFIED",
+    "POLLERS_TICKET",
+    "TOMBSTONE_MS",
+    "WRITER_WEIGHT",
     "Acquisition",
     "Address",
+    "Argument",
     "BadAddress",
     "Call",
     "CheckedOut",
@@ -71,32 +113,55 @@ __all__ = [
     "ClusterNodes",
     "Commands",
     "Connection",
+    "Decision",
     "Delivery",
+    "Dialogue",
+    "Endpoint",
     "Engine",
     "Grant",
+    "Hold",
     "InFlightCounter",
     "Keys",
     "LeaseState",
     "Link",
     "LinkEvents",
+    "LockKeys",
+    "LockSnapshot",
+    "Message",
     "OnLost",
+    "Outcome",
+    "Permit",
+    "PermitKeys",
+    "PermitSnapshot",
+    "PoolExecutor",
     "ProcessGrant",
     "Range",
     "Releases",
+    "Renewed",
+    "Reply",
+    "ReplyError",
     "Resource",
     "RobustGrant",
+    "S",
     "Script",
     "Shard",
     "ShardLink",
+    "Sharer",
     "TaskGrant",
+    "Ticket",
+    "Words",
+    "cancellation",
+    "clock",
     "close_implicit",
     "cluster_link_of",
     "cohort_of",
     "cohorts_of",
+    "converse",
     "gate_keys",
     "hub_of",
     "hub_options",
     "implicit",
+    "joined_keys",
     "lease_groups",
     "link",
     "link_events_of",
@@ -111,15 +176,18 @@ __all__ = [
     "permit_keys",
     "pool_attempt",
     "process_grants",
+    "put_in",
     "quorum",
     "read_push",
     "read_through",
     "renewals",
     "robust_keys",
+    "servers_of",
     "text",
     "ticket_member",
     "try_acquire_all",
     "turn_key",
+    "upgrade_keys",
     "wait_shielded",
     "waits",
     "was_used",

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 import pytest
 import redis
 
-from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Gate
+from .inside import load
 from .schedule import SCRIPTS
 
 Trial: TypeAlias = Callable[[Gate, Any], Callable[[], Coroutine[Any, Any, None]]]

@@ -17,11 +17,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import redis
 
 from redis_sync_aio import Coordinator
-from redis_sync_aio._scripts import load
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .gate import Command, Gate, Move, Pipe
-from .inside import hub_of, was_used
+from .inside import hub_of, load, was_used
 
 LEASE = 3600.0
 """Longer than any schedule: what is left behind stays, and no lease ends by itself."""

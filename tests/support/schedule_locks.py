@@ -17,13 +17,9 @@ from redis_sync_aio import (
     Lease,
     Unreachable,
 )
-from redis_sync_aio._core.keys import Engine, PermitKeys, lock_keys, permit_keys
-from redis_sync_aio._engine.snapshot import Ticket
-from redis_sync_aio._leases.hold import Hold
-from redis_sync_aio._scripts.constants import WRITER_WEIGHT
 
 from .gate import Command, Gate, Pipe
-from .inside import hub_of, was_used
+from .inside import WRITER_WEIGHT, Engine, Hold, PermitKeys, Ticket, hub_of, lock_keys, permit_keys, was_used
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 NAME = "s"

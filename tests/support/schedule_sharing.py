@@ -8,11 +8,9 @@ from functools import partial
 from typing import Any, Literal
 
 from redis_sync_aio import AsyncLock, Coordinator, Lease
-from redis_sync_aio._engine.snapshot import Ticket
-from redis_sync_aio._sharing.shared_grant import TaskGrant
 
 from .gate import Command, Gate, Pipe
-from .inside import hub_of, link_of, was_used
+from .inside import TaskGrant, Ticket, hub_of, link_of, was_used
 from .schedule import KINDS, LEASE, Subject, sha
 from .schedule_locks import IDENTITIES, KEYS, NAME, WAYS, Acquisitions, Door, Holder, Lock
 

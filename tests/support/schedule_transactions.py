@@ -12,9 +12,9 @@ from unittest.mock import patch
 from redis.asyncio import Redis
 
 from redis_sync_aio import Coordinator, OutcomeUnknown, Transaction, transaction
-from redis_sync_aio._core.keys import lock_keys, turn_key
 
 from .gate import Command, Gate, Pipe
+from .inside import lock_keys, turn_key
 from .schedule import KINDS, LEASE, Schedule, Subject, Worker, settled, sha
 
 COUNT, LEDGER = "n", "ledger"

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pytest
 from redis.exceptions import RedisError
 
-from redis_sync_aio._scripts import Script, load
-from redis_sync_aio._scripts.constants import put_in
+from .inside import Script, load, put_in
 
 Client: TypeAlias = Any
 Check: TypeAlias = Callable[[Client], Awaitable[None]]

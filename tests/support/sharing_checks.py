@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from redis_sync_aio import AcquireTimeout, AsyncLock, Lease, LeaseLost
-from redis_sync_aio._sharing.cohort import IN_ONE_TURN
 from redis_sync_aio.embedded import EmbeddedServer
 
 from .core_checks import Check, Sim
 from .gate import Pipe
-from .inside import link_events_of
+from .inside import IN_ONE_TURN, link_events_of
 from .schedule import run
 from .schedule_sharing import SHARED_LOCK
 from .sharing import process_grant_of

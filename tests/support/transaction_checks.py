@@ -30,10 +30,9 @@ from redis_sync_aio import (
     transaction,
     watch_retry,
 )
-from redis_sync_aio._core.keys import turn_key
 
 from .gate import Command, Gate, Pipe
-from .inside import read_through
+from .inside import read_through, turn_key
 from .mutants import Trial
 
 Check = Callable[["Bench"], Awaitable[None]]

@@ -20,8 +20,9 @@ from redis_sync_aio import (
     LeaderElection,
     Lease,
 )
-from redis_sync_aio._acquire.options import hub_options
 from redis_sync_aio.embedded import EmbeddedServer
+
+from ..support.inside import hub_options
 
 LEASE = {
     *("name", "token", "fence", "identity", "weight"),

@@ -6,8 +6,9 @@ import gc
 import math
 from typing import cast
 
-from redis_sync_aio._leases.grant import Grant
 from redis_sync_aio._leases.schedule import Schedule
+
+from ..support.inside import Grant
 
 
 class Due:

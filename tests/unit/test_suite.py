@@ -7,16 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-INSIDE = {"unit", "scripts", "engine", "simulation", "mutation"}
-"""Folders of tests of the very modules that they import; so is `test_demo`."""
-SIMULATION = {
-    *("inside", "gate", "schedule", "schedule_locks", "schedule_sharing", "schedule_transactions", "histories"),
-    *("core_checks", "sharing_checks", "transaction_checks", "executions", "lua_lint", "mutants", "script_mutants"),
-    "test_demo",
+OF_THE_MODULE = {
+    *("unit/test_types_and_keys", "unit/test_schedule", "unit/test_refusals", "unit/test_lua_lint", "support/lua_lint"),
+    *("engine/test_talks", "engine/test_engines", "simulation/test_histories", "simulation/test_permit_histories"),
+    *("simulation/test_schedules", "mutation/test_core_mutants", "mutation/test_sharing_mutants"),
+    *("mutation/test_transaction_mutants", "mutation/test_watch_mutants"),
 }
-"""Helpers of those, and `inside`, which knows for all others where keys, scripts and inner objects are."""
-BORROWED = {"test_exceptions", "test_loops_and_forks"}
-"""Test modules whose parts others use: a table of cases, and programs that fork."""
+"""Tests of the very modules that they import, and the linter of the scripts."""
 
 
 def imports() -> Iterator[tuple[Path, str]]:
@@ -34,7 +31,7 @@ def test_one_helper_knows_the_inside() -> None:
     wrong = [
         f"{path}: {module}"
         for path, module in imports()
-        if module.startswith("redis_sync_aio._") and path.parts[0] not in INSIDE and path.stem not in SIMULATION
+        if module.startswith("redis_sync_aio._") and str(path.with_suffix("")) not in {"support/inside", *OF_THE_MODULE}
     ]
     assert not wrong, "\n".join(sorted(wrong))
 
@@ -44,7 +41,7 @@ def test_test_modules_are_no_libraries() -> None:
     wrong = [
         f"{path}: {module}"
         for path, module in imports()
-        if module.startswith(".") and (name := module.split(".")[-1]).startswith("test_")
-        if path.parts[0] != "mutation" and name not in BORROWED
+        if module.startswith(".") and module.split(".")[-1].startswith("test_")
+        if path.parts[0] != "mutation"
     ]
     assert not wrong, "\n".join(sorted(wrong))
