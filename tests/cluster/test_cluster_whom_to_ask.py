@@ -10,8 +10,6 @@ from ..support.clusters import Nodes, cluster, moved_back
 from ..support.inside import Address, ClusterNodes, Range
 from ..support.pairwise import first_of
 
-pytestmark = pytest.mark.timing
-
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -20,7 +20,6 @@ from ..support.inside import turn_key
 from ..support.pairwise import first_of
 from ..support.shop import WAYS
 
-pytestmark = pytest.mark.timing
 SELLERS, BUYERS, ITEMS, MONEY = ["s0", "s1", "s2"], ["b0", "b1", "b2"], 10, 10_000
 GUARDED = [way for way in WAYS if way != "nothing"]
 
@@ -84,6 +83,7 @@ async def test_textbook_watch_is_disturbed_by_what_others_sell(sync: Coordinator
     assert wrong(ledger) == []
 
 
+@pytest.mark.timing
 async def test_textbook_watch_gives_up_when_its_time_is_over(sync: Coordinator, ledger: blocking.Redis) -> None:
     buyer, seller = WAYS["watch"](sync), WAYS["watch"](sync)
     await seller.list_item("s0", "s0:0", 10)

@@ -26,7 +26,6 @@ from ..support.faketime import FakeClock
 from ..support.inside import permit_keys
 from ..support.textbook import ClockSemaphore, Crash, FairSemaphore, LockedFairSemaphore, NamedSemaphore, crash
 
-pytestmark = pytest.mark.timing
 NAME = "semaphore"
 SKEWS = (0.0, 10.0, -10.0)
 """Seconds by which the clocks of three clients are apart from the server's."""
@@ -231,6 +230,7 @@ def arrived(semaphore: AsyncSemaphore, count: int) -> Callable[[], Awaitable[boo
     return condition
 
 
+@pytest.mark.timing
 async def test_p1_d14_processes_whose_clocks_are_10_seconds_apart(
     server: EmbeddedServer, redis: Redis, tmp_path: Path
 ) -> None:
@@ -306,6 +306,7 @@ async def test_textbook_what_is_too_much_keeps_others_out_meanwhile(plain: Clien
     assert not await textbook.take_some(plain, NAME, 4, 3, meanwhile)
 
 
+@pytest.mark.timing
 async def test_p6_a_crash_leaks_no_permits(server: EmbeddedServer, sync: Coordinator, crew: Crew) -> None:
     """P6: killed while it holds, and while it waits: all permits can be had when the lease is over."""
     semaphore = AsyncSemaphore(sync, NAME, limit=3)

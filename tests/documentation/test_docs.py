@@ -11,7 +11,6 @@ import pytest
 
 from ..support.pairwise import first_of
 
-pytestmark = pytest.mark.timing
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
 FAULTS = DOCS / "faults.md"
@@ -54,6 +53,7 @@ def test_there_are_programs() -> None:
 
 
 @pytest.mark.parametrize("number", first_of(*range(len(PROGRAMS)), few=5))
+@pytest.mark.timing
 async def test_programs_run(number: int) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-c", PROGRAMS[number], stderr=asyncio.subprocess.PIPE

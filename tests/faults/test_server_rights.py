@@ -28,7 +28,6 @@ from ..support.served import ORDERS, Served, everything, modes, served_to, user
 from ..support.wired import SOON
 from ..support.wired import quiet_loop as quiet_loop
 
-pytestmark = pytest.mark.timing
 SENT = "+evalsha +eval +subscribe +publish"  # by us; without the last two: push="never"
 ROBUST_TOO = "+hmget +hset"
 PERMITS = f"{LOCKS.replace('+get +set ', '').replace('+pttl ', '')} {PERMITS_TOO}"
@@ -74,6 +73,7 @@ async def test_less_than_the_least_rights(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["lock", "semaphore", "writer"])
+@pytest.mark.timing
 async def test_least_rights_for_sharing(what: str) -> None:
     """D16: they suffice, also for renewals, and when somebody waits."""
     shared: dict[str, Any] = {"share": True, "ttl": 0.6}

@@ -31,8 +31,6 @@ from ..support.body import FAST
 from ..support.inside import CheckedOut, turn_key
 from ..support.transactions import in_use, increment, watchers
 
-pytestmark = pytest.mark.timing
-
 
 async def test_it_takes_two_round_trips(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """WATCH leaves with the first read, and MULTI to EXEC together; redis-py's own way takes three."""

@@ -18,7 +18,6 @@ from ..support.child import Crew
 from ..support.inside import turn_key
 from ..support.transactions import increment, interrupted
 
-pytestmark = pytest.mark.timing
 TASKS, TIMES = 32, 1
 
 
@@ -36,6 +35,7 @@ def crew() -> Iterator[Crew]:
         pytest.param((2, 0), id="mixed"),
     ],
 )
+@pytest.mark.timing
 async def test_totals_of_64_tasks_in_two_processes_are_exact(
     server: EmbeddedServer, redis: Redis, crew: Crew, after: tuple[int, int]
 ) -> None:
@@ -102,6 +102,7 @@ async def test_a_transaction_that_finds_a_turn_taken_takes_its_own(redis: Redis,
     assert (done.value, done.attempts, done.conflicts, done.escalated) == (3, 1, 0, True)
 
 
+@pytest.mark.timing
 async def test_waiting_for_the_turn_ends_with_the_deadline(redis: Redis, sync: Coordinator) -> None:
     lock = AsyncLock(sync, turn_key(b"n"))
     async with lock:

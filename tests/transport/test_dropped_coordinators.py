@@ -23,7 +23,6 @@ from ..support.body import FAST, waits
 from ..support.clusters import Nodes
 from ..support.inside import INBOX_PREFIX, implicit
 
-pytestmark = pytest.mark.timing
 DROPPED = "was dropped without close()"
 
 

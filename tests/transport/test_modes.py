@@ -24,7 +24,6 @@ from ..support.connecting import client as client
 from ..support.connecting import source as source
 from ..support.inside import Call, lock_keys
 
-pytestmark = pytest.mark.timing
 PUSHES: tuple[Push, ...] = ("always", "never")
 
 
@@ -91,6 +90,7 @@ async def test_e3_every_way_to_connect_works_alike(
         await works(coordinator, client, redis)
 
 
+@pytest.mark.timing
 async def test_clients_of_different_modes_share_a_lock(redis: Redis, make_client: MakeClient) -> None:
     modes: list[dict[str, Any]] = [
         {},
@@ -130,6 +130,7 @@ async def connections(observer: Redis, name: str) -> int:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "implicit"])
+@pytest.mark.timing
 async def test_a7_renewals_do_not_wait_for_a_pool_that_the_user_blocks(
     redis: Redis, make_client: MakeClient, explicit: bool
 ) -> None:
@@ -173,7 +174,7 @@ async def test_c10_100_waiters_behind_a_small_pool_are_all_served(
                     seen.append(await connections(redis, "small"))
                 return number
 
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(15):
             assert await asyncio.gather(*map(once, range(count))) == list(range(count))
     assert max(seen) <= most, seen
 
@@ -253,6 +254,7 @@ async def test_p11_our_lock_keeps_foreign_ones_out_until_it_is_released(redis: R
 
 
 @each_push
+@pytest.mark.timing
 async def test_p11_a_foreign_lock_ends_with_its_ttl(redis: Redis, push: Any) -> None:
     async with Coordinator(redis, push=push) as sync:
         await redis.set("x", "theirs", px=150)
@@ -261,6 +263,7 @@ async def test_p11_a_foreign_lock_ends_with_its_ttl(redis: Redis, push: Any) -> 
 
 
 @each_push
+@pytest.mark.timing
 async def test_p11_a_foreign_lock_without_ttl_is_shown_and_never_given_one(redis: Redis, push: Any) -> None:
     async with Coordinator(redis, push=push) as sync:
         lock = sync.lock("x")
