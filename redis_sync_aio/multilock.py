@@ -140,7 +140,7 @@ class AsyncMultiLock(LeaseContext[MultiLease]):
         within = timeout_seconds(timeout)
         self._locks[0]._request(ttl, None, 0)  # a bad ttl fails here
         grant = await self._followed(partial(self._acquire, within, ttl), waits=within != 0)
-        assert grant is not None  # else it raised
+        assert grant is not None  # it raises where there is no grant
         return MultiLease(grant)
 
     async def _acquire(self, within: float | None, ttl: Seconds | None) -> MultiGrant:

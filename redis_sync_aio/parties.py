@@ -1,4 +1,4 @@
-"""What processes wait for together: an event that one of them sets, a latch that they count down.
+"""Events and latches: processes wait until one of them sets an event, or until a latch is counted down.
 
 Both are gates: they let in nobody, or everybody. On the server a gate consists of permits, and their limit says which
 (`permits/count_down.lua`). So it has the queue, the pushes and the clean-up of a semaphore. A waiter is granted a

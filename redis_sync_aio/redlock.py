@@ -156,7 +156,7 @@ class AsyncRedlock(LeaseContext[RedlockLease]):
             lease = await self.try_acquire(ttl=ttl)
             return self._not_in_time(within) if lease is None else lease
         grant = await self._followed(partial(self._acquire, within, ttl), waits=True)
-        assert grant is not None  # else it raised
+        assert grant is not None  # it raises where there is no grant
         return RedlockLease(grant)
 
     async def _acquire(self, within: float | None, ttl: Seconds | None) -> RedlockGrant:

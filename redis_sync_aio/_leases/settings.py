@@ -1,4 +1,4 @@
-"""What a coordinator was told about its leases, in one object that their managers share."""
+"""The settings of a coordinator's leases, in one object that their managers share."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class LeaseSettings:
     asked_response_timeout: float | None
     """The time to wait for an answer, as the caller chose it; None: the timeout of its client."""
     exit_timeout: float
-    """How long a failed body waits for its release."""
+    """The time that a failed body waits for its release."""

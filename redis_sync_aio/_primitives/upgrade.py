@@ -38,7 +38,7 @@ class Upgrader:
         async def enter() -> Lease:
             hub, upgrading = self._read._at_work(), partial(self._upgraded, lease, limit)
             upgraded = await followed(hub, "write", (lease.name,), upgrading, waits=limit != 0)
-            assert upgraded is not None  # else it raised
+            assert upgraded is not None  # it raises where there is no grant
             return Lease(upgraded)
 
         return Hold(enter, self._on_lost)

@@ -164,7 +164,7 @@ def _error(task: asyncio.Task[object], what: str, overdue: float | None) -> Exce
     if not task.done():
         _left_behind.add(task)
         task.add_done_callback(_ended_late)
-        assert overdue is not None  # else the wait for it goes on
+        assert overdue is not None  # only a time limit leaves a task unfinished
         return UndoFailed.too_long(what, seconds=overdue, ended=False)
     if task.cancelled():
         if overdue is not None:

@@ -1,4 +1,4 @@
-"""What makes a lease be lost, in the space of a tenth of a second: silence of the server, a process that stands still.
+"""Causes that lose a lease within a tenth of a second: silence of the server, a process that stands still.
 
 The lease gets a short time first, at the server and here. From then on everything is as it is with a long one: the
 timer of its coordinator finds that the time is up, and looks for the reason.
