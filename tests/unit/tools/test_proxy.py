@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +28,26 @@ from tests.support.proxy import (
     script,
 )
 from tests.support.resp import Splitter
+from tests.support.tls import make_tls
 
 from .conftest import Wire
+
+
+async def test_its_end_does_not_wait_for_a_handshake(upstream: str, tmp_path: Path) -> None:
+    """A client began to speak TLS and says nothing more. From Python 3.12 on that took a minute."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    async with asyncio.timeout(30):
+        async with FaultProxy(upstream, make_tls(tmp_path).context) as proxy:
+            reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+            writer.write(outgoing.read())
+            assert await reader.read(1)  # the server has answered, and waits for the client
+        with suppress(OSError):  # it may be closed
+            writer.write_eof()
+            await reader.read()
+        writer.close()
 
 
 class TestPassing:
