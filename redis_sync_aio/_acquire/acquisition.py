@@ -387,13 +387,13 @@ class Acquisition:
 
 async def acquire(resource: Owner[Acquisition], request: Request) -> Grant | None:
     """Acquire for the current task: a lease, or None when ``request.wait`` is False and it is taken."""
-    future: asyncio.Future[Grant | None] = resource.hub.loop.create_future()
-    acquisition = Acquisition(resource, request, future)
+    acquisition = Acquisition(resource, request, future := resource.hub.loop.create_future())
     acquisition.ask()
     try:
-        lease = await future
+        lease: Grant | None = await future
     except BaseException:
         undo_in(resource.hub.loop, partial(acquisition.task_cancelled, future))
+        del acquisition, future  # else they keep the traceback, and so what the caller acquires next, in a cycle
         raise
     if lease is not None and (task := asyncio.current_task(resource.hub.loop)) is not None:
         resource.leases.acquired(lease, task)

@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeAlias
+from weakref import ReferenceType, ref
 
 from .._core import logs
 from .._core.clock import now
@@ -40,10 +41,17 @@ CLOSED = {"event": "nobody has set it", "latch": "it was not counted down to 0"}
 
 
 class Mark(NamedTuple):
-    """A waiter, and a time since which it has certainly waited (local clock)."""
+    """A waiter, and a time since which it has certainly waited (local clock).
+
+    The reference is weak: the result of a waiter is a grant, which a mark must not keep from being forgotten.
+    """
 
     since: float
-    waiter: Waiter
+    waiter: ReferenceType[Waiter]
+
+    def waits(self) -> bool:
+        """Return whether it waits still."""
+        return (waiter := self.waiter()) is not None and not waiter.done()
 
 
 class WaitedHub(Protocol):
@@ -97,8 +105,8 @@ class Waits:
             self.data = data_in(read_inspect(call.reply))
 
     def _mark(self, waiters: list[Waiter]) -> None:
-        if waiters and (not self._marks or self._marks[-1].waiter is not waiters[-1]):
-            self._marks.append(Mark(now(), waiters[-1]))
+        if waiters and (not self._marks or self._marks[-1].waiter() is not waiters[-1]):
+            self._marks.append(Mark(now(), ref(waiters[-1])))
 
     def _look(self) -> None:
         waiters, time = list(self._resource.waiters()), now()
@@ -106,7 +114,7 @@ class Waits:
             self._resource.waits = None
             return
         self._timer = self._resource.hub.loop.call_later(EVERY, self._look)
-        self._marks = [mark for mark in self._marks if not mark.waiter.done()]
+        self._marks = [mark for mark in self._marks if mark.waits()]
         self._mark(waiters)
         longest = self._marks[0] if self._marks else None
         if longest is not None and time - longest.since >= LONG and time >= self._quiet_until:
@@ -118,7 +126,7 @@ class Waits:
         resource.hub.engine.inspect(resource.keys, LISTED, Delivery(time, time + resource.hub.retry_for, done))
 
     def _report(self, call: Call, mark: Mark) -> None:
-        if mark.waiter.done():
+        if not mark.waits():
             return
         resource = self._resource
         waiters = list(self._resource.waiters())

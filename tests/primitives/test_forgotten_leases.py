@@ -7,12 +7,22 @@ import gc
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
-from redis_sync_aio import AsyncLock, AsyncReentrantLock, AsyncSemaphore, Backoff, Coordinator, Lease, wait_until
+from redis_sync_aio import (
+    AcquireTimeout,
+    AsyncLock,
+    AsyncReentrantLock,
+    AsyncSemaphore,
+    Backoff,
+    Coordinator,
+    Lease,
+    wait_until,
+)
 
-from ..support.body import FAST
+from ..support.body import FAST, waits
 from .conftest import PRIMITIVES, Everywhere, Make, Primitive
 
 pytestmark = pytest.mark.timing
@@ -83,6 +93,35 @@ async def test_a_forgotten_lease_ends_with_its_ttl(
         await wait_until(all_told, OFTEN, timeout=30)
     assert {record.message for record in caplog.records} >= set(noted.forgotten())
     await everywhere(get)
+
+
+async def test_a_lease_that_was_waited_for_needs_no_collector(
+    sync: Coordinator, other: Coordinator, noted: Noted
+) -> None:
+    """No cycle keeps it, of what reports long waits or of an error before: a collection may come much later."""
+    lock, blocker = sync.lock("waited-for", ttl=TTL), await other.lock("waited-for").acquire()
+    gave_up = asyncio.Event()
+
+    async def job() -> None:
+        with suppress(AcquireTimeout):
+            await lock.acquire(timeout=0.01)
+        gave_up.set()
+        lease = await lock.acquire()
+        assert lease.fence > blocker.fence
+
+    gc.disable()
+    try:
+        async with asyncio.timeout(60):
+            task = asyncio.create_task(job())
+            await gave_up.wait()
+            await wait_until(waits(lock), FAST, timeout=20)
+            await blocker.release()
+            await task
+            del task
+            await wait_until(lambda: not sync.statistics().held, FAST, timeout=20)
+    finally:
+        gc.enable()
+    await wait_until(lambda: "'waited-for' (fence " in "".join(noted.forgotten()), FAST, timeout=20)
 
 
 async def test_a_lease_that_somebody_refers_to_outlives_its_task(everywhere: Everywhere, noted: Noted) -> None:
