@@ -119,12 +119,34 @@ async def test_a_lease_that_is_not_renewed_is_declared_late(sync: Coordinator, o
     await assert_idle(other, within=60)
 
 
-async def test_a_redlock_is_lost_with_its_majority() -> None:
+async def test_a_lease_that_is_gone_already_is_lost_for_that_reason(redis: Redis, sync: Coordinator) -> None:
+    lease = await sync.lock("x").acquire()
+    await redis.delete("x")
+    with pytest.raises(LeaseLost, match="it is gone from the server"):
+        await lose(lease, "unreachable")
+    assert lease.lost.is_set()
+
+
+async def test_a_lease_may_be_lost_by_two_tasks_together(sync: Coordinator, other: Coordinator) -> None:
+    lease = await sync.lock("x").acquire()
+    await asyncio.gather(lose(lease, "unreachable"), lose(lease, "unreachable"))
+    with pytest.raises(LeaseLost, match="Redis could not be reached"):
+        lease.check()
+    async with sync.lock("x"):  # nothing is held back any more
+        pass
+    await assert_idle(other, within=60)
+
+
+@pytest.mark.parametrize("reason", ["expired", "unreachable", "late"])
+async def test_a_redlock_is_lost_with_its_majority(reason: LossReason) -> None:
     async with IndependentServers(3) as group:
         clients = group.clients()
         lease = await AsyncRedlock(clients, "x").acquire()
-        await lose(lease, "expired")
+        await lose(lease, reason)
         assert lease.lost.is_set()
+        with pytest.raises(LeaseLost) as caught:
+            lease.check()
+        assert caught.value.reason == reason
         for client in clients:
             await client.aclose()
 
